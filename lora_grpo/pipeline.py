@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
-from lora_grpo.cli import changed_settings, parse, run_command
+from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import command
 from lora_grpo.config import Overrides, RunConfig, flag
 from lora_grpo.evaluation import Result, evaluate, report_run
@@ -69,7 +69,8 @@ def run_recipe(
         plan.check_disk()
         if not invocation.resume:
             quick_audit(config, data)
-        run = open_run(config, invocation, recipe, data.record, plan.record() | {"changed_settings": changed})
+        entries = {**plan.record(), "changed_settings": changed, "user_files": user_files(config)}
+        run = open_run(config, invocation, recipe, data.record, entries)
         print("\n".join(summary(plan)), file=sys.stderr)
         train_and_evaluate(run, data)
 

@@ -56,9 +56,9 @@ def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
     assert "adapter_sha256" not in base["source"] and trained["source"]["adapter_sha256"]
     assert report["pass@1"] == trained["scores"]["pass@1"]
     assert base["samples"] == trained["samples"] == 4 + 8
-    assert base["drawn"]["greedy"]["statuses"] == {"wrong_answer": 4}
-    assert base["drawn"]["sampled"]["statuses"] == {"passed": 1, "wrong_answer": 7}
-    greedy, sampled = trained["drawn"]["greedy"], trained["drawn"]["sampled"]
+    assert base["sample_stats"]["greedy"]["statuses"] == {"wrong_answer": 4}
+    assert base["sample_stats"]["sampled"]["statuses"] == {"passed": 1, "wrong_answer": 7}
+    greedy, sampled = trained["sample_stats"]["greedy"], trained["sample_stats"]["sampled"]
     assert greedy["rules"] == {"strict": 0, "robust": 1} and sampled["rules"] == {"strict": 0, "robust": 3}
     truncated = greedy["health"]["truncated"] + sampled["health"]["truncated"]
     lengths = [each["health"]["mean_tokens"] for each in (greedy, sampled)]

@@ -16,6 +16,7 @@ import tyro
 
 from lora_grpo import commands, distributed
 from lora_grpo.cli.flags import join_help_lines, read_flags
+from lora_grpo.cli.named_code import refuse_unnamed_code
 from lora_grpo.cli.validate import check
 from lora_grpo.config import (
     STARTER,
@@ -31,7 +32,7 @@ from lora_grpo.config import (
 )
 from lora_grpo.errors import UserError
 from lora_grpo.models import check_download, check_model, model_files, with_start
-from lora_grpo.runs import check_resume, flat, refuse_unnamed_code
+from lora_grpo.runs import check_resume, flat
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
 _MAIN_FLAGS = (

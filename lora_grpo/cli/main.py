@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
+from lora_grpo.cli.named_code import resume_command
 from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError, first_line
 from lora_grpo.files import disk, streams
 from lora_grpo.runs import Run, begun_run, close_run
@@ -109,7 +110,8 @@ def _end(error: BaseException) -> int | None:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)
     if isinstance(error, (UserError, RunError)):
-        command = close_run("failed", str(error))
+        close_run("failed", str(error))
+        command = resume_command(run.config) if run else None
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
         streams.drop_unwritable()
@@ -124,7 +126,8 @@ def _end(error: BaseException) -> int | None:
         return error.exit_code
     first_failure = distributed.reported_error()  # if set, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        command = close_run("failed" if first_failure else "interrupted", first_failure)
+        close_run("failed" if first_failure else "interrupted", first_failure)
+        command = resume_command(run.config) if run else None
         _report(run)
         if distributed.is_main() and not first_failure:
             print((str(error) or "interrupted") + (f"; resume with: {command}" if command else ""), file=sys.stderr)

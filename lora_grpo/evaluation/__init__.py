@@ -10,15 +10,14 @@
 Results are written as they are produced. A killed evaluation resumes, and a finished one does not load the model again.
 
 cli.py            `lora-grpo evaluate`: from flags to a report
-options.py        the flags of the script; a run's settings are the defaults
-folder.py         evaluation.json: records which evaluation is in a folder
+options.py        the flags of the command; a run's settings are the defaults
 model_samples.py  loads and samples a model for `lora-grpo evaluate`
 samples_file.py   grades a file of completions from another tool
 run.py            samples and grades rows, with one or several processes; the evaluation of a run
-results.py        one graded sample; appends them to results.jsonl
+results.py        the files of an evaluation: results.jsonl, and evaluation.json with what it is of
 measurement.py    metrics of one model
 comparison.py     compares two models on the same tasks: paired tests, fixed and regressed tasks
-gain.py           splits a gain into format, sharpening and the rest
+gain.py           how much of a gain comes from the answer format, and why samples fail
 pass_at_k.py      pass@k, confidence intervals and paired tests, with references
 report.py         the schema of report.json; makes, reads, writes and prints reports
 """
@@ -28,6 +27,6 @@ from lora_grpo.evaluation.comparison import percent
 from lora_grpo.evaluation.measurement import UNPARSED
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
-from lora_grpo.evaluation.report import Report, printable, read_report, read_reports
+from lora_grpo.evaluation.report import Report, read_report, read_reports
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.run import count_passed, evaluate, report_run, sample_and_grade

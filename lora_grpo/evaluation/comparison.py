@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from lora_grpo.evaluation import pass_at_k
 from lora_grpo.evaluation.measurement import Bounds, Metric, Schema, counts_by_task, metrics
-from lora_grpo.evaluation.results import GREEDY, Result
+from lora_grpo.evaluation.results import Result, is_greedy
 
 SIGNIFICANT = 0.05
 """Differences with a smaller p-value are reported as better or worse."""
@@ -82,7 +82,7 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
     A task is fixed if less than half of its samples passed before and at least half pass after. A regressed task is the
     opposite. Greedy samples are used only if there are no other samples.
     """
-    only_greedy = all(result.get("draw") == GREEDY for result in before)
+    only_greedy = all(map(is_greedy, before))
     first, second = (counts_by_task(part, greedy=only_greedy) for part in (before, after))
     changes = []
     for task, (total, passed) in first.items():

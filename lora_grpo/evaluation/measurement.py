@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.results import GREEDY, READ_FROM, RULES, Result
+from lora_grpo.evaluation.results import GREEDY, READ_FROM, RULES, Result, is_greedy
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
 """Statuses of completions without a readable answer."""
@@ -38,8 +38,8 @@ class CurvePoint(Schema):
     interval: Bounds
 
 
-class Drawn(Schema):
-    """The samples of one model that were drawn in the same way."""
+class SampleStats(Schema):
+    """The greedy samples of one model, or all its others."""
 
     samples: int
     statuses: dict[str, int]
@@ -63,8 +63,8 @@ class Measurement(Schema):
     """pass@k for more values of k."""
     tasks: int
     samples: int
-    drawn: dict[str, Drawn]
-    """The `greedy` samples, if the model also has others, and all others as `sampled`."""
+    sample_stats: dict[str, SampleStats]
+    """Of the `greedy` samples, if the model also has others, and of all others as `sampled`."""
     source: dict[str, Any]
     """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
@@ -79,9 +79,9 @@ def measure(
         for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
             point = _pass_rate(sampled, k, seed)
             curve.append(CurvePoint(k=k, value=point.mean, interval=list(point.interval)))
-    by_draw: dict[str, list[Result]] = {}
+    by_kind: dict[str, list[Result]] = {}
     for result in results:
-        by_draw.setdefault(GREEDY if result.get("draw") == GREEDY else "sampled", []).append(result)
+        by_kind.setdefault(GREEDY if is_greedy(result) else "sampled", []).append(result)
     return Measurement(
         label=label,
         scores={name: metric.mean for name, metric in found.items()},
@@ -89,7 +89,7 @@ def measure(
         curve=curve,
         tasks=len({result["task_id"] for result in results}),
         samples=len(results),
-        drawn={draw: _drawn(of_draw) for draw, of_draw in sorted(by_draw.items(), reverse=True)},
+        sample_stats={kind: _sample_stats(of_kind) for kind, of_kind in sorted(by_kind.items(), reverse=True)},
         source=dict(source),
     )
 
@@ -122,7 +122,7 @@ def metrics(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str
     if any("score" in result for result in results):
         by_task: dict[str, list[float]] = {task: [] for task in sampled or greedy}
         for result in results:
-            if not sampled or result.get("draw") != GREEDY:
+            if not (sampled and is_greedy(result)):
                 by_task[str(result["task_id"])].append(result.get("score", float(result["passed"])))
         values = np.array([statistics.fmean(scores) for scores in by_task.values()])
         found["mean score"] = Metric(values, pass_at_k.bootstrap_interval(values, seed=seed), is_one_sample=False)
@@ -134,7 +134,7 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
     total: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     for result in results:
-        if (result.get("draw") == GREEDY) is greedy:
+        if is_greedy(result) is greedy:
             total[str(result["task_id"])] += 1
             passed[str(result["task_id"])] += result["passed"]
     return {task: (total[task], passed[task]) for task in sorted(total)}
@@ -145,35 +145,25 @@ def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
     return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
 
 
-def _drawn(results: Sequence[Result]) -> Drawn:
+def _sample_stats(results: Sequence[Result]) -> SampleStats:
     statuses = Counter(str(result["status"]) for result in results)
-    return Drawn(
-        samples=len(results),
-        statuses=dict(sorted(statuses.items())),
-        rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
-        read_from=_read_from(results),
-        health=_health(results, statuses),
-    )
-
-
-def _read_from(results: Sequence[Result]) -> dict[str, int]:
-    if not any("read_from" in result for result in results):
-        return {}
-    places = [result.get("read_from") for result in results if result["passed"]]
-    return {place: places.count(place) for place in READ_FROM}
-
-
-def _health(results: Sequence[Result], statuses: Counter[str]) -> dict[str, float]:
     health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
     # Samples from other tools may use these keys with another meaning.
-    found = [result.get("num_tokens") for result in results]
-    lengths = [length for length in found if isinstance(length, int) and 0 <= length < 2**32]
+    lengths = [n for result in results if isinstance(n := result.get("num_tokens"), int) and 0 <= n < 2**32]
     if lengths:
         health["truncated"] = sum(bool(result.get("truncated")) for result in results)
         health["mean_tokens"] = sum(lengths) / len(lengths)
-    return health
+    has_places = any("read_from" in result for result in results)
+    places = Counter(result.get("read_from") for result in results if result["passed"])
+    return SampleStats(
+        samples=len(results),
+        statuses=dict(sorted(statuses.items())),
+        rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
+        read_from={place: places[place] for place in READ_FROM} if has_places else {},
+        health=health,
+    )
 
 
-def _curve_ks(fewest: int) -> set[int]:
+def _curve_ks(min_samples: int) -> set[int]:
     """Return every k up to 10, then powers of two, and the largest possible k."""
-    return {k for k in (*range(1, 11), *(2**power for power in range(4, 20)), fewest) if k <= fewest}
+    return {k for k in (*range(1, 11), *(2**power for power in range(4, 20)), min_samples) if k <= min_samples}

@@ -19,10 +19,8 @@ from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
-_FOR_MODELS = (
-    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
-    *("backend", "bits", "base", "revision", "trust_remote_code"),
-)
+_OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
+_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -38,9 +36,6 @@ class EvaluateOptions:
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""
-    explain: bool = False
-    """Also print what the gain is made of: format, sharpening and the rest. Implies `--compare base`. Without other
-    flags, the report of the run is read, and no model is loaded."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     what: Literal["adapter", "best"] = "adapter"
@@ -100,17 +95,22 @@ class EvaluateOptions:
             )
         return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
 
-    def check(self, *, samples_only: bool) -> None:
-        """Check that values are in range, and that no model flags are set when grading a file of samples."""
+    def check(self, *, of_weights: bool, of_sampling: bool) -> None:
+        """Check that values are in range, and that no flag is set that would be ignored.
+
+        Args:
+            of_weights: whether any target is a model whose weights are loaded here, which a GGUF file is not.
+            of_sampling: whether any target is a model, which a file of samples is not.
+        """
         check_fields(self)
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in _FOR_MODELS if samples_only else ():
+        for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
             if getattr(self, name) != defaults[name]:
-                raise UserError(f"{flag(name)} is for models, and {self.target} is a file of samples; leave it out")
+                raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationSettings:
     """The rows of an evaluation, and how models are sampled."""
 
     data: DataConfig
@@ -132,7 +132,7 @@ class Plan:
         return self.trained["config"]["seed"] if self.trained else None
 
 
-def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
+def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> EvaluationSettings:
     """Combine the flags with the settings of the run that trained the model, given as its run.json."""
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     task = options.task or (config.data.evaluation_task if run else None)
@@ -143,47 +143,53 @@ def make_plan(options: EvaluateOptions, run: Mapping[str, Any] | None) -> Plan:
     get_task(task)
     if options.style and is_task_file(task):
         raise UserError(f"--style {options.style} does not apply to {task}, which writes its own prompts; leave it out")
-    trained = (
-        run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
-    )
+    is_same = run and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
+    trained = run if is_same else None
+    # The defaults are those of the run on its own rows. On other rows, only the style of its answers remains.
     if trained:
-        data, defaults = config.data, config.eval
-        if is_task_file(data.task) and not same_task(data.task, task):
-            if data.few_shot and options.few_shot != 0:
-                raise UserError(
-                    f"the worked examples are those of the file {data.task}, which is not run; --few-shot 0"
-                )
-            data = dataclasses.replace(data, task=task, eval_task=None)
+        data = _without_training_file(config.data, task, options.few_shot)
     else:
         style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
-        data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
-    flags = {
+        data = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style)
+    overrides: dict[str, Any] = {
         "eval": options.data,
         "columns": options.columns or None,
         "eval_limit": options.limit,
         "prompt_style": options.style,
         "few_shot": options.few_shot,
     }
-    usual = data.eval_limit
-    data = dataclasses.replace(data, **{name: value for name, value in flags.items() if value is not None})
+    usual_rows = data.eval_limit
+    data = dataclasses.replace(data, **{name: value for name, value in overrides.items() if value is not None})
     if options.columns and not data.eval:
         raise UserError("--data.columns names the columns of --data; pass both")
     columns_of(data, "eval")
-    usual_samples = defaults.num_samples if options.explain else 1
-    num_samples = options.num_samples or max(options.k or (usual_samples or 1,))
+    return EvaluationSettings(
+        data=data,
+        sampling=_sampling(options, config if trained else RunConfig(), config.sampling.max_completion_tokens),
+        seed=config.seed if options.seed is None else options.seed,
+        chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
+        trained=trained,
+        limit=options.limit if options.limit and (usual_rows is None or options.limit < usual_rows) else None,
+    )
+
+
+def _without_training_file(data: DataConfig, task: str, few_shot: int | None) -> DataConfig:
+    """Return the data of a run without the task file of its training, which is not named on the command line."""
+    if not is_task_file(data.task) or same_task(data.task, task):
+        return data
+    if data.few_shot and few_shot != 0:
+        raise UserError(f"the worked examples are those of the file {data.task}, which is not run; --few-shot 0")
+    return dataclasses.replace(data, task=task, eval_task=None)
+
+
+def _sampling(options: EvaluateOptions, defaults: RunConfig, max_tokens: int) -> SamplingParams:
+    """Return how completions are sampled; one sample of a row is greedy unless a temperature is given."""
+    num_samples = options.num_samples or max(options.k or (1,))
     greedy = num_samples == 1 if options.temperature is None else options.temperature == 0
     if greedy and num_samples > 1:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    return Plan(
-        data=data,
-        sampling=SamplingParams(
-            num_samples,
-            0.0 if greedy else options.temperature or defaults.temperature,
-            1.0 if greedy else options.top_p or defaults.top_p,
-            options.max_completion_tokens or config.sampling.max_completion_tokens,
-        ),
-        seed=config.seed if options.seed is None else options.seed,
-        chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
-        trained=run if trained else None,
-        limit=options.limit if options.limit and (usual is None or options.limit < usual) else None,
-    )
+    max_tokens = options.max_completion_tokens or max_tokens
+    if greedy:
+        return SamplingParams(num_samples, 0.0, 1.0, max_tokens)
+    temperature, top_p = options.temperature or defaults.eval.temperature, options.top_p or defaults.eval.top_p
+    return SamplingParams(num_samples, temperature, top_p, max_tokens)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from lora_grpo import __version__
-from lora_grpo.commands import command
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
-from lora_grpo.evaluation.gain import Gain, explain
+from lora_grpo.evaluation.gain import Gain, split_gain
 from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
-from lora_grpo.files import atomic, json_files
+from lora_grpo.files import atomic, json_files, markdown_table, printable
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, is_task_file, task_sha256, task_title
 
@@ -80,7 +76,7 @@ class Report(Schema):
     fixed: list[TaskChange]
     regressed: list[TaskChange]
     gain: Gain | None = None
-    """What the difference in pass@1 is made of. None without a baseline, and in reports of older versions."""
+    """How much of the difference in pass@1 comes from the answer format. None without a baseline."""
 
     @property
     def models(self) -> list[Measurement]:
@@ -115,54 +111,29 @@ class Report(Schema):
         ]
 
     def details_table(self) -> Table:
-        """Return rules, passes, statuses and health of each way of drawing samples, with one column per model."""
+        """Return rules, passes, statuses and health of greedy and other samples, with one column per model."""
         rows: list[tuple[str, ...]] = []
-        draws = list(dict.fromkeys(draw for model in self.models for draw in model.drawn))
+        kinds = list(dict.fromkeys(kind for model in self.models for kind in model.sample_stats))
         groups = (("rules", "{} rule"), ("read_from", "passed, from a {}"), ("statuses", "{}"), ("health", "{}"))
         for group, wording in groups:
-            for draw in draws:
-                models = [model.drawn.get(draw) for model in self.models]
-                how = f", {draw}" if len(draws) > 1 else ""
+            for kind in kinds:
+                models = [model.sample_stats.get(kind) for model in self.models]
+                how = f", {kind}" if len(kinds) > 1 else ""
                 for name in dict.fromkeys(name for model in models if model for name in getattr(model, group)):
                     cells = (_cell(name, getattr(model, group), model.samples) if model else "" for model in models)
                     rows.append((f"{wording.format(name)}{how}", *cells))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
     def gain_tables(self) -> list[Table]:
-        """Return the parts of the gain, and the reasons for the verdicts before and after; [] without a baseline."""
-        if not self.baseline or not self.gain:
-            return []
-        return [self.gain.parts_table(), self.gain.reasons_table(self.baseline.label, self.evaluated.label)]
-
-    @property
-    def gain_notes(self) -> list[str]:
-        """What the parts of the gain mean, and how to draw more samples, unless they are from a file."""
-        if not self.gain:
-            return []
-        samples = 4 * (self.gain.others + 1)
-        more = f"To draw more samples: {command('evaluate')} with --explain --num-samples {samples}"
-        return [*self.gain.notes, *([more] if self.gain.others and self.protocol.sampling else [])]
+        """Return the parts of the gain, and why samples failed before and after; [] without a baseline."""
+        return self.gain.tables(self.baseline.label, self.evaluated.label) if self.baseline and self.gain else []
 
     @property
     def changed(self) -> str:
         """How many problems were fixed and regressed, and which answers count."""
-        answers = "sampled" if "sampled" in self.models[0].drawn else "greedy"
+        answers = "sampled" if "sampled" in self.models[0].sample_stats else "greedy"
         counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
         return f"{counts} (solved: at least half of the {answers} answers pass)"
-
-    @property
-    def read_from(self) -> str | None:
-        """How many samples of each model pass by which path of the grading rule; None if it has only one."""
-        counts = {
-            model.label: sum((Counter(of_draw.read_from) for of_draw in model.drawn.values()), Counter[str]())
-            for model in self.models
-            if any(of_draw.read_from for of_draw in model.drawn.values())
-        }
-        by_model = (
-            f"{label} {count['marker']} from a marker, {count['statement']} from a final statement"
-            for label, count in counts.items()
-        )
-        return f"answers that pass: {'; '.join(by_model)}" if counts else None
 
     @property
     def cost(self) -> str | None:
@@ -175,13 +146,11 @@ class Report(Schema):
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
-        for headings, rows in (self.scores_table(), self.details_table(), *self.gain_tables()):
-            lines += ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
-            lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
+        for table in (self.scores_table(), self.details_table(), *self.gain_tables()):
+            lines += markdown_table(*table)
         lines += [f"- {self.cost}"] if self.cost else []
         lines += [f"- {row.verdict}" for row in self.table]
-        lines += [f"- {self.read_from}"] if self.read_from else []
-        lines += [f"- {note}" for note in self.gain_notes]
+        lines += [f"- {self.gain.note}"] if self.gain else []
         for model in self.models:
             if model.curve:
                 points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
@@ -201,16 +170,11 @@ class Report(Schema):
             summary = f"{self.table[0].verdict}; {self.changed}"
         else:
             summary = "; ".join(
-                f"% of {'samples' if len(self.evaluated.drawn) == 1 else f'{draw} samples'}: "
-                + ", ".join(f"{name} {_cell(name, of_draw.health, of_draw.samples)}" for name in of_draw.health)
-                for draw, of_draw in self.evaluated.drawn.items()
+                f"% of {'samples' if len(self.evaluated.sample_stats) == 1 else f'{kind} samples'}: "
+                + ", ".join(f"{name} {_cell(name, stats.health, stats.samples)}" for name in stats.health)
+                for kind, stats in self.evaluated.sample_stats.items()
             )
-        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.cost, self.read_from]))))
-
-    def show_gain(self) -> None:
-        """Print what the gain is made of."""
-        lines = [line for table in self.gain_tables() for line in ("", *_aligned(table))]
-        print("\n".join(map(printable, [*lines, "", *self.gain_notes])))
+        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.cost]))))
 
 
 @dataclass(frozen=True)
@@ -270,7 +234,7 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
         table=compare(baseline.results, evaluated.results, ks, seed) if baseline else [],
         fixed=fixed,
         regressed=regressed,
-        gain=explain(baseline.results, evaluated.results, seed) if baseline else None,
+        gain=split_gain(baseline.results, evaluated.results, seed) if baseline else None,
     )
 
 
@@ -285,12 +249,8 @@ def read_report(folder: Path) -> Report | None:
     path = folder / REPORT
     if not path.is_file():
         return None
-    try:
-        return Report.model_validate(json_files.read_object(path))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is not an evaluation report: {where}: {first['msg']}; evaluate again") from None
+    report = json_files.read_object(path)
+    return json_files.validated(report, Report, f"{path} is not an evaluation report", "evaluate again")
 
 
 def read_reports(run: Path) -> dict[Path, Report]:
@@ -325,11 +285,6 @@ def how_graded(task: str, *, as_program: bool = False) -> str:
         return f"{read}, compared by value (`robust`)"
     program = "the completion as it is" if as_program else "the last code block that defines the function"
     return f"{program}, after its prompt, against the unit tests in the sandbox"
-
-
-def printable(text: str) -> str:
-    """Escape control characters and characters that cannot be encoded, because names come from files."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _aligned(table: Table) -> list[str]:

@@ -1,14 +1,24 @@
-"""Graded samples, which are the lines of results.jsonl."""
+"""The files of an evaluation: results.jsonl with a graded sample a line, and evaluation.json with what it is of.
+
+A folder contains one evaluation. An evaluation with other settings needs another folder. Only the model to compare with
+may change; its results have their own file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.files import json_files
+from pydantic import BaseModel, ConfigDict
+
+from lora_grpo.errors import UserError
+from lora_grpo.files import atomic, json_files
 from lora_grpo.progress import Progress
 from lora_grpo.sampling import SampledTokens
 from lora_grpo.tasks import CODE_TASKS, Row, Verdict
@@ -16,52 +26,78 @@ from lora_grpo.tasks import CODE_TASKS, Row, Verdict
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
 `status` (the reason for the verdict), `score` (partial credit, if the task gives any), `read_from` (where the answer
-was found, if the task reads several places), and every rule of the task. This package's samples also have `draw`
-("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if `completion` is only a
-part of it.
+was found, if the task reads several places), and every rule of the task. This package's samples also have
+`sample_index` ("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if
+`completion` is only a part of it.
 """
+Request = Mapping[str, Any]
+"""Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
 
 RULES = ("strict", "flexible", "robust")
 READ_FROM = ("marker", "statement")
 GRADES = ("score", "read_from", *RULES)
 """The entries of a result that only some tasks have. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
-"""The `draw` of a greedy sample in a file that also has numbered samples."""
+"""The `sample_index` of a greedy sample in a file that also has numbered samples."""
+STATE = "evaluation.json"
+RESULTS = "results.jsonl"
 
 
-def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], total: int, title: str) -> list[Result]:
+class _Environment(BaseModel):
+    """Versions and hardware; any other entry is informational."""
+
+    model_config = ConfigDict(strict=True)
+    isolation: str | None = None
+
+
+class _Entry(BaseModel):
+    """The entry of one results file in evaluation.json."""
+
+    model_config = ConfigDict(strict=True)
+    request: dict[str, Any]
+    environment: _Environment
+
+
+def append(
+    path: Path,
+    kept: Sequence[Result],
+    new: Iterable[list[Result]],
+    total: int,
+    title: str,
+    after_batch: Callable[[], None] = lambda: None,
+) -> list[Result]:
     """Append batches of new results to those kept in a file, and show the progress. Return all results."""
     results, passed = [*kept], sum(result["passed"] for result in kept)
     if kept:
         print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
-    progress = Progress(total, title)
-    with contextlib.closing(progress):
+    with contextlib.closing(Progress(total, title)) as progress:
         for batch in new:
             json_files.append_lines(path, batch)
             results += batch
             passed += sum(result["passed"] for result in batch)
             progress.show(len(results), f"{passed / len(results):.1%} pass")
+            after_batch()
     return results
 
 
-def outcome(verdict: Verdict) -> Result:
+def grades(verdict: Verdict) -> Result:
     """Return the entries of a result that come from the verdict."""
     if verdict.passed:
         message, status = "passed", "passed"
     else:
         message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
         status = verdict.reason
-    score = {} if verdict.score is None else {"score": verdict.score}
-    read = {} if verdict.read_from is None else {"read_from": verdict.read_from}
-    return {"passed": verdict.passed, "result": message, "status": status, **score, **read, **verdict.rules}
+    optional = {"score": verdict.score, "read_from": verdict.read_from}
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {"passed": verdict.passed, "result": message, "status": status, **given, **verdict.rules}
 
 
-def sampled(task: str, row: Row, draw: str | int, sample: SampledTokens, verdict: Verdict) -> Result:
-    """Return the result of a sampled completion. `draw` is "greedy" or the number of the sample."""
+def sampled(task: str, row: Row, index: str | int, sample: SampledTokens, verdict: Verdict) -> Result:
+    """Return the result of a sampled completion. `index` is "greedy" or the number of the sample."""
     completion = response = sample.text
     if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
-    result: Result = {"task_id": task_id(row), "draw": draw, "completion": completion, **outcome(verdict)}
+    result: Result = {"task_id": task_id(row), "sample_index": index, "completion": completion, **grades(verdict)}
     if completion != response:
         result["response"] = response
     elif verdict.extracted is not None:
@@ -69,7 +105,77 @@ def sampled(task: str, row: Row, draw: str | int, sample: SampledTokens, verdict
     return result | {"num_tokens": len(sample.token_ids), "truncated": sample.truncated}
 
 
+def is_greedy(result: Result) -> bool:
+    """Return whether a sample is the greedy one of a problem that also has numbered samples."""
+    return result.get("sample_index") == GREEDY
+
+
 def task_id(row: Mapping[str, Any]) -> str:
     """Return a row's id as other harnesses spell it. For example, EvalPlus uses `Mbpp/11`."""
     name = str(row["id"])
     return f"Mbpp/{name.removeprefix('mbpp/')}" if name.startswith("mbpp/") else name
+
+
+def digest(request: Request) -> str:
+    """Return a hash of a request: 8 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def check_folder(folder: Path, request: Request, *, overwrite: bool) -> None:
+    """Raise UserError unless a folder can be used for a request. With `overwrite`, delete another evaluation in it."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output-dir {folder} is a file; pass another --output-dir")
+    state = _read_state(folder)
+    if not state and folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise UserError(f"{folder} holds files that are not an evaluation; pass another --output-dir")
+    if RESULTS not in state or state[RESULTS]["request"] == request:
+        return
+    if overwrite:
+        for name in (*state, STATE, "report.json", "report.md"):
+            (folder / name).unlink(missing_ok=True)
+        return
+    old = state[RESULTS]["request"]
+    changed = "; ".join(
+        f"{name} was {json.dumps(old.get(name)):.40}, now {json.dumps(request.get(name)):.40}"
+        for name in sorted(old.keys() | request.keys())
+        if old.get(name) != request.get(name)
+    )
+    raise UserError(f"{folder} holds another evaluation: {changed}; pass another --output-dir, or --overwrite")
+
+
+def environment_of(path: Path) -> dict[str, Any] | None:
+    """Return the versions and hardware that `start` recorded for a results file, or None."""
+    return _read_state(path.parent).get(path.name, {}).get("environment")
+
+
+def start(path: Path, request: Request, environment: Mapping[str, Any]) -> None:
+    """Record the request and environment of a results file."""
+    state = _read_state(path.parent) | {path.name: {"request": request, "environment": environment}}
+    atomic.write_json(path.parent / STATE, state)
+
+
+def copy_results(path: Path, request: Request, evaluations: Path) -> None:
+    """Copy the results of the same request from another evaluation in a folder, unless `path` was started before.
+
+    So a model that several others are compared with is sampled once. Missing results are sampled as after a kill.
+    """
+    if environment_of(path) is not None:
+        return
+    for folder in sorted(state.parent for state in evaluations.glob(f"*/{STATE}")):
+        with contextlib.suppress(UserError):  # a damaged file: the command that wrote that folder says so
+            for name, entry in _read_state(folder).items():
+                if entry["request"] == request and (folder / name).is_file():
+                    start(path, request, entry["environment"])
+                    with atomic.new_file(path) as temporary:
+                        shutil.copyfile(folder / name, temporary)
+                    print(f"{path}: copied from {folder / name}", file=sys.stderr)
+                    return
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    path = folder / STATE
+    if not path.exists():
+        return {}
+    state = json_files.read_object(path)
+    json_files.validated(state, dict[str, _Entry], f"{path} is damaged", "pass another --output-dir")
+    return state

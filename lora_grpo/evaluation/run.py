@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -24,8 +24,8 @@ _UNIT = 256
 _STREAMED_UNIT = 64
 """Number of completions between two writes for a sampler that streams completions."""
 
-_Draw = str | int
-"""The `draw` of a result: "greedy" or the number of the sample."""
+_Index = str | int
+"""The `sample_index` of a result: "greedy" or the number of the sample."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class _Unit:
     """Rows that are sampled together. A unit is either complete or repeated."""
 
     params: SamplingParams
-    draws: tuple[_Draw, ...]
-    """The `draw` of each sample of a row."""
+    indices: tuple[_Index, ...]
+    """The `sample_index` of each sample of a row."""
     rows: tuple[Row, ...]
 
     @property
-    def keys(self) -> list[tuple[str, _Draw]]:
-        return [(task_id(row), draw) for row in self.rows for draw in self.draws]
+    def keys(self) -> list[tuple[str, _Index]]:
+        return [(task_id(row), index) for row in self.rows for index in self.indices]
 
 
 def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
@@ -142,7 +142,7 @@ def sample_and_grade(
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
         return kept
-    finished = {(sample["task_id"], sample["draw"]) for sample in kept}
+    finished = {(sample["task_id"], sample["sample_index"]) for sample in kept}
     todo = [unit for unit in units if unit.keys[0] not in finished][distributed.rank() :: distributed.world_size()]
     own, mine = path, total
     if distributed.world_size() > 1:
@@ -151,14 +151,14 @@ def sample_and_grade(
         title += f" (1 of {distributed.world_size()} processes)"
     if sampler.streams:  # submit all rows at once; the engine schedules them
         todo = [
-            _Unit(params, draws, tuple(unit.rows[0] for unit in same))
-            for (params, draws), same in groupby(todo, key=lambda unit: (unit.params, unit.draws))
+            _Unit(params, indices, tuple(unit.rows[0] for unit in same))
+            for (params, indices), same in groupby(todo, key=lambda unit: (unit.params, unit.indices))
         ]
     prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
     with sampler.awake(adapter=adapter):
         sampler.fit_batch(list(prompts.values()), params.max_tokens)
-        new = _followed(_graded(sampler, todo, prompts, task, seed), after_batch)
-        append(own, kept, new, mine, f"evaluating {title}")
+        new = _graded(sampler, todo, prompts, task, seed)
+        append(own, kept, new, mine, f"evaluating {title}", after_batch)
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 
@@ -174,22 +174,15 @@ def _graded(
 ) -> Iterator[list[Result]]:
     """Sample and grade units. Yield lists of results that are written together."""
     for unit in units:
-        seeds = [completion_seed(seed, row["id"], draw) for row in unit.rows for draw in unit.draws]
+        seeds = [completion_seed(seed, row["id"], index) for row in unit.rows for index in unit.indices]
         stream = sampler.stream([prompts[row["id"]] for row in unit.rows], unit.params, seeds)
-        part: list[tuple[Row, _Draw, SampledTokens]] = []
-        for done, (index, samples) in enumerate(stream, start=1):
-            part += [(unit.rows[index], draw, sample) for draw, sample in zip(unit.draws, samples, strict=True)]
+        part: list[tuple[Row, _Index, SampledTokens]] = []
+        for done, (place, samples) in enumerate(stream, start=1):
+            part += [(unit.rows[place], index, sample) for index, sample in zip(unit.indices, samples, strict=True)]
             if done == len(unit.rows) or (sampler.streams and len(part) >= _STREAMED_UNIT):
                 verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
                 yield [sampled(task, *each, verdict) for each, verdict in zip(part, verdicts, strict=True)]
                 part = []
-
-
-def _followed(batches: Iterable[list[Result]], action: Callable[[], None]) -> Iterator[list[Result]]:
-    """Yield batches, and call `action` after the consumer has handled each."""
-    for batch in batches:
-        yield batch
-        action()
 
 
 def _params(config: RunConfig) -> SamplingParams:
@@ -200,15 +193,15 @@ def _params(config: RunConfig) -> SamplingParams:
 def _units(rows: Sequence[Row], params: SamplingParams, greedy: bool, streams: bool) -> Iterator[_Unit]:
     """Split the work into units of rows with similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
-    settings: list[tuple[SamplingParams, tuple[_Draw, ...]]] = []
+    settings: list[tuple[SamplingParams, tuple[_Index, ...]]] = []
     if greedy:
         settings.append((SamplingParams(1, 0.0, 1.0, params.max_tokens), (GREEDY,)))
     if params.num_samples:
         settings.append((params, tuple(range(params.num_samples))))
-    for of_unit, draws in settings:
-        size = 1 if streams else max(1, _UNIT // len(draws))
+    for of_unit, indices in settings:
+        size = 1 if streams else max(1, _UNIT // len(indices))
         for start in range(0, len(ordered), size):
-            yield _Unit(of_unit, draws, tuple(ordered[start : start + size]))
+            yield _Unit(of_unit, indices, tuple(ordered[start : start + size]))
 
 
 def _shares(path: Path) -> list[Path]:
@@ -216,17 +209,15 @@ def _shares(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.rank*"))
 
 
-def _found(path: Path) -> dict[tuple[str, _Draw], Result]:
-    found = [sample for file in (path, *_shares(path)) for sample in json_files.read_finished_lines(file)]
-    types = {"task_id": (str,), "draw": (str, int), "passed": (bool,), "status": (str,)}
-    for sample in found:
-        if not isinstance(sample, dict) or not all(isinstance(sample.get(key), kind) for key, kind in types.items()):
-            raise _damaged(path)
-    return {(sample["task_id"], sample["draw"]): sample for sample in found}
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged or holds results of other rows; delete it and run the command again")
+def _found(path: Path) -> dict[tuple[str, _Index], Result]:
+    found = [
+        sample
+        for file in (path, *_shares(path))
+        for sample in json_files.read_finished_lines(
+            file, task_id=str, sample_index=(str, int), passed=bool, status=str
+        )
+    ]
+    return {(sample["task_id"], sample["sample_index"]): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
@@ -234,7 +225,7 @@ def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     shares = _shares(path)
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
-        raise _damaged(path)
+        raise UserError(f"{path} holds results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     text = json_files.dump_lines(kept)
     if shares or (path.exists() and path.read_text(encoding="utf-8", errors="replace") != text):

@@ -26,11 +26,10 @@ from typing import Any
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import folder as evaluation_folder
-from lora_grpo.evaluation.folder import Request
-from lora_grpo.evaluation.options import EvaluateOptions, Plan
+from lora_grpo.evaluation import results as result_files
+from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
 from lora_grpo.evaluation.report import Graded, Protocol, how_graded
-from lora_grpo.evaluation.results import GRADES, Result, append, outcome, task_id
+from lora_grpo.evaluation.results import GRADES, Request, Result, append, grades, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -69,25 +68,27 @@ class SampleFile:
         return {task_id(row) for _, row in self.samples}
 
     @property
-    def fewest(self) -> int:
+    def min_samples(self) -> int:
         """The smallest number of samples of a task that has samples."""
         return min(Counter(row["id"] for _, row in self.samples).values())
 
-    def grade(self, folder: Path, name: str) -> Graded:
-        """Grade every sample that has no result yet. A killed evaluation resumes after the last complete chunk."""
-        path, task = folder / name, self.task
-        results: list[Result] = json_files.read_finished_lines(path)
-        if len(results) > len(self.samples) or not all(map(_fits, self.samples, results)):
+    def grade(self, path: Path) -> Graded:
+        """Grade every sample that has no result in a file yet, and append the results to it.
+
+        A killed evaluation resumes after the last complete chunk, because results are in the order of the samples.
+        """
+        task, results = self.task, json_files.read_finished_lines(path, passed=bool, status=str)
+        if len(results) > len(self.samples) or not all(map(_is_result_of, results, self.samples)):
             raise UserError(f"{path} does not fit the samples; delete it and run the command again")
-        environment = evaluation_folder.environment(folder, name)
+        environment = result_files.environment_of(path)
         if environment is None or len(results) < len(self.samples):
             environment = {"isolation": sandbox.start(self.limits) if task in CODE_TASKS else None}
             if task in CODE_TASKS:
                 code_grading.run_references(list({row["id"]: row for _, row in self.samples}.values()))
-            evaluation_folder.start(folder, name, self.request, environment)
+            result_files.start(path, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
             chunks = range(len(results), len(self.samples), _CHUNK)
-            new = (_grade_chunk(task, self.samples[start : start + _CHUNK]) for start in chunks)
+            new = (_grade_chunk(task, self.samples[first : first + _CHUNK]) for first in chunks)
             results = append(path, results, new, len(self.samples), f"grading {task}")
         pairs = zip(self.samples, results, strict=True)
         results = [{**result, "task_id": task_id(row)} for (_, row), result in pairs]
@@ -95,41 +96,40 @@ class SampleFile:
         return Graded(self.label, results, self.request, protocol)
 
 
-def read(path: Path, label: str, options: EvaluateOptions, plan: Plan) -> SampleFile:
+def read_samples(path: Path, label: str, options: EvaluateOptions, settings: EvaluationSettings) -> SampleFile:
     """Read a samples file, which may be gzipped, and the rows of its task."""
-    task = plan.task
-    style = options.style or ("hashes" if task == "gsm8k" else "xml")
-    rows = _rows(plan.data, style)
+    task, style = settings.task, options.style or ("hashes" if settings.task == "gsm8k" else "xml")
+    rows = _rows(settings.data, style)
     samples = _samples(path, task, rows)
+    described: dict[str, Any] = {"task": task_title(task), "task_sha256": task_sha256(task)}
     data_sha256 = fingerprint(list(rows.values()))
-    request: dict[str, Any] = {
-        "task": task_title(task),
-        "task_sha256": task_sha256(task),
-        "samples_sha256": atomic.sha256(path),
-        "data_sha256": data_sha256,
-    }
     if task in CODE_TASKS:
         code_grading.check_tests({row["id"]: row for _, row in samples}.values())
-        request |= {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
+        graded_with = {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
-        request["style"] = style
-    protocol = Protocol(
-        task=task_title(task),
-        task_sha256=task_sha256(task),
-        rows=len(rows),
-        data_sha256=data_sha256,
-        data_source=plan.data.eval,
-        contaminated=[],
-        grading=how_graded(task, as_program=True),
-        seed=plan.seed,
+        graded_with = {"style": style}
+    return SampleFile(
+        label,
+        task,
+        samples,
+        request={**described, "samples_sha256": atomic.sha256(path), "data_sha256": data_sha256, **graded_with},
+        protocol=Protocol(
+            **described,
+            rows=len(rows),
+            data_sha256=data_sha256,
+            data_source=settings.data.eval,
+            contaminated=[],
+            grading=how_graded(task, as_program=True),
+            seed=settings.seed,
+        ),
+        limits=options.sandbox,
     )
-    return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
 def _rows(data: DataConfig, style: str) -> dict[str, Row]:
     """Return the rows by the task_id used in samples files."""
     task = data.evaluation_task
-    if task == "mbpp":
+    if task == "mbpp":  # all splits of the file
         return {row["id"]: row for row in mbpp.read(data.eval, columns=columns_of(data, "eval"))}
     loaded = load_split(data, "eval")
     if task not in CODE_TASKS:
@@ -140,24 +140,19 @@ def _rows(data: DataConfig, style: str) -> dict[str, Row]:
 def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     by_id = {row["id"]: row for row in rows.values()} | dict(rows)
     expected = "one JSON object with 'task_id' and 'completion' a line"
-    if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".parquet")):
-        raise UserError(f"{path}: samples are read from JSON Lines only; write {expected}")
     samples: list[Sample] = []
     for where, line in json_files.read_lines(path, expected):
-        if not isinstance(line, dict):
-            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.60}")
-        is_whole = "completion" not in line and task in CODE_TASKS
-        text = line.get("solution" if is_whole else "completion")
-        if not isinstance(text, str) or "task_id" not in line:
-            keys = ", ".join(f"{key[:40]!r}" for key in [*line][:12])
-            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.60}, with the keys {keys or 'none'}")
+        keys = line.keys() if isinstance(line, dict) else {}
+        is_whole = "completion" not in keys and task in CODE_TASKS
+        text = line.get("solution" if is_whole else "completion") if keys else None
+        if not isinstance(text, str) or "task_id" not in keys:
+            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.100}")
         name = str(line["task_id"])
         if task == "mbpp":
             name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
         if name not in by_id:
-            raise UserError(
-                f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {next(iter(rows))!r}"
-            )
+            known = f"the data has {len(rows)}, such as {next(iter(rows))!r}"
+            raise UserError(f"{where}: unknown task_id {name!r}; {known}")
         row = {**by_id[name], "completion_prefix": ""} if is_whole else by_id[name]
         samples.append(({**line, "completion": text}, row))
     fenced = sum(re.search("^```", line["completion"], re.MULTILINE) is not None for line, _ in samples)
@@ -170,21 +165,16 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
     return samples
 
 
-def _fits(sample: Sample, result: Any) -> bool:
-    """Return whether a line of a results file is the result of this sample."""
-    line, _ = sample
-    if not isinstance(result, dict) or not isinstance(result.get("passed"), bool) or "status" not in result:
-        return False
-    return all(result.get(key) == line[key] for key in ("task_id", "completion"))
+def _is_result_of(result: Result, sample: Sample) -> bool:
+    return all(result.get(key) == sample[0][key] for key in ("task_id", "completion"))
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     if task in CODE_TASKS:
         sources = [row.get("completion_prefix", "") + line["completion"] for line, row in samples]
-        outcomes = code_grading.run_sources(sources, [row for _, row in samples])
-        ran = [verdict for _, verdict in outcomes if verdict]
+        ran = [verdict for _, verdict in code_grading.run_sources(sources, [row for _, row in samples]) if verdict]
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
     lines = [{key: value for key, value in line.items() if key not in GRADES} for line, _ in samples]
-    return [{**line, **outcome(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]
+    return [{**line, **grades(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]

@@ -14,6 +14,7 @@ lock.py         one process per folder
 python_file.py  Python files of users
 streams.py      standard output and error whose reader is gone
 tables.py       CSV and Parquet files of users
+text.py         Markdown tables, and text that must not act on a terminal or a page
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
@@ -31,3 +32,4 @@ from lora_grpo.files.tensors import (
     row_blocks,
     same_values,
 )
+from lora_grpo.files.text import markdown, markdown_table, printable

@@ -46,6 +46,25 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def validated(value: Any, kind: Any, wrong: str, fix: str) -> Any:
+    """Return a JSON value as a pydantic model or dataclass of strict types, or raise UserError with the first mistake.
+
+    Args:
+        kind: the type.
+        wrong: what it means if the value is not of this type: "run.json is damaged".
+        fix: what to do then.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    # As JSON, where strict mode accepts a list as a tuple. Error messages may contain a lone surrogate.
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UserError(f"{wrong}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}") from None
+
+
 def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     """Yield ("file:line", value) for each non-blank line of a file, which is gzipped if its name ends in `.gz`.
 
@@ -95,14 +114,22 @@ def _refuse_endless(path: Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file")
 
 
-def read_finished_lines(path: Path) -> list[Any]:
-    """Return the values of a file that may be truncated, up to the last complete line; [] if there is no file."""
-    values: list[Any] = []
-    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list[dict[str, Any]]:
+    """Return the objects in a JSON Lines file that may still be growing; [] if there is no file.
+
+    A last line without a newline is incomplete and skipped. Every other line must be an object with the `required`
+    keys, with values of these types, else UserError names the line.
+    """
+    values: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
         try:
-            values.append(loads(line))
+            value = loads(line)
         except (ValueError, RecursionError):
-            break
+            value = None
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
+            keys = f" with {', '.join(required)}" if required else ""
+            raise UserError(f"{path}:{number}: expected an object{keys}, got {line[:60]!r}; delete the line")
+        values.append(value)
     return values
 
 

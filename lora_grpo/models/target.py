@@ -81,8 +81,7 @@ class ModelSpec:
         """
         if self.adapter is None:
             raise UserError(
-                f"--compare base (or --explain) needs an adapter, and {self.label} has none; name the other model with "
-                "--compare"
+                f"--compare base needs an adapter, and {self.label} has none; name the other model with --compare"
             )
         if self.start and not (self.start / ADAPTER_WEIGHTS).is_file():
             raise UserError(f"{self.start} is missing; pass --compare {self.base_name} for the base without an adapter")

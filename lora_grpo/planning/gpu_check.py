@@ -15,7 +15,7 @@ import tyro
 from lora_grpo.commands import command
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, lock
+from lora_grpo.files import atomic, lock, markdown_table
 from lora_grpo.planning import measured_command
 from lora_grpo.planning.gpu_check_row import BACKENDS, ENGINES, CheckSettings, Row, run_row
 from lora_grpo.planning.random_model import QWEN
@@ -144,14 +144,9 @@ def _write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, An
     """Write results.json, and results.md with a table of the rows that ran and the reasons of the other rows."""
     atomic.write_json(folder / "results.json", {**machine, "rows": list(results)})
     packages = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    lines = [f"{machine['gpu']}; {packages}; {machine['started']}.", ""]
-    lines.append(f"| {' | '.join(heading for heading, *_ in _COLUMNS)} |")
-    lines.append("|---" * 4 + "|---:" * (len(_COLUMNS) - 4) + "|")
-    for result in results:
-        if result["status"] == "ran":
-            values = [(result[key], form) for _, key, form in _COLUMNS]
-            cells = " | ".join("–" if value is None else form.format(value) for value, form in values)
-            lines.append(f"| {cells} |")
-    lines.append("")
+    ran = [result for result in results if result["status"] == "ran"]
+    cells = [["–" if row[key] is None else form.format(row[key]) for _, key, form in _COLUMNS] for row in ran]
+    table = markdown_table([heading for heading, *_ in _COLUMNS], cells, left=4)
+    lines = [f"{machine['gpu']}; {packages}; {machine['started']}.", "", *table]
     lines += [f"- {each['row']}: {each['status']}, {each['reason']}" for each in results if each["reason"]]
     atomic.write_text(folder / "results.md", "\n".join(lines).rstrip() + "\n")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lora_grpo.config import RunConfig
-from lora_grpo.evaluation import printable
+from lora_grpo.files import printable
 from lora_grpo.planning.diagnosis import judge
 from lora_grpo.planning.preview_groups import Group, Summary
 

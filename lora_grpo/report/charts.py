@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.evaluation import printable
+from lora_grpo.files import printable
 from lora_grpo.report.plots import Plot
 
 _LEFT, _RIGHT, _BOTTOM, _TOP = 0.14, 0.98, 0.17, 0.88

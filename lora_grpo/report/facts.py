@@ -90,8 +90,8 @@ def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:
 
 
 def verdicts(report: Report) -> list[str]:
-    """Return a sentence for each score, the number of changed problems, and where the answers were read."""
-    return [*(row.verdict for row in report.table), report.changed, *([report.read_from] if report.read_from else [])]
+    """Return a sentence for each score, and the number of changed problems."""
+    return [*(row.verdict for row in report.table), report.changed]
 
 
 def changed_problems(report: Report) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation import Report, printable
+from lora_grpo.evaluation import Report
+from lora_grpo.files import printable
 from lora_grpo.gguf import GgufSection
 from lora_grpo.report import facts
 from lora_grpo.report.charts import Chart

@@ -12,7 +12,18 @@ MAX_SHOWN = 20_000
 """Maximum number of completions on one page."""
 
 _COLUMNS = (
-    *("source", "step", "draw", "problem", "completion", "extracted", "passed", "status", "tokens", "truncated"),
+    *(
+        "source",
+        "step",
+        "sample_index",
+        "problem",
+        "completion",
+        "extracted",
+        "passed",
+        "status",
+        "tokens",
+        "truncated",
+    ),
     *("rewards", "reward"),
 )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import json_files, lock
+from lora_grpo.files import lock
+from lora_grpo.files.json_files import read_finished_lines
 from lora_grpo.runs.record import read_record
 
 Line = dict[str, Any]
@@ -56,7 +57,7 @@ def read_run(folder: Path) -> RunFiles:
 
     def by_step(name: str) -> list[Line]:
         paths = sorted((folder / name).glob("step-*.jsonl"))
-        lines = [line for path in paths for line in _read_lines(path, step=int, completion=str, rewards=dict)]
+        lines = [line for path in paths for line in read_finished_lines(path, step=int, completion=str, rewards=dict)]
         return sorted(lines, key=lambda line: line["step"])
 
     evaluation = folder / "evaluation"
@@ -68,32 +69,15 @@ def read_run(folder: Path) -> RunFiles:
         completions=by_step("completions"),
         validation=by_step("validation"),
         samples={
-            path.name.removesuffix(".samples.jsonl"): _read_lines(path, task_id=str, completion=str, passed=bool)
+            path.name.removesuffix(".samples.jsonl"): read_finished_lines(
+                path, task_id=str, completion=str, passed=bool
+            )
             for path in sorted(evaluation.glob("*.samples.jsonl"))
         },
-        rows={row["task_id"]: row for row in _read_lines(evaluation / "rows.jsonl", task_id=str)},
+        rows={row["task_id"]: row for row in read_finished_lines(evaluation / "rows.jsonl", task_id=str)},
     )
 
 
 def read_metrics(folder: Path) -> list[Line]:
     """Return the complete lines of a run's metrics.jsonl, one per step, or raise a UserError if one is damaged."""
-    return sorted(_read_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
-
-
-def _read_lines(path: Path, **required: type) -> list[Line]:
-    """Return the objects in a JSON Lines file that may still be growing; [] if there is no file.
-
-    A last line without a newline is incomplete and skipped. Every other line must have the `required` keys, with
-    values of these types.
-    """
-    values: list[Line] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
-        try:
-            value = json_files.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
-            expected = f"expected an object with {', '.join(required)}, got {line[:60]!r}"
-            raise UserError(f"{path}:{number}: {expected}; delete the line")
-        values.append(value)
-    return values
+    return sorted(read_finished_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from lora_grpo import __version__
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.tasks import chat, is_task_file
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 
@@ -167,30 +165,17 @@ class RunRecord:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the run.json in the folder of a run, or raise a UserError if it does not match `RunRecord`."""
-    from pydantic import TypeAdapter, ValidationError
-
     path = folder / "run.json"
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of a run")
     record = json_files.read_object(path)
-    try:
-        # Validate as JSON, where strict mode accepts a list as a tuple. Error messages may contain a lone surrogate.
-        text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
-        TypeAdapter(RunRecord).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is not a valid run.json: {where}: {first['msg']}") from None
-    record["config"].setdefault("method", "grpo")  # runs from before SFT
+    json_files.validated(record, RunRecord, f"{path} is not a valid run.json", "restore it from a copy")
     return record
 
 
 def system_prompt(record: Mapping[str, Any]) -> str | None:
     """Return the system prompt that a run was trained with, from its run.json; None if there is none."""
-    data, settings = record.get("data", {}), record.get("config", {}).get("data", {})
-    if "system_prompt" in data or is_task_file(settings.get("task", "")):
-        return data.get("system_prompt")
-    return chat.SYSTEM_PROMPTS.get(settings.get("prompt_style"))  # recorded before this entry existed
+    return record.get("data", {}).get("system_prompt")
 
 
 def now() -> str:

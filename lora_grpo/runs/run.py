@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shlex
 import shutil
 import sys
 import time
@@ -14,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.commands import own_command, to_start_again
+from lora_grpo.commands import own_command
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.files import atomic, disk, json_files, lock, python_file
-from lora_grpo.rewards import parse_reward_specs
+from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
-from lora_grpo.runs.code import flags_that_name
 from lora_grpo.runs.reader import Line, read_metrics
 from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
-from lora_grpo.tasks import is_task_file, task_title
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
@@ -187,11 +183,13 @@ def open_run(
     invocation: Invocation,
     recipe: str,
     data_record: dict[str, Any],
-    plan_record: Mapping[str, Any] | None = None,
+    entries: Mapping[str, Any] | None = None,
 ) -> Run:
     """Create the folder of a run, or resume the run in it.
 
-    `data_record` is the entry `data` of run.json; `plan_record` has its entries `memory` and `plan`.
+    Args:
+        data_record: the entry `data` of run.json.
+        entries: further entries, such as `plan` and `user_files`.
 
     Raises:
         UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a
@@ -209,16 +207,16 @@ def open_run(
     # Without a run.json, no file here belongs to a run, not even a folder named `adapter`: `begin` deletes the old
     # run.json last and writes the new one first. A kill in between leaves only temporary dot files, and the empty
     # folder that the trainer makes for its checkpoints.
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    left = [path for path in entries if path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())]
-    foreign = [path.name for path in entries if not path.name.startswith(".") and path not in left]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    left = [path for path in paths if path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())]
+    foreign = [path.name for path in paths if not path.name.startswith(".") and path not in left]
     if not is_run and foreign:
         raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
     if distributed.is_main():
         lock.claim(folder)
     if invocation.resume and is_run:
         record = read_record(folder)
-        _check_resumable(record, config, data_record)
+        _check_resumable(record, config, data_record, (entries or {}).get("user_files", {}))
         before, isolation = record["data"].get("sandbox"), data_record.get("sandbox")
         if before and isolation and isolation not in before:
             record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
@@ -232,41 +230,32 @@ def open_run(
             "started": now(),
             "command": own_command(),
             "data": data_record,
-            "user_files": _user_files(config),
             "versions": versions(),
             "git_revision": git_revision(),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         }
-    run = Run(config, {**record, "config": config.to_dict(), **(plan_record or {})})
+    run = Run(config, {**record, "config": config.to_dict(), **(entries or {})})
     _opened[:] = [run]
     return run
 
 
-def close_run(status: str, error: str | None = None) -> str | None:
+def close_run(status: str, error: str | None = None) -> None:
     """Record in run.json that the open run of this process ended as `failed` or `interrupted`, and why.
 
-    Return the command that resumes the run. If the run has not begun, leave its folder as it was and return None.
+    If the run has not begun, leave its folder as it was.
     """
-    if not _opened:
-        return None
-    run = _opened.pop()
-    if run.begun:
-        if run.record["status"] != "complete":
-            # If it cannot be written, the status remains `running`, which readers show as killed.
-            with contextlib.suppress(disk.DiskFullError, OSError):
-                run.update(status=status, ended=now(), error=error)
-        ranks = str(distributed.world_size())
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks != "1" else []
-        named = flags_that_name(run.config, sys.argv[0])
-        return shlex.join([*to_start_again(launcher), *named, "--resume", "--output-dir", str(run.folder)])
-    if distributed.is_main():
+    run = _opened.pop() if _opened else None
+    if run and run.begun and run.record["status"] != "complete":
+        # If it cannot be written, the status remains `running`, which readers show as killed.
+        with contextlib.suppress(disk.DiskFullError, OSError):
+            run.update(status=status, ended=now(), error=error)
+    elif run and not run.begun and distributed.is_main():
         with contextlib.suppress(OSError):  # not empty: it existed before
             run.checkpoints.rmdir()
         if not (run.folder / "run.json").exists():
             (run.folder / ".lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 run.folder.rmdir()
-    return None
 
 
 def begun_run() -> Run | None:
@@ -294,16 +283,19 @@ def _check_settings(record: Mapping[str, Any], config: RunConfig) -> None:
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         same = old == new
-        if name in ("data.task", "data.eval_task") and old and new and is_task_file(old) and is_task_file(new):
-            same = task_title(old) == task_title(new)  # the path may differ; the digest is compared below
+        if name in ("data.task", "data.eval_task") and str(old).endswith(".py"):
+            # The folder of a task file may change. Its digest is compared when the run is opened.
+            same = Path(str(old)).name == Path(str(new)).name
         if name not in _MAY_CHANGE and not same:
             raise UserError(
-                f"the run in {folder} has {name}={before.get(name)!r}, this command has {after.get(name)!r}; "
-                f"leave the flag out to resume, {_ELSEWHERE}"
+                f"the run in {folder} has {name}={old!r}, this command has {new!r}; leave the flag out to resume, "
+                f"{_ELSEWHERE}"
             )
 
 
-def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any]) -> None:
+def _check_resumable(
+    record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any], user_files: Mapping[str, str]
+) -> None:
     """Raise a UserError if the settings, rows or reward files have changed since the run began."""
     folder = config.folder
     _check_settings(record, config)
@@ -312,7 +304,7 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
             raise UserError(
                 f"the {split} rows have changed since the run in {folder} began; restore the file, {_ELSEWHERE}"
             )
-    for path, digest in _user_files(config).items():
+    for path, digest in user_files.items():
         if digest not in record.get("user_files", {}).values():
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {_ELSEWHERE}")
     installed = versions()
@@ -323,20 +315,6 @@ def _check_resumable(record: Mapping[str, Any], config: RunConfig, data_record: 
     ]
     if changed:
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
-
-
-def _user_files(config: RunConfig) -> dict[str, str]:
-    """Return the entry `user_files` of run.json."""
-    names = [config.data.task, config.data.evaluation_task]
-    names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
-    found: dict[str, str] = {}
-    for name in names:
-        if name.endswith(".py"):
-            path = Path(name).expanduser()
-            main, *helpers = python_file.files(path)
-            found[name] = atomic.sha256(main)
-            found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
-    return found
 
 
 def _delete(path: Path) -> None:

@@ -42,8 +42,7 @@ class GgufModel:
     def without_adapter(self) -> NoReturn:
         """Raise UserError, because the adapter is merged."""
         raise UserError(
-            f"--compare base (or --explain) needs an adapter, which is merged in {self.path}; pass --compare "
-            "RUN/merged, or RUN"
+            f"--compare base needs an adapter, which is merged in {self.path}; pass --compare RUN/merged, or RUN"
         )
 
 

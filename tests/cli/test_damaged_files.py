@@ -21,7 +21,7 @@ from lora_grpo.cli import parse
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, read_report
-from lora_grpo.evaluation import folder as evaluation_folder
+from lora_grpo.evaluation.results import environment_of
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import Overrides, base_model, resolve
@@ -172,5 +172,5 @@ def test_an_end_token_that_is_no_id(declared):
 def test_the_record_of_an_evaluation_has_numbers_and_texts(value, tmp_path):
     environment = f'{{"isolation": {value}}}'
     (tmp_path / "evaluation.json").write_text(f'{{"results.jsonl": {{"request": {{}}, "environment": {environment}}}}}')
-    with pytest.raises(UserError, match=r"evaluation\.json has a wrong value; pass another --output-dir"):
-        evaluation_folder.environment(tmp_path, "results.jsonl")
+    with pytest.raises(UserError, match=r"evaluation\.json is damaged: .*; pass another --output-dir"):
+        environment_of(tmp_path / "results.jsonl")

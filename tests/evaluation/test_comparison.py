@@ -2,8 +2,7 @@ import pytest
 from helpers.graded_samples import samples
 
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.comparison import Comparison, compare, task_changes
+from lora_grpo.evaluation.comparison import compare, task_changes
 
 
 def rows_of(before, after, k=()):
@@ -54,35 +53,9 @@ def test_no_change_has_a_p_value_of_1_and_an_interval_around_0():
         assert low < 0 < high
 
 
-def test_more_tasks_that_gained_are_better_evidence():
-    few = rows_of(samples("---+"), samples("+--+"))
-    many = rows_of(samples("-" * 7 + "+"), samples("+" * 8))
-    assert many["greedy"].p_value < few["greedy"].p_value <= 1
-
-
 def test_tasks_are_paired_by_their_id_whatever_the_order():
     before, after = samples("+--", ["+-", "--", "--"]), samples("++-", ["++", "+-", "--"])
     assert compare(before, after[::-1], (1, 2), 0) == compare(before, after, (1, 2), 0)
-
-
-def test_one_sample_a_task_has_a_wilson_interval():
-    table = rows_of(samples("--", "+-"), samples("--", "++"), (1,))
-    assert table["pass@1"].before_interval == list(pass_at_k.wilson_interval(1, 2))
-    assert table["pass@1"].after_interval == list(pass_at_k.wilson_interval(2, 2))
-
-
-def test_without_samples_only_greedy_is_compared():
-    assert list(rows_of(samples("+-"), samples("++"), (1, 4))) == ["greedy"]
-
-
-def test_intervals_hold_their_rate_and_the_table_is_json():
-    table = rows_of(samples("+-+", ["+-", "--", "++"]), samples("++-", ["++", "+-", "+-"]), (1, 2))
-    for row in table.values():
-        for side in ("before", "after"):
-            low, high = getattr(row, f"{side}_interval")
-            assert 0 <= low <= getattr(row, side) <= high <= 1
-        assert 0 < row.p_value <= 1
-        assert Comparison.model_validate_json(row.model_dump_json()) == row
 
 
 def test_a_k_above_the_number_of_samples_is_refused():

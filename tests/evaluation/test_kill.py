@@ -70,8 +70,8 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
     last = start("killed").end()
     assert last.returncode == 0, last.stderr
     # Complete units are not sampled again.
-    drawn = noted(notes)[0]["completions"] - before.get("completions", 0)
-    assert kept >= UNIT and drawn == ROWS * SAMPLES - kept // UNIT * UNIT
+    sampled = noted(notes)[0]["completions"] - before.get("completions", 0)
+    assert kept >= UNIT and sampled == ROWS * SAMPLES - kept // UNIT * UNIT
     files = [path for path in (tmp_path / "whole").iterdir() if path.name != ".lock"]
     assert len(files) == 5
     for path in files:

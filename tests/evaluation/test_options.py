@@ -3,15 +3,17 @@ import pytest
 from lora_grpo.cli import read_flags
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.options import EvaluateOptions, make_plan
+from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
 
 
 def columns(*names, run=None, **options):
     config = replace(RunConfig(), run).to_dict() if run else None
-    plan = make_plan(EvaluateOptions("x", task="gsm8k", columns=names, **options), config and {"config": config})
-    return tuple(plan.data.columns)
+    settings = choose_settings(
+        EvaluateOptions("x", task="gsm8k", columns=names, **options), config and {"config": config}
+    )
+    return tuple(settings.data.columns)
 
 
 def test_the_columns_of_a_run_apply_to_its_own_data():
@@ -38,7 +40,7 @@ def test_a_repeated_list_would_lose_the_first():
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():
     def limit(given, usual):
         config = replace(RunConfig(), {"data": {"task": "gsm8k", "eval_limit": usual}}).to_dict()
-        return make_plan(EvaluateOptions("x", limit=given), {"config": config}).limit
+        return choose_settings(EvaluateOptions("x", limit=given), {"config": config}).limit
 
     assert (limit(40, 500), limit(40, None)) == (40, 40)
     assert (limit(None, 500), limit(500, 500), limit(1000, 500)) == (None, None, None)

@@ -55,8 +55,8 @@ def test_every_row_is_sampled_and_decoded_greedily(parts):
     samples = evaluate(run, sampler, rows, "whole")
     assert len(samples) == 10 * 4
     for row in rows:
-        draws = [sample["draw"] for sample in samples if sample["task_id"] == row["id"]]
-        assert sorted(draws, key=str) == [0, 1, 2, "greedy"]
+        indices = [sample["sample_index"] for sample in samples if sample["task_id"] == row["id"]]
+        assert sorted(indices, key=str) == [0, 1, 2, "greedy"]
     written = [json.loads(line) for line in (run.evaluation / "whole.samples.jsonl").read_text().splitlines()]
     assert written == samples
     assert all({"strict", "flexible", "robust"} <= sample.keys() for sample in samples)
@@ -111,9 +111,9 @@ def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_noth
     assert streamed == whole
     path = run.evaluation / f"streamed-{kept}.samples.jsonl"
     lines = (run.evaluation / "streamed.samples.jsonl").read_text().splitlines(keepends=True)
-    greedy, drawn = lines[:10], lines[10:]
+    greedy, others = lines[:10], lines[10:]
     # The results after a kill of a stream that yields the last rows first.
-    rows_left = [line for start in range(len(drawn) - 3, -1, -3) for line in drawn[start : start + 3]]
+    rows_left = [line for start in range(len(others) - 3, -1, -3) for line in others[start : start + 3]]
     path.write_text("".join((greedy[::-1] + rows_left)[:kept]))
     counting = Counting(sampler, streams=True)
     assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
@@ -128,16 +128,8 @@ def test_a_completions_random_numbers_are_its_own(parts):
     whole = evaluate(run, sampler, rows, "whole")
     fewer = evaluate(run, sampler, rows[3:6], "fewer")
     assert [sample for sample in whole if sample["task_id"] in {row["id"] for row in rows[3:6]}] == fewer
-    numbered = {completion_seed(0, row["id"], draw) for row in rows for draw in range(3)}
+    numbered = {completion_seed(0, row["id"], index) for row in rows for index in range(3)}
     assert len(numbered) == 30 and completion_seed(1, rows[0]["id"], 0) not in numbered
-
-
-def test_a_finished_evaluation_draws_nothing(parts):
-    run, sampler, rows = parts
-    evaluate(run, sampler, rows, "whole")
-    counting = Counting(sampler)
-    evaluate(run, counting, rows, "whole")
-    assert counting.completions == 0
 
 
 def test_samples_of_other_rows_are_refused(parts):
@@ -147,13 +139,15 @@ def test_samples_of_other_rows_are_refused(parts):
         evaluate(run, sampler, rows[1:], "whole")
 
 
-@pytest.mark.parametrize("line", ['{"task": "starter/1"}', "3", '{"task_id": "starter/1", "draw": [0]}', "passed"])
+@pytest.mark.parametrize(
+    "line", ['{"task": "starter/1"}', "3", '{"task_id": "starter/1", "sample_index": [0]}', "passed"]
+)
 def test_a_damaged_line_of_results_is_a_one_line_error(line, parts):
     run, sampler, rows = parts
     path = run.evaluation / "damaged.samples.jsonl"
     if line == "passed":  # the result of a row, without its verdict
-        line = json.dumps({"task_id": rows[0]["id"], "draw": "greedy"})
+        line = json.dumps({"task_id": rows[0]["id"], "sample_index": "greedy"})
     path.write_text(line + "\n")
-    with pytest.raises(UserError, match=r"damaged\.samples\.jsonl is damaged") as error:
+    with pytest.raises(UserError, match=r"damaged\.samples\.jsonl:1: .*; delete the line") as error:
         evaluate(run, sampler, rows, "damaged")
     assert "\n" not in str(error.value)

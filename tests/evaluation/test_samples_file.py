@@ -15,7 +15,7 @@ from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.report import read_report
 from lora_grpo.files.lock import holding
-from lora_grpo.tasks import code_grading, mbpp
+from lora_grpo.tasks import code_grading
 
 ROOT = Path(__file__).resolve().parents[2]
 HUMANEVAL = [
@@ -76,6 +76,8 @@ def runs(monkeypatch):
 
 
 def test_results_and_report_are_the_harnesss(asked):
+    lines = read(asked.samples)
+    write(asked.samples, [{**lines[0], "model": "half a pair: \ud800", "passed": "?"}, *lines[1:]])
     report = evaluate_and_report(asked)
     results = read(asked.output_dir / "results.jsonl")
     assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.samples)]
@@ -86,19 +88,13 @@ def test_results_and_report_are_the_harnesss(asked):
     assert report.evaluated.scores["pass@1"] == pytest.approx(0.5)
     assert report.evaluated.scores["pass@2"] == pytest.approx(2 / 3)
     assert (report.evaluated.tasks, report.evaluated.samples, report.protocol.rows) == (3, 6, 3)
-    assert report.evaluated.drawn["sampled"].statuses == {"failed": 2, "invalid": 1, "passed": 3}
+    assert report.evaluated.sample_stats["sampled"].statuses == {"failed": 2, "invalid": 1, "passed": 3}
     assert report.protocol.sandbox.startswith("isolation ")
     assert report.evaluated.intervals["pass@1"][0] < 0.5 < report.evaluated.intervals["pass@1"][1]
     assert read_report(asked.output_dir) == report
     written = json.loads((asked.output_dir / "report.json").read_text())
     assert written["pass@1"] == report.evaluated.scores["pass@1"]
     assert {path.name for path in found(asked.output_dir)} == FILES
-
-
-def test_the_usual_k_are_reported_as_far_as_there_are_samples(asked):
-    report = evaluate_and_report(replace(asked, k=None))
-    assert [*report.evaluated.scores] == ["pass@1"]
-    assert [point.k for point in report.evaluated.curve] == [1, 2]
 
 
 def test_nothing_is_extracted_or_cut(asked, runs):
@@ -112,29 +108,21 @@ def test_nothing_is_extracted_or_cut(asked, runs):
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [False, True, False, False]
 
 
-def test_a_timeout_is_in_the_harnesss_words(asked):
-    write(asked.samples, [{"task_id": "HumanEval/1", "completion": "    while True:\n        pass"}])
-    evaluate_and_report(replace(asked, k=(1,), sandbox=sandbox.Settings(timeout_seconds=0.5)))
-    (result,) = read(asked.output_dir / "results.jsonl")
-    assert (result["result"], result["status"], result["passed"]) == ("timed out", "timeout", False)
-
-
-def test_keys_of_a_sample_are_kept_and_half_a_surrogate_pair_too(asked):
-    line = {"task_id": "HumanEval/1", "completion": RIGHT.format(1) + "# \ud800", "model": "m", "passed": "?"}
-    write(asked.samples, [line])
-    evaluate_and_report(replace(asked, k=(1,)))
-    (result,) = read(asked.output_dir / "results.jsonl")
-    assert result["completion"] == line["completion"] and result["model"] == "m"
-    assert result["passed"] in (True, False)
-
-
 @pytest.mark.parametrize("score", [0.125, "good", None])
 def test_keys_of_a_sample_mean_nothing_to_the_kit(score, asked):
-    extra = {"num_tokens": "abc", "label": "x", "labels": 3, "draw": [1], "truncated": {}, "model": "\ud800\x1b[31m"}
+    extra = {
+        "num_tokens": "abc",
+        "label": "x",
+        "labels": 3,
+        "sample_index": [1],
+        "truncated": {},
+        "model": "\ud800\x1b[31m",
+    }
     write(asked.samples, [{**line, **extra, "score": score, "strict": True} for line in read(asked.samples)])
     evaluated = evaluate_and_report(asked).evaluated
     assert set(evaluated.scores) == {"pass@1", "pass@2"} and evaluated.scores["pass@1"] == pytest.approx(0.5)
-    assert "mean_tokens" not in evaluated.drawn["sampled"].health and evaluated.drawn["sampled"].rules == {}
+    stats = evaluated.sample_stats["sampled"]
+    assert "mean_tokens" not in stats.health and stats.rules == {}
 
 
 def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
@@ -142,13 +130,6 @@ def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
         path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     zipped = replace(asked, samples=tmp_path / "samples.jsonl.gz", data=str(tmp_path / "data.jsonl.gz"))
     assert evaluate_and_report(zipped).evaluated.scores["pass@1"] == pytest.approx(0.5)
-
-
-def test_tasks_without_samples_are_counted_and_said(asked, capsys):
-    write(asked.samples, [{"task_id": "HumanEval/2", "completion": RIGHT.format(2)}])
-    report = evaluate_and_report(replace(asked, k=(1,)))
-    assert (report.evaluated.tasks, report.protocol.rows, report.evaluated.scores["pass@1"]) == (1, 3, 1.0)
-    assert "only 1 of 3 tasks have samples" in capsys.readouterr().err
 
 
 def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
@@ -176,7 +157,7 @@ def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
 
 
 @pytest.mark.parametrize(("style", "strict"), [("hashes", [True] + 4 * [False]), ("xml", [False, True] + 3 * [False])])
-def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked, capsys):
+def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked):
     data = write(Path(asked.data), GSM8K)
     completions = [
         "1 + 1\n#### 2",
@@ -197,14 +178,11 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     assert [result["result"] for result in results] == ["passed", "passed", "passed", *failures]
     places = ["marker", "marker", "statement", None, "marker"]
     assert [result.get("read_from") for result in results] == places
-    drawn = report.evaluated.drawn["sampled"]
-    assert drawn.rules == {"strict": 1, "flexible": 4, "robust": 3}
-    assert drawn.read_from == {"marker": 2, "statement": 1}
+    stats = report.evaluated.sample_stats["sampled"]
+    assert stats.rules == {"strict": 1, "flexible": 4, "robust": 3}
+    assert stats.read_from == {"marker": 2, "statement": 1}
     assert report.protocol.sandbox is None
-    sentence = "answers that pass: samples 2 from a marker, 1 from a final statement"
-    printed, page = capsys.readouterr().out, (asked.output_dir / "report.md").read_text()
-    assert sentence in printed.splitlines() and f"- {sentence}" in page.splitlines()
-    assert "| passed, from a statement | 20.0 (1) |" in page
+    assert "| passed, from a statement | 20.0 (1) |" in (asked.output_dir / "report.md").read_text()
 
 
 # Killed and resumed
@@ -248,15 +226,6 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
     assert {path.name for path in found(asked.output_dir)} == FILES
 
 
-def test_a_report_that_is_missing_is_written_again(asked, runs):
-    report = evaluate_and_report(asked)
-    for name in ("report.json", "report.md"):
-        (asked.output_dir / name).unlink()
-    assert evaluate_and_report(asked) == report
-    assert len(runs) == 1
-    assert {path.name for path in found(asked.output_dir)} == FILES
-
-
 @pytest.mark.parametrize("change", ["timeout_seconds", "samples_sha256", "data_sha256"])
 def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(change, asked, tmp_path):
     report = evaluate_and_report(asked)
@@ -276,24 +245,6 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
         evaluate_and_report(asked)
 
 
-def test_each_evaluation_has_a_folder_of_its_own_by_default(asked, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for limits in (sandbox.Settings(), sandbox.Settings(timeout_seconds=2), sandbox.Settings()):
-        evaluate_and_report(replace(asked, output_dir=None, sandbox=limits))
-    folders = [path.name for path in (tmp_path / "outputs" / "evaluation").iterdir()]
-    assert len(folders) == 2 and all(name.startswith("samples-humaneval-") for name in folders)
-
-
-def test_files_that_answer_other_tasks_are_not_compared_and_nothing_is_moved(asked, tmp_path):
-    report = evaluate_and_report(asked)
-    other = write(tmp_path / "other.jsonl", read(asked.samples)[2:])
-    before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
-    with pytest.raises(UserError, match="1 tasks have samples on one side only"):
-        evaluate_and_report(replace(asked, compare=str(other)))
-    assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
-    assert evaluate_and_report(asked) == report
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", "")],
@@ -307,37 +258,34 @@ def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
     assert (asked.output_dir / name).read_text() == content
 
 
+def first_without_verdict(lines):
+    return [{key: lines[0][key] for key in ("task_id", "completion")}, *lines[1:]]
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "message"),
     [
-        lambda lines: lines[1:],
-        lambda lines: [*lines, lines[0]],
-        lambda lines: [3, *lines[1:]],
-        lambda lines: [[], *lines[1:]],
-        lambda lines: [{key: lines[0][key] for key in ("task_id", "completion")}, *lines[1:]],
+        (lambda lines: lines[1:], "does not fit the samples; delete it"),
+        (lambda lines: [*lines, lines[0]], "does not fit the samples; delete it"),
+        (lambda lines: [3, *lines[1:]], r"results\.jsonl:1: .*; delete the line"),
+        (first_without_verdict, r"results\.jsonl:1: .*; delete the line"),
     ],
 )
-def test_damaged_results_are_noticed(damage, asked):
+def test_damaged_results_are_noticed(damage, message, asked):
     evaluate_and_report(asked)
     write(asked.output_dir / "results.jsonl", damage(read(asked.output_dir / "results.jsonl")))
     (asked.output_dir / "report.json").unlink()
-    with pytest.raises(UserError, match="does not fit the samples; delete it"):
+    with pytest.raises(UserError, match=message):
         evaluate_and_report(asked)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"results.jsonl": ', "cannot be read: Expecting value"),
-        ('{"results.jsonl": 3}', "is damaged; pass another --output-dir"),
-        ('{"results.jsonl": {}}', "is damaged; pass another --output-dir"),
-        ('{"results.jsonl": {"request": 3, "environment": {}}}', "is damaged; pass another --output-dir"),
-    ],
+    "text", ['{"results.jsonl": ', '{"results.jsonl": {}}', '{"results.jsonl": {"request": 3, "environment": {}}}']
 )
-def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, message, asked):
+def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, asked):
     asked.output_dir.mkdir()
     (asked.output_dir / "evaluation.json").write_text(text)
-    with pytest.raises(UserError, match=rf"evaluation\.json {message}") as error:
+    with pytest.raises(UserError, match=r"evaluation\.json ") as error:
         evaluate_and_report(asked)
     assert "\n" not in str(error.value)
 
@@ -351,14 +299,9 @@ def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, message, as
         ("", "no rows; expected one JSON object with 'task_id' and 'completion' a line"),
         ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
         ("[1]", r"samples\.jsonl:1: expected one JSON object with .*, got \[1\]"),
-        ('{"completion": ""}', "samples\\.jsonl:1: expected .*'task_id' and 'completion'"),
-        ('{"task_id": "HumanEval/1", "code": ""}', "expected .*, with the keys 'task_id', 'code'$"),
+        ('{"task_id": "HumanEval/1", "code": ""}', "expected .*, got .*code"),
         ('{"task_id": "HumanEval/1", "completion": ["a"]}', "expected .*'task_id' and 'completion'"),
-        (
-            '{"task_id": "HumanEval/9", "completion": ""}',
-            "unknown task_id 'HumanEval/9'; the data has 3, such as 'Human",
-        ),
-        ('{"task_id": 1, "completion": ""}', "unknown task_id '1';"),
+        ('{"task_id": "HumanEval/9", "completion": ""}', "unknown task_id 'HumanEval/9'; .*such as 'Human"),
     ],
 )
 def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text, message, asked):
@@ -372,18 +315,13 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": (1, 10)}, "--k 10 exceeds 2, the fewest samples of a task; pass --k 2 or less"),
+        ({"k": (1, 10)}, "--k 10 exceeds 2"),
         ({"compare": "base"}, "--compare base means the base below an adapter"),
-        ({"explain": True}, "--explain is for a run or an adapter, and .* with --compare"),
         ({"source": "./run"}, "nothing or two things to evaluate"),
-        ({"task": None}, "--task is missing; expected gsm8k, humaneval"),
-        ({"temperature": float("nan")}, "--temperature is nan; expected"),
-        ({"temperature": 0.5}, "--temperature is for models, and .* is a file of samples; leave it out"),
-        ({"limit": 2}, "--limit is for models"),
-        ({"seed": -1}, "--seed is -1"),
-        ({"k": (0, 1)}, "--k is 0; expected a value greater than 0"),
+        ({"task": None}, "--task is missing"),
+        ({"temperature": 0.5}, "--temperature does not apply to "),
+        ({"limit": 2}, "--limit does not apply"),
         ({"k": ()}, "--k is "),
-        ({"samples": Path("samples.csv")}, r"samples\.csv: samples are read from JSON Lines only"),
         ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
         ({"data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
         ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),
@@ -395,44 +333,10 @@ def test_what_cannot_be_done_is_told_and_nothing_is_written(change, message, ask
     assert not asked.output_dir.exists()
 
 
-def test_a_file_in_the_place_of_the_folder(asked):
-    asked.output_dir.write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        evaluate_and_report(asked)
-
-
 def test_two_processes_do_not_grade_into_one_folder(asked):
     with holding(asked.output_dir), pytest.raises(UserError, match="another process is using"):
         evaluate_and_report(asked)
     assert found(asked.output_dir) == []
-
-
-def test_a_folder_that_cannot_be_made_is_named(asked):
-    blocked = replace(asked, output_dir=asked.samples / "out")
-    with pytest.raises(UserError, match="cannot be written: Not a directory"):
-        evaluate_and_report(blocked)
-
-
-def test_tests_that_could_not_decide_are_refused_before_anything_runs(asked):
-    rows = [{**HUMANEVAL[0], "test": "def check(candidate):\n    candidate(1) == 2"}, *HUMANEVAL[1:]]
-    write(Path(asked.data), rows)
-    with pytest.raises(UserError, match="HumanEval/1 cannot run: ValueError: they assert nothing"):
-        evaluate_and_report(asked)
-    assert not asked.output_dir.exists()
-
-
-def test_a_broken_test_ends_the_evaluation(asked):
-    write(
-        Path(asked.data),
-        [
-            {**HUMANEVAL[0], "test": "def check(candidate):\n    assert np.isclose(candidate(1), 2)"},
-            *HUMANEVAL[1:],
-        ],
-    )
-    with pytest.raises(UserError, match="HumanEval/1 cannot run"):
-        evaluate_and_report(asked)
-    assert not (asked.output_dir / "results.jsonl").exists()
-    assert not (asked.output_dir / "report.json").exists()
 
 
 # The script
@@ -480,28 +384,6 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(arguments, message, asked):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
 
 
-def test_a_mistake_in_a_file_is_exit_code_2(asked):
-    asked.samples.write_text("[]\n")
-    done = script(*flags(asked))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith(f"error: {asked.samples}:1: ")
-
-
-def test_help_loads_nothing_heavy():
-    code = (
-        "import runpy, sys\n"
-        "sys.argv = ['evaluate.py', '--help']\n"
-        "try:\n"
-        "    runpy.run_path('scripts/evaluate.py', run_name='__main__')\n"
-        "except SystemExit as ended:\n"
-        "    print(ended.code, [n for n in ('torch', 'transformers', 'trl', 'datasets') if n in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "0 []"
-    for name in ("--task", "--samples", "--data", "--output-dir", "--k", "--style", "--sandbox.memory-mb"):
-        assert name in done.stdout
-
-
 # The real data
 
 
@@ -518,22 +400,6 @@ def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
     assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164
 
 
-def test_solutions_of_mbpp_pass(real_data, tmp_path):
-    """Every tenth one; tasks/test_mbpp.py grades all of them."""
-    data = real_data / "mbpp" / "mbpp.jsonl"
-    rows = [json.loads(line) for line in data.read_bytes().splitlines()]
-    broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
-    samples = [{"task_id": row["task_id"], "completion": row["code"]} for row in rows[::10]]
-    samples = [sample for sample in samples if f"mbpp/{sample['task_id']}" not in broken]
-    options = EvaluateOptions(
-        str(write(tmp_path / "s.jsonl", samples)), "mbpp", output_dir=tmp_path / "out", data=str(data)
-    )
-    report = evaluate_and_report(options)
-    assert len(samples) > 90
-    assert report.evaluated.scores["pass@1"] == 1.0
-    assert (report.evaluated.tasks, report.protocol.rows) == (len(samples), 974)
-
-
 def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
     data = real_data / "gsm8k" / "test.jsonl"
     lines = enumerate(data.read_text(encoding="utf-8").splitlines())
@@ -542,7 +408,7 @@ def test_every_solution_of_gsm8k_passes(real_data, tmp_path):
         str(write(tmp_path / "s.jsonl", samples)), "gsm8k", output_dir=tmp_path / "out", data=str(data)
     )
     report = evaluate_and_report(options)
-    assert (report.evaluated.scores["pass@1"], report.evaluated.drawn["sampled"].rules) == (
+    assert (report.evaluated.scores["pass@1"], report.evaluated.sample_stats["sampled"].rules) == (
         1.0,
         {"strict": 1319, "flexible": 1319, "robust": 1319},
     )

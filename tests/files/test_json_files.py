@@ -51,9 +51,18 @@ def test_a_directory_is_no_file(tmp_path):
         list(json_files.read_lines(tmp_path, "rows"))
 
 
-def test_a_deeply_nested_line_ends_the_finished_lines(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + "[" * 100_000 + "\n")
-    assert json_files.read_finished_lines(tmp_path / "a.jsonl") == [{"a": 1}]
+def test_a_line_that_is_still_written_is_left_out_and_a_damaged_one_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    assert json_files.read_finished_lines(path) == []
+    path.write_text('{"a": 1}\n{"a": "x"}\n{"a": ')
+    assert json_files.read_finished_lines(path) == [{"a": 1}, {"a": "x"}]
+    for required, number in (({"a": int}, 2), ({"a": (int, str), "b": int}, 1)):
+        with pytest.raises(UserError, match=rf"a\.jsonl:{number}: expected an object with a"):
+            json_files.read_finished_lines(path, **required)
+    for line in ("[" * 100_000, "3", '{"a": '):
+        path.write_text(f'{{"a": 1}}\n{line}\n')
+        with pytest.raises(UserError, match=r"a\.jsonl:2: expected an object, got .*; delete the line"):
+            json_files.read_finished_lines(path)
 
 
 @pytest.mark.parametrize("read", [json_files.read_object, lambda path: json_files.read_text(path, "an object")])
@@ -76,4 +85,5 @@ def test_deep_nesting_is_refused_where_it_is_read(tmp_path):
         path.write_text('{"a": ' + "[" * depth + "]" * depth + "}\n")
         with pytest.raises(UserError, match=r"a\.json cannot be read: .*"):
             json_files.read_object(path)
-        assert json_files.read_finished_lines(path) == []
+        with pytest.raises(UserError, match=r"a\.json:1: "):
+            json_files.read_finished_lines(path)

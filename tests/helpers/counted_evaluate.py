@@ -1,4 +1,4 @@
-"""scripts/evaluate.py in small units, noting in a file what is drawn and what is run.
+"""scripts/evaluate.py in small units, noting in a file what is sampled and what is run.
 
 python tests/helpers/counted_evaluate.py NOTES COMPLETIONS-IN-A-UNIT FLAGS...
 """

@@ -1,16 +1,15 @@
 """Graded samples, as an evaluation leaves them."""
 
 
-def samples(greedy, drawn=None):
-    """Samples of tasks t0, t1, ...: `greedy` and each task's `drawn` as strings of + and -."""
+def samples(greedy, others=None):
+    """Samples of tasks t0, t1, ...: `greedy` and each task's `others` as strings of + and -."""
     made = []
     for place, first in enumerate(greedy):
-        draws = [("greedy", first), *enumerate(drawn[place] if drawn else "")]
-        for draw, passed in draws:
+        for index, passed in [("greedy", first), *enumerate(others[place] if others else "")]:
             made.append(
                 {
                     "task_id": f"t{place}",
-                    "draw": draw,
+                    "sample_index": index,
                     "completion": "...",
                     "passed": passed == "+",
                     "status": "passed" if passed == "+" else "wrong_answer",

@@ -37,7 +37,7 @@ def measured(label, source, **scores):
         "curve": [],
         "tasks": 30,
         "samples": 30,
-        "drawn": {
+        "sample_stats": {
             "sampled": {
                 "samples": 30,
                 "statuses": {"passed": 18, "wrong_answer": 12},

@@ -20,7 +20,7 @@ HOSTILE = (
 
 
 def metrics(steps, every=False):
-    """Lines of metrics.jsonl, rising; with every metric that is drawn, or a few that are drawn in a moment."""
+    """Lines of metrics.jsonl, rising; with every metric that is plotted, or a few."""
     few = ("step", "reward", "reward_std", "rewards/correct_answer/mean", "rewards/correct_answer/std")
     lines = [
         {
@@ -98,9 +98,9 @@ def write_run(
         )
         report = make_report((1, 2), Graded("trained", after, {}, protocol), Graded("base", before, {}, protocol))
         write_report(folder / "evaluation", report)
-        for name, drawn in (("base", before), ("trained", after)):
+        for name, results in (("base", before), ("trained", after)):
             path = folder / "evaluation" / f"{name}.samples.jsonl"
-            path.write_text("".join(json.dumps(sample) + "\n" for sample in drawn))
+            path.write_text("".join(json.dumps(sample) + "\n" for sample in results))
         rows = [{"task_id": f"t{place}", "question": f"Question {place}?", "answer": f"{place}"} for place in range(4)]
         (folder / "evaluation" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

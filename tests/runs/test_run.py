@@ -2,7 +2,6 @@ import dataclasses
 import json
 import math
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -11,10 +10,9 @@ from importlib import metadata
 
 import pytest
 
-from lora_grpo.config.schema import DataConfig, Invocation, ModelConfig, RunConfig, TrainConfig
+from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
-from lora_grpo.rewards import parse_reward_specs, resolve
 from lora_grpo.runs import close_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
@@ -84,14 +82,6 @@ def snapshot(folder):
 # A new run
 
 
-def test_the_record_is_written_only_when_the_run_begins(tmp_path):
-    run = open_in(tmp_path / "deep" / "run")
-    assert held(run.folder) == set()
-    run.begin(BASE)
-    assert held(run.folder) == {"run.json"}
-    assert read_record(run.folder)["status"] == "running"
-
-
 def test_the_record_says_what_where_and_with_what(tmp_path):
     run = open_in(tmp_path, seed=3)
     run.begin(BASE)
@@ -109,20 +99,6 @@ def test_the_record_says_what_where_and_with_what(tmp_path):
     assert "unsloth" in record["versions"] or "unsloth" not in versions()
 
 
-def test_the_commit_is_that_of_the_checkout(tmp_path):
-    revision = open_in(tmp_path).record["git_revision"]
-    assert revision is None or len(revision.removesuffix("+changes")) == 40
-
-
-def test_finishing_keeps_what_came_out(tmp_path):
-    run = open_in(tmp_path)
-    run.begin(BASE)
-    run.finish({"reward": 1.5})
-    record = read_record(tmp_path)
-    assert (record["status"], record["results"]) == ("complete", {"reward": 1.5})
-    assert record["ended"] >= record["started"]
-
-
 def test_the_time_between_stop_and_resume_is_not_worked(tmp_path, monkeypatch):
     def work(start, end, how=NEW):
         monkeypatch.setattr(time, "monotonic", lambda: start)
@@ -134,13 +110,6 @@ def test_the_time_between_stop_and_resume_is_not_worked(tmp_path, monkeypatch):
     work(100.0, 160.0)
     work(9000.0, 9030.5, RESUME)
     assert read_record(tmp_path)["seconds_worked"] == 90.5
-
-
-def test_an_update_is_on_disk_at_once(tmp_path):
-    run = open_in(tmp_path)
-    run.begin(BASE)
-    run.update(trained_steps=4)
-    assert read_record(tmp_path)["trained_steps"] == 4
 
 
 # A folder in use
@@ -198,13 +167,6 @@ def test_overwriting_does_not_follow_links_out_of_the_folder(tmp_path):
     assert held(tmp_path / "run") == {"run.json"}
 
 
-def test_overwriting_takes_a_run_whose_record_is_broken(tmp_path):
-    finished(tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    open_in(tmp_path, OVERWRITE).begin(BASE)
-    assert read_record(tmp_path)["status"] == "running"
-
-
 # Resuming
 
 
@@ -230,13 +192,9 @@ def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, "has seed=0, this command has 1"),
         ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command has ['integer_answer']"),
         ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command has 0.001"),
-        ({"train": TrainConfig(beta=0.1)}, "has train.beta=0.0"),
-        ({"data": DataConfig(train_limit=100)}, "has data.train_limit=None, this command has 100"),
-        ({"preset": "16gb"}, "has preset='auto'"),
-        ({"grpo": ("epsilon=0.1",)}, "has grpo=[]"),
+        ({"data": DataConfig(task="/elsewhere/b.py")}, "has data.task='gsm8k', this command has '/elsewhere/b.py'"),
     ],
 )
 def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes, message):
@@ -248,7 +206,7 @@ def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes,
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_steps": 400}, {"checkpoint_steps": 5}, {"keep_checkpoints": 1}, {"report_to": ("tensorboard",)}],
+    [{"max_steps": 400}, {"report_to": ("tensorboard",)}],
 )
 def test_going_on_may_change_what_alters_no_step_that_is_done(tmp_path, changes):
     finished(tmp_path)
@@ -274,7 +232,7 @@ def test_going_on_with_other_rows_is_refused(tmp_path, split):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("base_model", "other"), ("revision", "abc"), ("fingerprint", "dd"), ("engine", "unsloth"), ("bits", 16)],
+    [("base_model", "other"), ("fingerprint", "dd"), ("bits", 16)],
 )
 def test_going_on_with_another_base_is_refused_and_the_record_kept(tmp_path, name, value):
     finished(tmp_path)
@@ -283,12 +241,6 @@ def test_going_on_with_another_base_is_refused_and_the_record_kept(tmp_path, nam
     with pytest.raises(UserError, match=f"began with {name} .*, now it is {value!r}"):
         run.begin({**BASE, name: value})
     assert snapshot(tmp_path) == before
-
-
-def test_going_on_elsewhere_is_allowed(tmp_path):
-    finished(tmp_path)
-    open_in(tmp_path, RESUME).begin({**BASE, "device": "NVIDIA H200"})
-    assert read_record(tmp_path)["policy"]["device"] == "NVIDIA H200"
 
 
 def test_other_versions_are_said_and_not_refused(tmp_path, capsys):
@@ -301,18 +253,10 @@ def test_other_versions_are_said_and_not_refused(tmp_path, capsys):
     assert f"versions changed since the run began: trl 0.1 -> {metadata.version('trl')}" in capsys.readouterr().err
 
 
-def test_the_same_versions_are_not_worth_a_word(tmp_path, capsys):
-    finished(tmp_path)
-    open_in(tmp_path, RESUME)
-    assert capsys.readouterr().err == ""
-
-
 # Reading
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", "{}", '{"lora_grpo_run": 99}', '{"lora_grpo_run": 1}', "\udcff"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"lora_grpo_run": 99}', '{"lora_grpo_run": 1}', "\udcff"])
 def test_a_broken_record_is_one_line(tmp_path, text):
     (tmp_path / "run.json").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError) as error:
@@ -320,11 +264,6 @@ def test_a_broken_record_is_one_line(tmp_path, text):
     assert str(error.value).startswith(f"{tmp_path / 'run.json'} ")
     assert "\n" not in str(error.value)
     assert str(tmp_path / "run.json") in refusal(tmp_path, RESUME)
-
-
-def test_a_missing_record_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="does not exist; give the folder of a run"):
-        read_record(tmp_path)
 
 
 # Two processes at once
@@ -358,32 +297,22 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     assert second.returncode == 1
 
 
-def test_a_run_that_ends_early_says_how_and_how_to_go_on(tmp_path):
+def test_a_run_that_ends_early_says_how(tmp_path):
     folder = tmp_path / "my run"
     open_in(folder).begin(BASE)
-    command = close_run("failed", "it broke")
+    close_run("failed", "it broke")
     record = read_record(folder)
     assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
-    assert shlex.split(command)[2:] == ["--resume", "--output-dir", str(folder)]
-    assert close_run("failed") is None  # it is already closed
+    close_run("interrupted")  # it is already closed
+    assert read_record(folder)["status"] == "failed"
     open_in(folder, RESUME).begin(BASE)
     assert "error" not in read_record(folder)
-
-
-def test_the_command_to_go_on_names_the_code_that_the_run_needs(tmp_path):
-    for name in ("mine.py", "task.py"):
-        (tmp_path / name).write_text("def one(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    rewards, task = (f"{tmp_path}/mine.py:one=1.0", f"{tmp_path}/task.py:one"), str(tmp_path / "task.py")
-    asked = {"rewards": rewards, "data": DataConfig(task=task), "model": ModelConfig(trust_remote_code=True)}
-    open_in(tmp_path / "run", **asked).begin(BASE)
-    words = shlex.split(close_run("failed", "it broke"))[2:]
-    assert words[:-3] == ["--task", task, "--rewards", *rewards, "--model.trust-remote-code"]
 
 
 def test_a_run_whose_folder_was_deleted_is_closed_without_an_error(tmp_path):
     open_in(tmp_path / "run").begin(BASE)
     shutil.rmtree(tmp_path / "run")
-    assert close_run("failed", "it broke")
+    close_run("failed", "it broke")
 
 
 def test_a_complete_run_stays_complete(tmp_path):
@@ -396,41 +325,31 @@ def test_a_complete_run_stays_complete(tmp_path):
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     open_in(tmp_path / "new").checkpoints.mkdir()  # TRL creates it when the trainer is built
-    assert close_run("failed", "refused") is None
+    close_run("failed", "refused")
     assert not (tmp_path / "new").exists()
     finished(tmp_path / "old")
     before = snapshot(tmp_path / "old")
     open_in(tmp_path / "old", OVERWRITE)
-    assert close_run("failed", "refused") is None
+    close_run("failed", "refused")
     assert snapshot(tmp_path / "old") == before
 
 
-def test_a_reward_file_that_changed_is_refused(tmp_path):
-    rewards = tmp_path / "mine.py"
-    rewards.write_text("def mine(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    finished(tmp_path / "run", rewards=(f"{rewards}:mine",))
-    open_in(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
-    rewards.write_text(rewards.read_text().replace("1.0", "0.5"))
-    assert "mine.py has changed" in refusal(tmp_path / "run", RESUME, rewards=(f"{rewards}:mine",))
+def test_a_changed_file_of_the_user_is_refused_by_name(tmp_path):
+    def opened(how, digest):
+        end_of_process()
+        entries = {"user_files": {"/elsewhere/mine.py": digest}}
+        return open_run(RunConfig(output_dir=str(tmp_path)), how, "gsm8k_lora", ROWS, entries)
+
+    opened(NEW, "aa").begin(BASE)
+    assert opened(RESUME, "aa").record["user_files"] == {"/elsewhere/mine.py": "aa"}
+    with pytest.raises(UserError, match=r"/elsewhere/mine\.py has changed"):
+        opened(RESUME, "bb")
 
 
-def test_a_changed_module_beside_a_reward_file_is_refused_by_name(tmp_path):
-    rewards, helper = tmp_path / "mine.py", tmp_path / "my_scores.py"
-    rewards.write_text("from my_scores import mine\n")
-    helper.write_text("def mine(completions, **columns):\n    return [1.0 for _ in completions]\n")
-    spec = (f"{rewards}:mine",)
-    finished(tmp_path / "run", rewards=spec)
-    assert [*open_in(tmp_path / "run", RESUME, rewards=spec).record["user_files"]] == [str(rewards), str(helper)]
-    (reward,) = resolve(parse_reward_specs(spec))
-    assert reward.function(prompts=["a"], completions=["b"]) == [1.0]
-    helper.write_text(helper.read_text().replace("1.0", "0.5"))
-    assert f"{helper} has changed" in refusal(tmp_path / "run", RESUME, rewards=spec)
-
-
-def test_a_pattern_that_looks_like_a_file_is_none(tmp_path):
-    rewards = (r"pattern:\w+\.py:\d+=1.0",)
-    finished(tmp_path / "run", rewards=rewards)
-    assert open_in(tmp_path / "run", RESUME, rewards=rewards).record["user_files"] == {}
+def test_a_task_file_may_be_in_another_folder(tmp_path):
+    finished(tmp_path, data=DataConfig(task="/old/task.py"))
+    open_in(tmp_path, RESUME, data=DataConfig(task="/new/task.py"))
+    assert "has data.task" in refusal(tmp_path, RESUME, data=DataConfig(task="/new/other.py"))
 
 
 def test_only_a_constant_schedule_can_be_extended(tmp_path):
@@ -452,15 +371,10 @@ def test_a_run_that_goes_on_under_another_isolation_says_both(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "value"),
     [
-        ("alarms", {"a": 1}),
         ("alarms", [1]),
         ("best", {"step": "last"}),
         ("command", "recipes/gsm8k_lora.py"),
-        ("machine", []),
-        ("plan", 5),
-        ("resumed", 3),
         ("seconds_worked", math.inf),
-        ("stopped_early", "yes"),
     ],
 )
 def test_an_entry_of_a_wrong_type_is_named(entry, value, tmp_path):

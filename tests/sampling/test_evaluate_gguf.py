@@ -122,7 +122,7 @@ def test_a_seed_gives_the_same_samples_again(run, tmp_path):
         evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / name, **options))
     one, two = ((tmp_path / name / "results.jsonl").read_text().splitlines() for name in ("one", "two"))
     assert sorted(one) == sorted(two)
-    texts = {(line["task_id"], line["draw"]): line["completion"] for line in map(json.loads, one)}
+    texts = {(line["task_id"], line["sample_index"]): line["completion"] for line in map(json.loads, one)}
     assert sum(texts[task, 0] != texts[task, 1] for task, draw in texts if draw) > 2
     changed = evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / "other", seed=1, **options))
     assert changed.evaluated.samples == 12

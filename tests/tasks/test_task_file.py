@@ -10,7 +10,7 @@ import pytest
 
 from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.evaluation.options import EvaluateOptions, make_plan
+from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 from lora_grpo.evaluation.report import Graded, make_protocol, make_report
 from lora_grpo.files import python_file
 from lora_grpo.rewards import parse_reward_specs, resolve, training_set
@@ -67,10 +67,7 @@ def test_the_system_prompt_of_all_rows_is_recorded(tmp_path):
         data = load_data(config)
         record = {"data": data.record, "config": config.to_dict()}
         assert data.record["system_prompt"] == system_prompt(record) == expected
-        del data.record["system_prompt"]  # as in a run.json of an earlier version
-        assert system_prompt(record) is None
-    record = {"data": {"task": "gsm8k"}, "config": RunConfig().to_dict()}
-    assert system_prompt(record) == chat.SYSTEM_PROMPTS["xml"] and system_prompt({}) is None
+    assert system_prompt({}) is None
 
 
 def test_a_task_file_has_no_prompt_style(tmp_path):
@@ -79,11 +76,18 @@ def test_a_task_file_has_no_prompt_style(tmp_path):
     data, params = DataConfig(task=str(path)), SamplingParams(1, 0.0, 1.0, 8)
     protocol = make_protocol(data, {"eval": {"sha256": "x"}}, params, 3, 0)
     assert protocol.sampling.prompt_style is None
-    result = {"task_id": "a", "passed": True, "status": "passed", "draw": "greedy", "num_tokens": 1, "truncated": False}
+    result = {
+        "task_id": "a",
+        "passed": True,
+        "status": "passed",
+        "sample_index": "greedy",
+        "num_tokens": 1,
+        "truncated": False,
+    }
     title = make_report([1], Graded("base", [result], {}, protocol)).title
     assert title == "own: 1 samples of 1 tasks, greedy, 0-shot"
     with pytest.raises(UserError, match=r"--style hashes does not apply to .*own\.py, which writes its own prompts"):
-        make_plan(EvaluateOptions("starter", task=str(path), style="hashes"), None)
+        choose_settings(EvaluateOptions("starter", task=str(path), style="hashes"), None)
 
 
 def test_worked_examples_follow_the_system_message(task):

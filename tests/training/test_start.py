@@ -181,7 +181,7 @@ def test_the_second_run_needs_nothing_of_the_first(runs, tmp_path):
     report = json.loads((tmp_path / "evaluated" / "report.json").read_text())
     assert report["baseline"]["label"] == "start"
     kept = {row["task_id"]: row["completion"] for row in map(json.loads, samples(alone, "base").splitlines())
-            if row["draw"] == "greedy"}  # fmt: skip
+            if row["sample_index"] == "greedy"}  # fmt: skip
     [path] = (tmp_path / "evaluated").glob("compared-*.jsonl")
     assert {row["task_id"]: row["completion"] for row in map(json.loads, path.read_text().splitlines())} == kept
     here.command("merge.py", "second")

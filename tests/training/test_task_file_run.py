@@ -61,7 +61,7 @@ def test_a_task_file_goes_through_every_command(warm, tmp_path):
     assert "mean score" in finish(start(*evaluate)).stdout
     greedy = {line["task_id"]: line for line in results(tmp_path / "scores")}
     lines = (tmp_path / "run" / "evaluation" / "trained.samples.jsonl").read_text().splitlines()
-    of_run = [line for line in map(json.loads, lines) if line["draw"] == "greedy"]
+    of_run = [line for line in map(json.loads, lines) if line["sample_index"] == "greedy"]
     assert [(greedy[line["task_id"]]["passed"], greedy[line["task_id"]]["score"]) for line in of_run] == [
         (line["passed"], line["score"]) for line in of_run
     ]

@@ -155,8 +155,8 @@ function browse(data) {
 
   function whereOf(row) {
     if (row[at.step] !== null) return `${row[at.source]}, step ${row[at.step]}`;
-    const draw = row[at.draw];
-    return draw === null ? row[at.source] : `${row[at.source]}, ${draw === "greedy" ? draw : `sample ${draw}`}`;
+    const index = row[at.sample_index];
+    return index === null ? row[at.source] : `${row[at.source]}, ${index === "greedy" ? index : `sample ${index}`}`;
   }
 
   function badge(row) {

@@ -1,16 +1,21 @@
 """The code that settings name: task files, reward files, and the Python code of a model's repository.
 
-A run folder or a settings file may come from someone else. Its code runs only if the command line names it too.
+A run folder or a settings file may come from someone else. Its code runs only if the command line names it too. The
+command that resumes a run therefore names it, and run.json has the digests of its files.
 """
 
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_grpo import distributed
+from lora_grpo.commands import to_start_again
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.files import atomic, python_file
 from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.tasks import is_task_file
 
@@ -57,15 +62,29 @@ def refuse_unnamed_code(config: RunConfig, named: RunConfig, files: str) -> None
             raise UserError(f"{files} would run {code.what}; if you trust it, pass {shlex.join(code.flags)} to run it")
 
 
-def flags_that_name(config: RunConfig, recipe: str) -> list[str]:
-    """Return the arguments with which a run of these settings is resumed. Code in the recipe's own file needs none."""
-    done = {_resolved(recipe)}
+def resume_command(config: RunConfig) -> str:
+    """Return the command that resumes a run of this process. Code in the recipe's own file needs no flags."""
+    ranks = distributed.world_size()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    found, named = named_code(config), {_resolved(sys.argv[0])}
     flags: list[str] = []
-    for code in named_code(config):
-        if code.key not in done:
+    for code in found:
+        if code.key not in named:
             flags += code.flags
-            done |= {each.key for each in named_code(config) if each.flags == code.flags}
-    return flags
+            named |= {each.key for each in found if each.flags == code.flags}
+    return shlex.join([*to_start_again(launcher), *flags, "--resume", "--output-dir", str(config.folder)])
+
+
+def user_files(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of the task file, the reward files and the modules beside them that they import, by path."""
+    names = [name for name in (config.data.task, config.data.evaluation_task) if is_task_file(name)]
+    names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
+    found: dict[str, str] = {}
+    for path in (Path(name).expanduser() for name in names):
+        main, *helpers = python_file.files(path)
+        found[str(path)] = atomic.sha256(main)
+        found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
+    return found
 
 
 def _resolved(path: str) -> str:
