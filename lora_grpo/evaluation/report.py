@@ -190,13 +190,27 @@ class Graded:
 def make_protocol(
     data: DataConfig,
     record: Mapping[str, Any],
-    params: SamplingParams,
+    params: SamplingParams | None,
     rows: int,
     seed: int,
     contaminated: Sequence[str] = (),
     limit: int | None = None,
 ) -> Protocol:
-    """Return the protocol of an evaluation that samples a model. `record` is the `data` entry of run.json."""
+    """Return the protocol of an evaluation.
+
+    Args:
+        record: the `data` entry of run.json.
+        params: None for a file of samples.
+        rows: number of rows.
+    """
+    sampling = params and Sampling(
+        prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
+        few_shot=data.few_shot,
+        num_samples=params.num_samples,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        max_completion_tokens=params.max_tokens,
+    )
     return Protocol(
         task=task_title(data.evaluation_task),
         task_sha256=task_sha256(data.evaluation_task),
@@ -205,15 +219,8 @@ def make_protocol(
         data_source=data.eval,
         left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
         contaminated=list(contaminated),
-        sampling=Sampling(
-            prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
-            few_shot=data.few_shot,
-            num_samples=params.num_samples,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            max_completion_tokens=params.max_tokens,
-        ),
-        grading=how_graded(data.evaluation_task),
+        sampling=sampling,
+        grading=_how_graded(data.evaluation_task, as_program=params is None),
         sandbox=record.get("sandbox"),
         seed=seed,
         limit=limit,
@@ -276,7 +283,7 @@ def read_reports(run: Path) -> dict[Path, Report]:
     return reports
 
 
-def how_graded(task: str, *, as_program: bool = False) -> str:
+def _how_graded(task: str, *, as_program: bool) -> str:
     """Return a description of how a task is graded. `as_program`: completions are whole programs."""
     if is_task_file(task):
         return f"`check` in {task_title(task)}.py"

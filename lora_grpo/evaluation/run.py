@@ -60,23 +60,14 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     title = START if name == BASE and from_adapter else name
     seconds, since = run.record.get("evaluation_seconds", {}), run.seconds_worked
 
-    def record_time() -> None:
+    def add_time() -> None:
         nonlocal since
         seconds[name] = round(seconds.get(name, 0.0) + run.seconds_worked - since, 3)
         since = run.seconds_worked
         run.update(evaluation_seconds=seconds)
 
     return sample_and_grade(
-        path,
-        sampler,
-        rows,
-        task,
-        params,
-        config.seed,
-        title,
-        adapter=title != BASE,
-        greedy=True,
-        after_batch=record_time,
+        path, sampler, rows, task, params, config.seed, title, adapter=title != BASE, greedy=True, after_batch=add_time
     )
 
 

@@ -28,7 +28,7 @@ from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import results as result_files
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
-from lora_grpo.evaluation.report import Graded, Protocol, how_graded
+from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
 from lora_grpo.evaluation.results import GRADES, Request, Result, append, grades, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.tasks import (
@@ -101,29 +101,21 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
     task, style = settings.task, options.style or ("hashes" if settings.task == "gsm8k" else "xml")
     rows = _rows(settings.data, style)
     samples = _samples(path, task, rows)
-    described: dict[str, Any] = {"task": task_title(task), "task_sha256": task_sha256(task)}
     data_sha256 = fingerprint(list(rows.values()))
     if task in CODE_TASKS:
         code_grading.check_tests({row["id"]: row for _, row in samples}.values())
         graded_with = {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
         graded_with = {"style": style}
-    return SampleFile(
-        label,
-        task,
-        samples,
-        request={**described, "samples_sha256": atomic.sha256(path), "data_sha256": data_sha256, **graded_with},
-        protocol=Protocol(
-            **described,
-            rows=len(rows),
-            data_sha256=data_sha256,
-            data_source=settings.data.eval,
-            contaminated=[],
-            grading=how_graded(task, as_program=True),
-            seed=settings.seed,
-        ),
-        limits=options.sandbox,
-    )
+    request = {
+        "task": task_title(task),
+        "task_sha256": task_sha256(task),
+        "samples_sha256": atomic.sha256(path),
+        "data_sha256": data_sha256,
+        **graded_with,
+    }
+    protocol = make_protocol(settings.data, {"eval": {"sha256": data_sha256}}, None, len(rows), settings.seed)
+    return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
 def _rows(data: DataConfig, style: str) -> dict[str, Row]:

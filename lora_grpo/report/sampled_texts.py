@@ -12,19 +12,8 @@ MAX_SHOWN = 20_000
 """Maximum number of completions on one page."""
 
 _COLUMNS = (
-    *(
-        "source",
-        "step",
-        "sample_index",
-        "problem",
-        "completion",
-        "extracted",
-        "passed",
-        "status",
-        "tokens",
-        "truncated",
-    ),
-    *("rewards", "reward"),
+    *("source", "step", "sample_index", "problem", "completion", "extracted"),
+    *("passed", "status", "tokens", "truncated", "rewards", "reward"),
 )
 
 

@@ -13,14 +13,12 @@ from safetensors.torch import load_file, save_file
 from lora_grpo import starter
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import model_samples
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 from lora_grpo.evaluation.report import read_report
 from lora_grpo.models import Overrides, base_model, model_files, resolve
 from lora_grpo.sampling import build
 from lora_grpo.sampling.sampler import SampledTokens, Sampler
-from lora_grpo.tasks import load_evaluation_rows
 
 
 def read(path):
@@ -183,15 +181,6 @@ def test_a_model_that_others_are_compared_with_is_sampled_once(finished, run_fol
     assert compare(output_dir=tmp_path / "out", compare=str(run_folder))[1] == 0  # both were evaluated
 
 
-def test_a_changed_setting_is_another_folder_and_the_given_one_is_refused(copied, run_folder, no_model):
-    with pytest.raises(UserError, match=r"temperature was 1\.0, now 0\.5; pass another --output-dir, or --overwrite"):
-        evaluate_and_report(replace(copied, temperature=0.5))
-    with pytest.raises(TypeError):  # a model is loaded, because this is another evaluation in its own folder
-        evaluate_and_report(replace(copied, temperature=0.5, output_dir=None))
-    (folder,) = (run_folder / "evaluation").iterdir()
-    assert folder.name.startswith("starter-")
-
-
 def settings_of(run, **changes):
     options = EvaluateOptions(str(run), **changes)
     target = resolve(str(run), Overrides())
@@ -209,24 +198,6 @@ def test_the_settings_of_a_run_are_the_defaults(run_folder, tmp_path):
     assert (sampling.temperature, sampling.top_p) == (0.7, 1.0)
     sampling = settings_of(run).sampling
     assert (sampling.temperature, sampling.num_samples) == (0.0, 1)  # one sample is greedy
-
-
-def test_two_models_share_one_that_is_loaded_only_if_base_and_tokenizer_are_the_same(run_folder, monkeypatch):
-    loaded = []
-    sampler = type("Loaded", (), {"close": lambda self: None})
-    monkeypatch.setattr(build, "load_sampler", lambda target, *_, **__: loaded.append(target.label) or sampler())
-    monkeypatch.setattr(build, "describe", lambda *_: {})
-    trained = resolve(str(run_folder), Overrides())
-    base = trained.without_adapter()
-    settings = settings_of(run_folder)
-    data = load_evaluation_rows(settings.data, settings.seed, trained_seed=settings.trained_seed)
-    loader = model_samples.Loader("transformers", settings)
-    for target in (trained, base):
-        loader.load(target, data.eval)
-    assert loaded == ["trained"]
-    other = resolve("starter", Overrides())  # 16 bits
-    loader.load(other, data.eval)
-    assert loaded == ["trained", "starter"]
 
 
 def test_results_are_read_back_as_samples(finished, copied, tmp_path):

@@ -1,6 +1,5 @@
 import pytest
 
-from lora_grpo.cli import read_flags
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
@@ -27,14 +26,6 @@ def test_columns_need_data_and_known_names():
         columns("question=problem")
     with pytest.raises(UserError, match="did you mean 'question'"):
         columns("qestion=problem", data="c.csv")
-
-
-def test_a_repeated_list_would_lose_the_first():
-    name = "--model.chat-template-kwargs"
-    with pytest.raises(UserError, match=f"{name} is given 2 times; give all its values after one"):
-        read_flags(EvaluateOptions, ["x", name, "a=1", name, "b=1"])
-    with pytest.raises(UserError, match="--k is given 2 times"):
-        read_flags(EvaluateOptions, ["x", "--k", "1", "--k", "4"])
 
 
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():

@@ -139,12 +139,6 @@ def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
     assert runs == [[program]] and report.evaluated.scores["pass@1"] == 1.0
 
 
-def test_fenced_answers_of_a_chat_model_get_a_hint(asked, capsys):
-    write(asked.samples, [{"task_id": "HumanEval/1", "completion": f"```python\n{RIGHT.format(1)}\n```"}] * 2)
-    evaluate_and_report(replace(asked, k=(1,)))
-    assert "note: 2 of 2 completions have a code fence (```)" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", [11, "11", "mbpp/11", "Mbpp/11"])
 def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     data = write(Path(asked.data), MBPP)
@@ -245,19 +239,6 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
         evaluate_and_report(asked)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("results.jsonl", "{}\n"), ("report.json", "{"), ("notes.txt", "")],
-)
-def test_a_folder_with_someone_elses_files_is_left_alone(name, content, asked):
-    asked.output_dir.mkdir()
-    (asked.output_dir / name).write_text(content)
-    with pytest.raises(UserError, match="pass another --output-dir"):
-        evaluate_and_report(asked)
-    assert [path.name for path in found(asked.output_dir)] == [name]
-    assert (asked.output_dir / name).read_text() == content
-
-
 def first_without_verdict(lines):
     return [{key: lines[0][key] for key in ("task_id", "completion")}, *lines[1:]]
 
@@ -348,16 +329,8 @@ def script(*arguments):
 
 
 def flags(options):
-    return [
-        "--task",
-        options.task,
-        "--samples",
-        options.samples,
-        "--data",
-        options.data,
-        "--output-dir",
-        options.output_dir,
-    ]
+    names = ("task", "samples", "data", "output_dir")
+    return [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(options, name))]
 
 
 def test_the_script_prints_a_table_and_where_the_files_are(asked):

@@ -17,7 +17,6 @@ from lora_grpo.evaluation import read_report
 from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
-from lora_grpo.files import markdown as escaped
 from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report.facts import changes
@@ -70,16 +69,6 @@ def test_the_report_says_where_the_gain_comes_from(tmp_path):
     write_evaluation(run / "evaluation", report.model_validate({**report.model_dump(), "gain": gain}))
     page = text_of(page_of(run))
     assert "from the format" in page and "+25.0 [+10.0, +40.0]" in page
-
-
-def test_the_report_says_which_answers_count_for_a_fixed_problem(tmp_path):
-    run = write_run(tmp_path / "mine")
-    counts = "1 problems fixed, 0 regressed (solved: at least half of the {} answers pass)"
-    assert counts.format("sampled") in text_of(page_of(run))
-    assert escaped(counts.format("sampled")) in (run / "report/report.md").read_text()
-    path = run / "evaluation/report.json"
-    path.write_text(path.read_text().replace('"sampled": {', '"greedy": {'))
-    assert counts.format("greedy") in text_of(page_of(run))
 
 
 def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling):
@@ -219,17 +208,6 @@ def test_a_long_run_is_averaged_and_says_so(tmp_path):
     assert "Each point is the mean of 2 steps." in entropy.caption
 
 
-def test_captions_speak_of_the_run_that_is_shown_and_are_not_repeated(tmp_path):
-    run = write_run(tmp_path / "run", every=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    (run / "metrics.jsonl").write_text("".join(json.dumps({**line, "rewards/b/mean": 0.5}) + "\n" for line in lines))
-    shown = plots(run)
-    (times,) = [plot for plot in shown if plot.key == "step-time"]
-    assert times.caption == "Training: 78% of the time of all steps."  # 4.5 s of 5.76 s
-    captions = [plot.caption for plot in shown if plot.caption]
-    assert len(captions) == len(set(captions)) == len(shown) - 1
-
-
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     run = write_run(tmp_path / "run")
     write_report(run)
@@ -243,15 +221,11 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 
 def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
     run = write_run(tmp_path / "run", status="running", evaluated=False)
+    assert "was killed or its machine went down" in page_of(run) and "Still running" not in page_of(run)
     with lock.holding(run):
         page = text_of(page_of(run))
     assert "Still running." in page and f"lora-grpo report {run}" in page
     assert "Not evaluated yet" in page
-
-
-def test_a_run_whose_process_was_killed_is_not_called_running(tmp_path):
-    page = page_of(write_run(tmp_path / "run", status="running", evaluated=False))
-    assert "was killed or its machine went down" in page and "Still running" not in page
 
 
 def test_a_failed_run_says_why(tmp_path):
@@ -356,6 +330,7 @@ def two(tmp_path):
 def test_two_runs_share_each_plot_and_differences_are_listed(two):
     page = write_diff(*two)
     assert page == two[0] / "report" / "diff-second.html"
+    write_report(two[0])  # a new report keeps the comparisons
     text = text_of(page.read_text())
     rows = [re.sub("<[^>]*>", "|", row) for row in re.findall("<tr>.*?</tr>", text)]
     assert any("train.learning_rate" in row and "2e-05" in row and "0.001" in row for row in rows)
@@ -363,13 +338,6 @@ def test_two_runs_share_each_plot_and_differences_are_listed(two):
     assert not any("output_dir" in row or "|torch|" in row or "lora.rank" in row for row in rows)
     assert "Reward, weighted sum by step: first from 0.6667 at 1 to 2 at 3" in text
     assert "second from 0.4 at 1 to 2 at 5" in text
-
-
-def test_a_new_report_keeps_the_comparisons(two):
-    page = write_diff(*two)
-    before = page.read_bytes()
-    write_report(two[0])
-    assert page.read_bytes() == before
 
 
 # Wrong inputs, and the end of a run
