@@ -154,12 +154,12 @@ def _sample_stats(results: Sequence[Result]) -> SampleStats:
         health["truncated"] = sum(bool(result.get("truncated")) for result in results)
         health["mean_tokens"] = sum(lengths) / len(lengths)
     has_places = any("read_from" in result for result in results)
-    places = Counter(result.get("read_from") for result in results if result["passed"])
+    places = [result.get("read_from") for result in results if result["passed"]]
     return SampleStats(
         samples=len(results),
         statuses=dict(sorted(statuses.items())),
         rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
-        read_from={place: places[place] for place in READ_FROM} if has_places else {},
+        read_from={place: places.count(place) for place in READ_FROM} if has_places else {},
         health=health,
     )
 

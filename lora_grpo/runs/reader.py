@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import lock
-from lora_grpo.files.json_files import read_finished_lines
+from lora_grpo.files import json_files, lock
 from lora_grpo.runs.record import read_record
 
 Line = dict[str, Any]
@@ -55,12 +54,13 @@ def read_run(folder: Path) -> RunFiles:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give the folder of a run, e.g. outputs/gsm8k_lora")
 
+    lines, evaluation = json_files.read_finished_lines, folder / "evaluation"
+
     def by_step(name: str) -> list[Line]:
         paths = sorted((folder / name).glob("step-*.jsonl"))
-        lines = [line for path in paths for line in read_finished_lines(path, step=int, completion=str, rewards=dict)]
-        return sorted(lines, key=lambda line: line["step"])
+        found = [line for path in paths for line in lines(path, step=int, completion=str, rewards=dict)]
+        return sorted(found, key=lambda line: line["step"])
 
-    evaluation = folder / "evaluation"
     return RunFiles(
         folder=folder,
         is_running=lock.is_held(folder),  # before reading, in case the run ends in the meantime
@@ -69,15 +69,13 @@ def read_run(folder: Path) -> RunFiles:
         completions=by_step("completions"),
         validation=by_step("validation"),
         samples={
-            path.name.removesuffix(".samples.jsonl"): read_finished_lines(
-                path, task_id=str, completion=str, passed=bool
-            )
+            path.name.removesuffix(".samples.jsonl"): lines(path, task_id=str, completion=str, passed=bool)
             for path in sorted(evaluation.glob("*.samples.jsonl"))
         },
-        rows={row["task_id"]: row for row in read_finished_lines(evaluation / "rows.jsonl", task_id=str)},
+        rows={row["task_id"]: row for row in lines(evaluation / "rows.jsonl", task_id=str)},
     )
 
 
 def read_metrics(folder: Path) -> list[Line]:
     """Return the complete lines of a run's metrics.jsonl, one per step, or raise a UserError if one is damaged."""
-    return sorted(read_finished_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
+    return sorted(json_files.read_finished_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])

@@ -50,7 +50,7 @@ ALSO_OF = {
 }
 # What a command cannot reach although its code does.
 UNREACHED = {
-    ("evaluate", "lora_grpo.models.base_model", "--model.name"),  # `read_config` of a folder, which was checked before
+    ("evaluate", "lora_grpo.models.model_files", "--model.name"),  # `read_config` of a folder, which was checked before
 }
 
 

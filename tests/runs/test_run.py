@@ -185,7 +185,7 @@ def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
     [
         ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command has ['integer_answer']"),
         ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command has 0.001"),
-        ({"data": DataConfig(task="/elsewhere/b.py")}, "has data.task='gsm8k', this command has '/elsewhere/b.py'"),
+        ({"data": DataConfig(task="/elsewhere/b.py")}, "has data.task='starter', this command has '/elsewhere/b.py'"),
     ],
 )
 def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes, message):
