@@ -203,14 +203,16 @@ def make_protocol(
         params: None for a file of samples.
         rows: number of rows.
     """
-    sampling = params and Sampling(
-        prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
-        few_shot=data.few_shot,
-        num_samples=params.num_samples,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        max_completion_tokens=params.max_tokens,
-    )
+    sampling = None
+    if params:
+        sampling = Sampling(
+            prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
+            few_shot=data.few_shot,
+            num_samples=params.num_samples,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_completion_tokens=params.max_tokens,
+        )
     return Protocol(
         task=task_title(data.evaluation_task),
         task_sha256=task_sha256(data.evaluation_task),
