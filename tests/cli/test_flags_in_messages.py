@@ -38,6 +38,7 @@ OPTIONS = {
 # Arguments for bubblewrap, nvidia-smi, git, torchrun, vLLM and llama.cpp.
 OF_OTHER_PROGRAMS = {
     *("--unshare-all", "--cap-drop", "--clearenv", "--setenv", "--ro-bind", "--dev-bind", "--dev", "--remount-ro"),
+    *("--tmpfs", "--ro-bind-try"),
     *("--chdir", "--die-with-parent", "--query-gpu", "--format", "--always", "--exclude", "--abbrev", "--dirty"),
     *("--standalone", "--nproc-per-node", "--enable-lora", "--max-lora-rank", "--max-loras", "--logprobs-mode"),
     *("--quantization", "--max-model-len", "--lora"),
