@@ -5,7 +5,6 @@ A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled mod
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -122,9 +121,10 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
         try:
             path = hf_hub_download(**wanted, local_files_only=True)
         except LocalEntryNotFoundError:
-            reach_hub(settings)  # hf_hub_download (1.33) retries for half a minute if the Hub is unreachable
+            if reason := _why_unavailable(settings):
+                raise HubUnavailable(reason) from None
             path = hf_hub_download(**wanted)
-    except Exception as error:  # a wrong id, an unreachable Hub and a missing file raise many types
+    except Exception as error:  # a wrong id and a missing file raise many types
         kind = HubUnavailable if isinstance(error, HubUnavailable) else UserError
         raise kind(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
     return json_files.read_object(Path(path))
@@ -136,31 +136,24 @@ def find(name: str, revision: str | None) -> tuple[Path, str | None]:
     if is_folder_name(where):
         return Path(where), None
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
-    away: HubUnavailable | None = None
+    reason = ""
     try:
-        try:
-            reach_hub(ModelConfig(name=where, revision=revision))
-        except HfHubHTTPError:  # the Hub answers; an adapter has no config.json
-            pass
-        except HubUnavailable as error:  # snapshot_download (1.33) would retry for a minute
-            away = error
-        folder = snapshot_download(
-            where,
-            revision=revision,
-            allow_patterns=_HUB_FILES,
-            ignore_patterns=_NOT_LOADED,
-            local_files_only=away is not None,
-        )
-    except Exception as error:  # offline, missing, gated and misnamed repositories raise many types
-        reason = first_line(away or error)
-        raise UserError(f"{name} is not a folder and cannot be loaded from the Hub ({reason})") from error
+        reason = _why_unavailable(ModelConfig(name=where, revision=revision))
+        wanted: dict[str, Any] = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
+        folder = snapshot_download(where, revision=revision, **wanted, local_files_only=bool(reason))
+    except Exception as error:  # missing, gated and misnamed repositories raise many types
+        raise UserError(
+            f"{name} is not a folder and cannot be loaded from the Hub ({reason or first_line(error)})"
+        ) from error
     return Path(folder), Path(folder).name
 
 
-def reach_hub(settings: ModelConfig) -> None:
-    """Request a model's metadata from the Hub, or raise HubUnavailable if it is unreachable or refuses access."""
+def _why_unavailable(settings: ModelConfig) -> str:
+    """Return why the Hub does not give access to a model; "" if it does, or if it says that something is missing.
+
+    Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
+    """
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
@@ -174,28 +167,24 @@ def reach_hub(settings: ModelConfig) -> None:
 
     url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
     try:
-        found = get_hf_file_metadata(url, timeout=_HUB_SECONDS)
         # A login page of the network has no commit.
-        reason = "" if found.commit_hash else f"{url} is not answered by the Hub; sign in to the network"
+        is_hub = get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash is not None
+        reason = "" if is_hub else f"{url} is not answered by the Hub; sign in to the network"
     except OfflineModeIsEnabled:
         reason = "HF_HUB_OFFLINE is set"
     except GatedRepoError:
         reason = f"the model is gated; accept its license at huggingface.co/{settings.name}, then run hf auth login"
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):
-        raise
+    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):  # an adapter has no config.json
+        return ""
     except (httpx.RequestError, ConnectionError, HfHubHTTPError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
-    if reason:
-        raise HubUnavailable(f"it is not cached, and {reason}")
+    return reason and f"it is not cached, and {reason}"
 
 
 def check_download(settings: ModelConfig) -> None:
     """Check that the weights are on this machine or that the Hub can be reached, or raise HubUnavailable."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if not _is_here(settings):
-        with contextlib.suppress(HfHubHTTPError):  # the Hub answers; loading the model reports what is wrong
-            reach_hub(settings)
+    if not _is_here(settings) and (reason := _why_unavailable(settings)):
+        raise HubUnavailable(reason)
 
 
 def announce_download(settings: ModelConfig) -> None:

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import RunError, UserError, first_line
@@ -20,6 +20,7 @@ from lora_grpo.models import (
     memory,
     model_files,
 )
+from lora_grpo.sampling.gguf_model import GgufModel
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
 from lora_grpo.sampling.sampler import Sampler
@@ -78,17 +79,7 @@ def choose_backend(requested: str) -> str:
     return requested
 
 
-class _Target(Protocol):
-    """The part of a `ModelSpec` that limits the length of completions."""
-
-    @property
-    def base_name(self) -> str: ...
-
-    @property
-    def context_tokens(self) -> int | None: ...
-
-
-def check_context(target: _Target, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
+def check_context(target: ModelSpec | GgufModel, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
     """Return the maximum length of a prompt plus its completion, or raise a UserError if the context is shorter."""
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))

@@ -4,7 +4,6 @@ Packages on a path of their own stand in for broken installations of the real on
 """
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -220,46 +219,3 @@ def test_a_command_starts_again_in_a_clean_process(tmp_path):
     assert several.stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
     command += ["--config", "/dev/fd/63"]  # of `--config <(...)`, which was already read
     assert run().stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
-
-
-@pytest.mark.slow
-def test_a_run_without_working_engines_trains_with_the_last_ones(tmp_path):
-    """The real recipe, its files and its record; a GPU that only nvidia-smi knows."""
-    tool, packages = tmp_path / "bin" / "nvidia-smi", tmp_path / "packages"
-    for path in (tool.parent, packages):
-        path.mkdir()
-    tool.write_text("#!/bin/sh\necho '0, GPU-1, Card, 16376, 16000'\n")
-    tool.chmod(0o755)
-    (packages / "unsloth.py").write_text("import os\nos.environ['TRL_BROKEN'] = '1'\nraise RuntimeError('half')\n")
-    (packages / "vllm.py").write_text(f"raise OSError({LIBRARY!r})\n")
-    command = [
-        *(sys.executable, str(ROOT / "recipes" / "gsm8k_lora.py"), "--preset", "starter"),
-        *("--output-dir", str(tmp_path / "out"), "--train.max-steps", "1", "--train.prompts-per-step", "2"),
-        *("--sampling.num-generations", "4", "--sampling.max-completion-tokens", "16", "--monitor.rows", "0"),
-        *("--data.eval-limit", "2", "--eval.num-samples", "0", "--train.micro-batch-size", "8"),
-    ]
-    environment = {
-        **os.environ,
-        "PATH": f"{tool.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)]),
-    }
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-
-    def run(*more):
-        return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
-
-    refused = run("--model.engine", "unsloth")
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert refused.stderr.splitlines()[-1].endswith(
-        "(RuntimeError: half); install it again, or pass --model.engine peft"
-    )
-    done = run()
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    notes = [line for line in done.stderr.splitlines() if "starting again" in line]
-    assert [note.rpartition(" with ")[2] for note in notes] == [
-        "--model.engine peft",
-        "--sampling.backend transformers",
-    ]
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["status"] == "complete" and record["policy"]["engine"] == "peft"
-    assert record["config"]["sampling"]["backend"] == "transformers" and "peft" in record["command"]

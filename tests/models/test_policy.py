@@ -12,7 +12,7 @@ from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import policy
 from lora_grpo.models.base_model import load_base, load_tokenizer
-from lora_grpo.models.policy import check_model, load_policy
+from lora_grpo.models.policy import load_policy
 from lora_grpo.sampling.build import build_sampler
 
 
@@ -62,25 +62,6 @@ def test_a_target_that_names_no_module_is_refused_beside_one_that_does():
         UserError, match=r"--lora\.targets q_prok names no linear layer of this model; did you mean 'q_proj'"
     ):
         load_policy(config(targets=("v_proj", "q_prok")))
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        (None, "does not exist"),
-        ({}, "no config.json"),
-        ({"config.json": "{}"}, "no .safetensors"),
-        ({"config.json": "{}", "pytorch_model.bin": ""}, "pickled weights are not loaded"),
-    ],
-)
-def test_a_folder_without_a_model_is_refused(tmp_path, files, says):
-    folder = tmp_path / "model"
-    if files is not None:
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_text(text)
-    with pytest.raises(UserError, match=says):
-        check_model(config(name=str(folder)))
 
 
 def test_a_damaged_model_is_refused_in_one_line(tmp_path):

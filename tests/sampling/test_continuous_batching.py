@@ -19,7 +19,6 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
 )
-from transformers.cache_utils import DynamicLayer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
@@ -27,7 +26,6 @@ from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join, num_to_start
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
-from lora_grpo.sampling.growing_cache import growing_cache
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 
@@ -172,60 +170,6 @@ def test_every_step_has_the_logits_of_a_plain_loop(name, model, tokenizer, promp
             patch.setattr(sampler_module, "select_tokens", compare)
             samples = sample(sampler, prompts[:6], 3, **SAMPLED, seed=SEEDS[:18])
         assert [each.token_ids for group in samples for each in group] == expected and not steps
-
-
-@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_completions_of_a_step_are_those_of_a_plain_loop(model, tokenizer, prompts, how):
-    grouped = Sampler(use_grouped_attention(copy.deepcopy(model)), tokenizer, [tokenizer.eos_token_id])
-    samples = [each for group in sample(grouped, prompts[:8], 16, **how, seed=STEP_SEEDS) for each in group]
-    logprobs = {}
-
-    def record(*arguments):
-        selected = select_tokens(*arguments)
-        logprobs.update(zip(arguments[-1].tolist(), selected[1].tolist(), strict=True))
-        return selected
-
-    with torch.no_grad():
-        ids = grouped.encode(prompts[:8])
-        expected = reference(model, tokenizer, ids, 16, **how, seed=STEP_SEEDS, select_tokens=record)
-    assert [each.token_ids for each in samples] == expected
-    if how["temperature"]:
-        numbers = uniform_numbers(STEP_SEEDS, how["max_tokens"], "cpu").tolist()
-        for each, row in zip(samples, numbers, strict=True):
-            expected = [logprobs[number] for number in row[: len(each.token_ids)]]
-            assert each.logprobs == pytest.approx(expected, abs=1e-5)
-
-
-def test_rows_that_leave_and_join_keep_their_keys_and_values(model):
-    """The same operations on a layer that copies, with random keys and values."""
-    torch.manual_seed(0)
-    growing, other, *_ = growing_cache(model.config).layers
-    plain = DynamicLayer()
-
-    def states(rows, columns):
-        return torch.randn(rows, 2, columns, 4), torch.randn(rows, 2, columns, 4)
-
-    rows = 3
-    for number in range(120):
-        new = states(rows, 5 if number == 0 else 1)
-        for ours, theirs in zip(growing.update(*new), plain.update(*new), strict=True):
-            assert torch.equal(ours, theirs)
-        if number % 10 == 9:
-            order = torch.randint(rows, (rows - 1 if number % 20 == 9 else rows + 4,))
-            growing.reorder_cache(order)
-            plain.reorder_cache(order)
-            rows = len(order)
-        if number % 30 == 29:
-            growing.trim(20)
-            plain.keys, plain.values = plain.keys[:, :, 20:], plain.values[:, :, 20:]
-        if number == 60:
-            keys, values = states(2, 7)
-            other.update(keys, values)
-            growing.join(other)
-            left = (0, 0, plain.get_seq_length() - 7, 0)
-            plain.keys = torch.cat([plain.keys, torch.nn.functional.pad(keys, left)])
-            plain.values = torch.cat([plain.values, torch.nn.functional.pad(values, left)])
-            rows += 2
 
 
 def test_the_tokens_that_all_prompts_start_with_are_read_once(prompts, sampler, passes):
