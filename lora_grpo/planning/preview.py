@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
@@ -11,7 +10,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, load_policy, prepare_tokenizer, start_folder
 from lora_grpo.planning.preview_groups import Answer, Group
 from lora_grpo.planning.preview_page import show
-from lora_grpo.rewards import Reward, RewardError, parse_reward_specs, resolve, score, trl_rows
+from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import (
     CheckError,
@@ -22,7 +21,6 @@ from lora_grpo.tasks import (
     fit_to_context,
     get_task,
     gold_tokens,
-    grade_all,
     prompt_order,
     split_validation,
 )
@@ -51,8 +49,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     They use the prompts and seeds of the first training steps. Groups of the first step equal those in training.
     """
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
-    # Collect columns from all rows, because a reward may use a column that these few rows lack.
-    columns = trl_rows(sampler.tokenizer, rows)
+    scorer = Scorer(resolve(parse_reward_specs(config.rewards)), sampler.tokenizer, rows)
     settings, size = config.sampling, config.sampling.num_generations
     prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
     print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
@@ -62,13 +59,11 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
     adapter = config.lora.from_ is not None
     samples = [each for group in sampler.sample(prompts, params, seeds, adapter=adapter) for each in group]
-    repeated, texts = [columns[index] for index in order for _ in range(size)], [each.text for each in samples]
-    rewards = resolve(parse_reward_specs(config.rewards))
-    weights = {reward.name: reward.weight for reward in rewards}
-    values = score(rewards, repeated, texts, [each.token_ids for each in samples])
-    verdicts = grade_all(config.data.task, texts, repeated)
+    ids = [rows[index]["id"] for index in order for _ in range(size)]
+    batch = scorer.score(ids, [each.text for each in samples], [each.token_ids for each in samples])
+    weights = {reward.name: reward.weight for reward in scorer.rewards}
     answers = []
-    for each, earned, verdict in zip(samples, values, verdicts, strict=True):
+    for each, earned, verdict in zip(samples, batch.values, batch.verdicts, strict=True):
         weighted = {name: None if value is None else weights[name] * value for name, value in earned.items()}
         answers.append(Answer(each.text, len(each.token_ids), each.truncated, weighted, verdict))
     return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
@@ -87,7 +82,7 @@ def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
     prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
     rows = fit_to_context(data.train, tokenizer, config, "train")
     evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
-    rewards = resolve(parse_reward_specs(config.rewards))
+    scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     task = get_task(config.data.task)
     shape = batch_shape(config)
@@ -103,20 +98,18 @@ def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
     if isinstance(task, TaskFile) and not task.has_gold:
         print(f"--- no reference answer: {task.path.name} defines no gold(row)")
     else:
-        _show_gold(task.gold(rows[0]), rewards, trl_rows(tokenizer, rows)[0], tokenizer)
+        _show_gold(task.gold(rows[0]), scorer, rows[0], tokenizer)
     print(
         f"--- {steps} of {config.train.prompts_per_step} prompts x "
         f"{config.sampling.num_generations} generations = {shape.completions_per_step} completions, {passes}; {counts}"
     )
 
 
-def _show_gold(gold: str, rewards: Sequence[Reward], row: Row, tokenizer: Any) -> None:
+def _show_gold(gold: str, scorer: Scorer, row: Row, tokenizer: Any) -> None:
     """Print a reference answer and its rewards."""
     print(f"--- reference answer\n{gold}\n--- its rewards")
-    (values,) = score(rewards, [row], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
-    total = 0.0
-    for reward in rewards:
-        value = values[reward.name]
-        total += reward.weight * (value or 0.0)
+    batch = scorer.score([row["id"]], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
+    for reward in scorer.rewards:
+        value = batch.values[0][reward.name]
         print(f"{reward.name:24} {'not gradable' if value is None else f'{value:g} of 1, weight {reward.weight:g}'}")
-    print(f"{'sum':24} {total:g}")
+    print(f"{'sum':24} {batch.rewards[0]:g}")

@@ -1,8 +1,8 @@
 """Built-in reward functions.
 
 A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings or
-conversations that end with the answer. `columns` are the dataset's columns, with one value per completion. None means
-that the row cannot be graded.
+conversations that end with the answer. `columns` are the rows' columns, with one value per completion, and `verdicts`,
+which says what the task's grader makes of each completion. None means that the row cannot be graded.
 
 Every built-in reward is between 0 and 1 and is multiplied by its weight, as in `--rewards correct_answer=2.0`. The
 logged mean of a reward is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the well-known GSM8K demo.
@@ -19,7 +19,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo.tasks import Row, chat, code_grading, grade_all, gsm8k
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import Row, Verdict, chat, grade_all, gsm8k
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -49,18 +50,13 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
 
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward a completion by the `check` of the rows' task, which evaluation uses too: 1 or 0, or its score.
-
-    All rows of a batch have the same `task`; without this column, it is gsm8k.
-    """
-    rows = _rows(columns, len(completions))
-    texts = [completion_text(completion) for completion in completions]
-    return [verdict.value for verdict in grade_all(rows[0].get("task", "gsm8k"), texts, rows)]
+    """Reward a completion by the `check` of the rows' task, which evaluation uses too: 1 or 0, or its score."""
+    return [verdict.value for verdict in _verdicts(completions, columns)]
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Reward 1 for a program that passes all unit tests of its row. Requires a code task."""
-    return [float(verdict is not None and verdict.passed) for _, verdict in _run_tests(completions, columns)]
+    return [float(passed) for passed, _, _ in _tests(completions, columns)]
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -73,12 +69,9 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     other asserts pays like `passes_tests`, even if none of them ran.
     """
     rewards: list[float | None] = []
-    for _, verdict in _run_tests(completions, columns):
-        if verdict is None or not verdict.num_tests:
-            rewards.append(float(verdict is not None and verdict.passed))
-        else:
-            most = verdict.num_tests if verdict.passed else verdict.num_tests - 1
-            rewards.append(min(verdict.passed_tests, most) / verdict.num_tests)
+    for passed, passed_tests, num_tests in _tests(completions, columns):
+        most = num_tests if passed else num_tests - 1
+        rewards.append(min(passed_tests, most) / num_tests if num_tests else float(passed))
     return rewards
 
 
@@ -192,14 +185,24 @@ DEFAULT_WEIGHTS: dict[str, float] = {
 """Default weights. Rewards that are not listed have weight 1."""
 
 
-def _run_tests(completions: Sequence[Any], columns: dict[str, Any]) -> list[code_grading.Outcome]:
+def _verdicts(completions: Sequence[Any], columns: dict[str, Any], task: str = "gsm8k") -> Sequence[Verdict]:
+    """Return the verdicts of a batch. A call without them, which no run makes, grades by the rows' `task`."""
+    if "verdicts" in columns:
+        return columns["verdicts"]
     texts = [completion_text(completion) for completion in completions]
-    return code_grading.run_tests(texts, _rows(columns, len(texts)))
-
-
-def _rows(columns: dict[str, Any], size: int) -> list[Row]:
     per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
-    return [{name: column[i] for name, column in per_row.items()} for i in range(size)]
+    rows: list[Row] = [{name: column[index] for name, column in per_row.items()} for index in range(len(texts))]
+    return grade_all(rows[0].get("task", task), texts, rows)
+
+
+def _tests(completions: Sequence[Any], columns: dict[str, Any]) -> list[tuple[bool, int, int]]:
+    """Return for each program whether it passed, and the numbers of asserts that passed and of all asserts."""
+    found = []
+    for verdict in _verdicts(completions, columns, "mbpp"):
+        if verdict.tests is None:
+            raise UserError("rewards of unit tests need the rows of a code task (--task)")
+        found.append((verdict.passed, *verdict.tests))
+    return found
 
 
 def _has_sections(text: str, thought: str) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import RunError, first_line
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.rewards.functions import RewardFunction, completion_text
 
@@ -28,38 +28,39 @@ def guard(function: RewardFunction, name: str, file: Path | None = None) -> Rewa
     A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded. The
     first value outside 0 to 1 is printed. An error names the line of `file`, the user's file that defines the reward.
     """
-    outside: list[float] = []
+    has_warned = False
 
     @functools.wraps(function)
     def guarded(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        nonlocal has_warned
         batch = {"completions": completions, **columns}
-        size = len(completions)
         try:
             # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
             with python_file.keeping_directory():
-                output = function(**{key: copy.deepcopy(v) if isinstance(v, list) else v for key, v in batch.items()})
-            is_list = isinstance(output, Iterable) and not isinstance(output, (str, bytes, dict))
-            values = list(output) if is_list else None
+                copies = {
+                    key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in batch.items()
+                }
+                values = list(function(**copies))
+        except (RunError, UserError):  # from the grader, which names its row and completion itself
+            raise
         except (Exception, SystemExit) as error:
-            if isinstance(error, RunError) and file is None:  # a task's `check` names its row and completion itself
-                raise
-            row = _find_failing_row(function, batch, size)
             place = f"{python_file.line_of(error, file)}: " if file else ""
+            row = _find_failing_row(function, batch)
+            where = "no row fails alone" if row is None else _describe(batch, row)
             raise RewardError(
-                f"{place}reward {name!r} raised {type(error).__name__}: {first_line(error)}; {_describe(batch, row)}"
+                f"{place}reward {name!r} raised {type(error).__name__}: {first_line(error)}; {where}"
             ) from error
-        if values is None or len(values) != size:
-            returned = _shorten(output) if values is None else f"{len(values)} values"
+        if len(values) != len(completions):
             raise RewardError(
-                f"reward {name!r} returned {returned}; expected a list of {size} numbers, one per completion; "
-                f"{_describe(batch, 0)}"
+                f"reward {name!r} returned {len(values)} values; expected a list of {len(completions)} numbers, one "
+                "per completion"
             )
-        checked = [_check_value(value, name, batch, i) for i, value in enumerate(values)]
-        found = [value for value in checked if value is not None and not -_ROUNDING <= value <= 1 + _ROUNDING]
-        if found and not outside:
-            outside.append(found[0])
+        checked = [_check_value(value, name, batch, index) for index, value in enumerate(values)]
+        outside = [value for value in checked if value is not None and not -_ROUNDING <= value <= 1 + _ROUNDING]
+        if outside and not has_warned:
+            has_warned = True
             print(
-                f"note: reward {name!r} returned {found[0]:g}; other rewards are from 0 to 1, so scale it, or set a "
+                f"note: reward {name!r} returned {outside[0]:g}; other rewards are from 0 to 1, so scale it, or set a "
                 "weight that fits (NAME=WEIGHT)",
                 file=sys.stderr,
             )
@@ -69,50 +70,38 @@ def guard(function: RewardFunction, name: str, file: Path | None = None) -> Rewa
     return guarded
 
 
-def _check_value(value: Any, name: str, batch: Mapping[str, Any], i: int) -> float | None:
+def _check_value(value: Any, name: str, batch: Mapping[str, Any], index: int) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, Real) and getattr(value, "ndim", None) == 0:
-        value = value.item()  # An element of a tensor or an array.
     try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        number = math.inf
+        number = math.nan if isinstance(value, str) else float(value)  # an element of a tensor or an array, too
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not math.isfinite(number):
         raise RewardError(
             f"reward {name!r} returned {_shorten(value)}; expected a finite number, or None for a row that cannot be "
-            f"graded; {_describe(batch, i)}"
+            f"graded; {_describe(batch, index)}"
         )
     return number
 
 
-def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any], size: int) -> int | None:
+def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any]) -> int | None:
     """Return the index of the first row that fails on its own; None if only the whole batch fails."""
-    for i in range(size):
-        row = {
-            key: [value[i]] if isinstance(value, list) and len(value) == size else value for key, value in batch.items()
-        }
+    for index in range(len(batch["completions"])):
+        row = {key: value[index : index + 1] if isinstance(value, Sequence) else value for key, value in batch.items()}
         try:
             function(**row)
         except (Exception, SystemExit):  # noqa: BLE001 - the caller raises the error itself
-            return i
+            return index
     return None
 
 
-def _describe(batch: Mapping[str, Any], i: int | None) -> str:
-    if i is None:
-        return f"in a batch of {len(batch['completions'])}, but for no row alone; columns: {', '.join(sorted(batch))}"
-    row = {key: value[i] for key, value in batch.items() if isinstance(value, list) and i < len(value)}
-    question = _shorten(_readable(row.get("question") or row.get("prompts")))
-    return f"row {row.get('id') or i}, question {question}, completion {_shorten(_readable(row['completions']), 200)}"
-
-
-def _readable(completion: Any) -> Any:
-    """Return the text of a completion or prompt. An invalid one may be why the reward failed, so it is unchanged."""
-    try:
-        return completion_text(completion)
-    except TypeError:
-        return completion
+def _describe(batch: Mapping[str, Any], index: int) -> str:
+    completion = batch["completions"][index]
+    with contextlib.suppress(TypeError):  # an invalid one may be why the reward failed, so it is shown unchanged
+        completion = completion_text(completion)
+    name = batch["id"][index] if "id" in batch else index
+    return f"row {name}, completion {_shorten(completion, 200)}"
 
 
 def _shorten(value: Any, characters: int = 80) -> str:

@@ -1,68 +1,122 @@
-"""Convert rows to the format that TRL expects, and call rewards the way TRL does."""
+"""Score completions: grade each once, and call the rewards the way TRL does."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.rewards.functions import completion_text
 from lora_grpo.rewards.specs import Reward
-from lora_grpo.tasks import Row, chat
+from lora_grpo.tasks import Row, Verdict, chat, grade_all
+
+_WITHOUT_TRAINER: dict[str, Any] = {
+    "trainer_state": None,
+    "log_extra": lambda column, values: None,
+    "log_metric": lambda name, number: None,
+}
+"""What rewards get in place of a trainer's state and loggers."""
 
 
-def trl_rows(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Return rows that all have the same columns. Missing values are None.
+class Verdicts(Sequence[Verdict]):
+    """The verdicts of a batch. Whoever reads one first has all completions graded; others get the same verdicts.
 
-    `prompt` is a list of chat messages, or plain text for a base model, which has no chat template.
+    A batch whose verdicts nobody reads, because its rewards need none, is not graded.
     """
-    columns = {name: None for row in rows for name in row}
-    is_chat = bool(getattr(tokenizer, "chat_template", None))
-    return [{**columns, **row, "prompt": row["prompt"] if is_chat else chat.render_row(tokenizer, row)} for row in rows]
+
+    def __init__(self, texts: Sequence[str], rows: Sequence[Row]) -> None:
+        self._texts, self._rows = texts, rows
+
+    @functools.cached_property
+    def _graded(self) -> list[Verdict]:
+        return grade_all(self._rows[0]["task"], self._texts, self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Verdict]: ...
+    def __getitem__(self, index: int | slice) -> Verdict | list[Verdict]:
+        return self._graded[index]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """B completions with their verdicts and rewards."""
+
+    rows: Sequence[Row]
+    texts: Sequence[str]
+    token_ids: Sequence[Sequence[int]]
+    """Including the EOS token."""
+    verdicts: Verdicts
+    values: Sequence[dict[str, float | None]]
+    """For each completion, the unweighted value of each reward by its name; None if it cannot grade the row."""
+    rewards: Sequence[float]
+    """For each completion, the weighted sum of the rewards that can grade its row."""
+
+
+class Scorer:
+    """The one place that scores completions: those of training, of the validation set and of `--preview`.
+
+    Rows are looked up by their `id`, so that graders and rewards get them as the task loaded them, whatever the
+    trainer's dataset does to its columns.
+
+    Args:
+        rows: all rows of the run. Rewards get the columns of all of them; values that a row lacks are None.
+    """
+
+    def __init__(self, rewards: Sequence[Reward], tokenizer: Any, rows: Sequence[Row]) -> None:
+        self.rewards = rewards
+        self.rows = {row["id"]: row for row in rows}
+        self._columns = {name: None for row in rows for name in row if name != "prompt"}
+        self._prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
+
+    def score(
+        self, ids: Sequence[str], completions: Sequence[Any], token_ids: Sequence[Sequence[int]], **given: Any
+    ) -> ScoredBatch:
+        """Score B completions of the rows with B ids.
+
+        Args:
+            completions: texts, or conversations that end with the answer.
+            token_ids: those of the completions, with the EOS token.
+            given: what the trainer passes to rewards besides columns, such as `trainer_state`.
+
+        Raises:
+            RewardError: a reward failed.
+            RunError: a task's `check` failed.
+
+        Source: `GRPOTrainer._calculate_rewards`, TRL 1.14.2.
+        """
+        rows, prompts = [self.rows[each] for each in ids], [self._prompts[each] for each in ids]
+        completions = [
+            [{"role": "assistant", "content": completion}]
+            if isinstance(completion, str) and not isinstance(prompt, str)
+            else completion
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        texts = [completion_text(completion) for completion in completions]
+        verdicts = Verdicts(texts, rows)
+        arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._columns}
+        arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
+        arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
+        called = [reward.function(**arguments) for reward in self.rewards]
+        names = [reward.name for reward in self.rewards]
+        values = [dict(zip(names, each, strict=True)) for each in zip(*called, strict=True)]
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        sums = [sum(weights[name] * (value or 0.0) for name, value in each.items()) for each in values]
+        return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
+
+
+def trl_prompt(tokenizer: Any, row: Row) -> Any:
+    """Return a row's prompt: chat messages, or plain text for a base model, which has no chat template."""
+    return row["prompt"] if getattr(tokenizer, "chat_template", None) else chat.render_row(tokenizer, row)
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Build the dataset for TRL's trainer: the rows in the order of training, which lists row indices."""
+    """Build the dataset for TRL's trainer: ids and prompts in the order of training, which lists row indices."""
     from datasets import Dataset
-    from pyarrow import ArrowInvalid, ArrowTypeError
 
-    try:
-        return Dataset.from_list(trl_rows(tokenizer, rows)).select(order)
-    except (ArrowInvalid, ArrowTypeError, OverflowError) as error:
-        raise UserError(
-            f"a column of the training rows has values of several types or too large a number: {first_line(error)}"
-        ) from error
-
-
-def score(
-    rewards: Sequence[Reward],
-    rows: Sequence[Row],
-    texts: Sequence[str],
-    token_ids: Sequence[list[int]],
-    trainer_state: Any = None,
-) -> list[dict[str, float | None]]:
-    """Score B completions the way TRL's trainer does. `rows` are from `trl_rows`; `token_ids` include the EOS token.
-
-    Returns:
-        B dictionaries that map a reward name to its unweighted value, or None if the reward cannot grade the row.
-
-    Source: `GRPOTrainer._calculate_rewards`, TRL 1.14.2.
-    """
-    prompts = [row["prompt"] for row in rows]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    completions = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    values = [
-        reward.function(
-            prompts=prompts,
-            completions=completions,
-            completion_ids=list(token_ids),
-            trainer_state=trainer_state,
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, number: None,
-            **columns,
-        )
-        for reward in rewards
-    ]
-    return [dict(zip([reward.name for reward in rewards], each, strict=True)) for each in zip(*values, strict=True)]
+    return Dataset.from_list([{"id": row["id"], "prompt": trl_prompt(tokenizer, row)} for row in rows]).select(order)

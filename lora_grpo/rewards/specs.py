@@ -112,8 +112,6 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
 
 
 def _parse(item: str) -> RewardSpec:
-    if item.startswith("trl:") and "(" in item:
-        raise UserError(f"reward {item!r} takes no arguments; define it in a file and pass FILE.py:FUNCTION")
     name, equals, text = item.rpartition("=")
     name = name or item
     try:
@@ -130,18 +128,29 @@ def _parse(item: str) -> RewardSpec:
 
 def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
     """Check a name without heavy imports. Return a short label and a function that loads the reward."""
-    kind, _, argument = name.partition(":")
+    kind, colon, argument = name.partition(":")
     file, _, function = name.rpartition(":")
     if name in PLAIN_REWARDS:
         return name, lambda: PLAIN_REWARDS[name]
     if kind == "pattern":
-        pattern = _pattern(argument)
+        if not argument:
+            raise UserError(r"reward 'pattern' needs a regular expression; write 'pattern:^\d+$=1.0'")
+        try:
+            pattern = matches_pattern(argument)
+        except re.error as error:
+            raise UserError(f"reward {name!r}: not a regular expression ({error})") from None
         return kind, lambda: pattern
     if kind in LENGTH_REWARDS:
-        length = _length_reward(name)
-        return kind, lambda: length
+        length = _LENGTH.fullmatch(argument)
+        if not length and (colon or kind == "near_length"):
+            raise UserError(f"reward {name!r} needs a length, got {argument!r}; write {kind}:200 or {kind}:50tokens")
+        return kind, lambda: LENGTH_REWARDS[kind](*[int(length[1]), length[2] or "characters"] if length else [])
     if kind == "trl":
-        _check_trl(name, argument)
+        if argument not in TRL_REWARDS:
+            known = [f"trl:{each}" for each in TRL_REWARDS]
+            raise UserError(f"unknown reward {name!r}; {suggestion(name, known)}; define others in a file")
+        if "accuracy" in argument and importlib.util.find_spec("math_verify") is None:
+            raise UserError(f"reward {name!r} needs the math-verify package; pip install 'math-verify[antlr4_13_2]'")
         return argument, lambda: _load_trl(argument)
     if file.endswith(".py"):
         path = Path(file).expanduser()
@@ -149,32 +158,6 @@ def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
         return function, lambda: _load_file(path, function)
     hint = suggestion(kind, _NAMES, otherwise=f"expected one of {', '.join(_NAMES)}, or FILE.py:FUNCTION")
     raise UserError(f"unknown reward {name!r}; {hint}")
-
-
-def _pattern(pattern: str) -> RewardFunction:
-    if not pattern:
-        raise UserError(r"reward 'pattern' needs a regular expression; write 'pattern:^\d+$=1.0'")
-    try:
-        return matches_pattern(pattern)
-    except re.error as error:
-        raise UserError(f"reward 'pattern:{pattern}': not a regular expression ({error})") from None
-
-
-def _length_reward(name: str) -> RewardFunction:
-    kind, colon, argument = name.partition(":")
-    if not colon and kind == "longer_is_better":
-        return LENGTH_REWARDS[kind]()
-    length = _LENGTH.fullmatch(argument)
-    if length is None:
-        raise UserError(f"reward {name!r} needs a length, got {argument!r}; write {kind}:200 or {kind}:50tokens")
-    return LENGTH_REWARDS[kind](int(length[1]), length[2] or "characters")
-
-
-def _check_trl(name: str, function: str) -> None:
-    if function not in TRL_REWARDS:
-        raise UserError(f"unknown reward {name!r}; {suggestion(name, [f'trl:{known}' for known in TRL_REWARDS])}")
-    if "accuracy" in function and importlib.util.find_spec("math_verify") is None:
-        raise UserError(f"reward {name!r} needs the math-verify package; pip install 'math-verify[antlr4_13_2]'")
 
 
 def _load_trl(name: str) -> RewardFunction:
@@ -191,7 +174,7 @@ def _load_trl(name: str) -> RewardFunction:
 
 
 def _check_file(path: Path, function: str) -> None:
-    """Check that a file defines, assigns or imports a reward function at its top level, without running the file."""
+    """Check that a file names a reward function at its top level, without running the file."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except OSError as error:

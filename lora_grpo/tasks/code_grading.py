@@ -39,9 +39,15 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
 def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Grade B completions against the tests of their B rows in one call to the sandbox."""
     return [
-        Verdict(verdict.passed, verdict.status, program, detail=verdict.message or None)
+        Verdict(
+            verdict.passed,
+            verdict.status,
+            program,
+            detail=verdict.message or None,
+            tests=(verdict.passed_tests, verdict.num_tests),
+        )
         if verdict
-        else Verdict(False, "no_code")
+        else Verdict(False, "no_code", tests=(0, 0))
         for program, verdict in run_tests(completions, rows)
     ]
 

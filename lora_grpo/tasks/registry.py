@@ -26,7 +26,7 @@ TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 RESERVED_COLUMNS = frozenset(
     {"task", "prompts", "prompt_style", "completion", "completions", "completion_ids", "trainer_state", "log_extra"}
-    | {"log_metric", "environments", "image", "images", "tools"}
+    | {"log_metric", "environments", "image", "images", "tools", "verdicts"}
 )
 """Columns that the kit or TRL adds to rows, or reads in a way of its own."""
 
@@ -50,6 +50,8 @@ class Verdict:
     """Partial credit from 0 to 1; None if the completion is either correct or not."""
     read_from: str | None = None
     """Where the answer was found, if the task reads several places: for math, `marker` or `statement`."""
+    tests: tuple[int, int] | None = None
+    """The numbers of asserts that passed and of all asserts that the sandbox counts; None if no tests grade the row."""
 
     @property
     def value(self) -> float:

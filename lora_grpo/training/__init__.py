@@ -22,7 +22,7 @@ monitor.py           callback between steps: metrics, alarms, validation passes,
 time_budget.py       --hours: plans the time of a run, and ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
 validation.py        the validation set: rows sampled during training but never trained on
-completion_log.py    logs the completions of every n-th step with rewards and verdicts
+completion_log.py    mixin: scores the completions of every step, and logs those of every n-th
 zero_advantage.py    mixin: leaves out completions whose group has equal rewards
 shared_prompts.py    mixin: packs the rows before the backbone, so that the layers read each prompt once for its group
 packing.py           where each token of a packed micro-batch stands, and what it attends to
@@ -32,6 +32,7 @@ difficulty.py        --data.filter-by-difficulty: keeps rows that the base model
 """
 
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
+from lora_grpo.training.completion_log import ScoredRollouts
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.run import train
 from lora_grpo.training.shared_prompts import SharedPrompts

@@ -12,14 +12,14 @@ from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
-from lora_grpo.rewards import Reward, parse_reward_specs, resolve, training_set, trl_rows
+from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
-from lora_grpo.training.completion_log import CompletionLog
+from lora_grpo.training.completion_log import ScoredRollouts
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
@@ -53,12 +53,13 @@ def make_trainer(
     config, model = run.config, policy.model
     is_sft = config.method == "sft"
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
+    scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
     _set_environment(run, policy)
     try:
         if is_sft:
             trainer = build_sft_trainer(run, policy, rows, sampler)
         else:
-            trainer = _build_grpo_trainer(run, policy, rows, sampler, rewards)
+            trainer = _build_grpo_trainer(run, policy, rows, sampler, scorer)
         trainer.create_optimizer()
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
@@ -86,8 +87,7 @@ def make_trainer(
         run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
     validation = None
     if validation_rows:
-        columns = trl_rows(policy.tokenizer, [*rows, *validation_rows])[len(rows) :]  # training columns included
-        validation = Validation(run.validation, config, validation_rows, columns, rewards, sampler)
+        validation = Validation(run.validation, config, validation_rows, scorer, sampler)
     longest_prompt = max(map(len, sampler.encode(prompts)))
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
     alarms = _alarms(run, model, rewards)
@@ -106,32 +106,33 @@ def _set_environment(run: Run, policy: Policy) -> None:
         trl_compat.ignore_installed_vllm()
 
 
-def _build_grpo_trainer(
-    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, rewards: Sequence[Reward]
-) -> Any:
+def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     config = run.config
-    arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in rewards])
+    arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in scorer.rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
     arguments["chat_template_kwargs"] = chat.variables(policy.tokenizer.chat_template)  # Unsloth's trainer renders
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
         raise UserError(f"--grpo {unread[0]} has no effect: the built-in sampler does not read it; leave it out")
-    weights = {reward.name: reward.weight for reward in rewards}
-    log = CompletionLog(run.completions, config.train.completions_steps, weights, sampler.eos_token_ids)
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
     # Unsloth has its own layers and loss, which calls the methods of the other mixins with other arguments.
-    mixins = [AtomicCheckpoints, StepMetrics]
+    mixins = [AtomicCheckpoints, StepMetrics, ScoredRollouts]
     if policy.engine == "peft":
-        mixins = [AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs]
-    attributes = {"longest_row": config.model.max_sequence_tokens}
+        mixins = [AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, ScoredRollouts, SharedPrompts, ChunkedLogProbs]
+    attributes = {
+        "run": run,
+        "scorer": scorer,
+        "eos_token_ids": sampler.eos_token_ids,
+        "longest_row": config.model.max_sequence_tokens,
+    }
     return types.new_class("Trainer", (*mixins, GRPOTrainer), exec_body=lambda namespace: namespace.update(attributes))(
         model=policy.model,
         processing_class=policy.tokenizer,
         args=GRPOConfig(**arguments),
         train_dataset=training_set(policy.tokenizer, rows, order),
-        reward_funcs=[log.wrap(reward.function) for reward in rewards],
+        reward_funcs=[reward.function for reward in scorer.rewards],  # their names; `ScoredRollouts` calls them
         rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
     )
 

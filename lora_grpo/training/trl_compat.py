@@ -5,6 +5,8 @@ mixins of this folder override only the public names. tests/training/test_trl_co
 
 TrlHooks                      `_generate`, `_generate_and_score_completions`, `_calculate_rewards`, `_compute_loss`,
                               `_get_per_token_logps_and_entropies`, `_prepare_inputs`
+reward_arguments              `_log_completion_extra`, `_log_metric`
+gather_rewards                what `_calculate_rewards` returns
 step_values                   `_metrics["train"]`, whose lists TRL averages when it logs a step
 ignore_installed_vllm         `trl.import_utils.is_vllm_available`
 use_float32_adapter           the cast of a quantized model's adapter in TRL's constructor, and its adapter `ref`
@@ -17,8 +19,10 @@ synthetic_inputs              the dictionary that `_generate_and_score_completio
 from __future__ import annotations
 
 import copy
+import math
 import types
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +112,23 @@ class TrlHooks:
         parts = self.args.steps_per_generation
         self._buffered_inputs = split_tensor_dict(scored, parts)
         return self._buffered_inputs[self._step % parts]  # type: ignore[attr-defined]
+
+
+def reward_arguments(trainer: Any) -> dict[str, Any]:
+    """Return what TRL passes to rewards besides the columns of the rows and the completions."""
+    return {
+        "trainer_state": trainer.state,
+        "log_extra": trainer._log_completion_extra,
+        "log_metric": trainer._log_metric,
+    }
+
+
+def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> Any:
+    """Return the values of all processes as `reward_rollouts` does. TRL takes NaN for a row that cannot be graded."""
+    import torch
+
+    numbers = [[math.nan if value is None else value for value in row] for row in values]
+    return trainer.accelerator.gather(torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device))
 
 
 def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | None]]]:

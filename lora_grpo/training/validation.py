@@ -15,7 +15,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
 from lora_grpo.files import json_files
-from lora_grpo.rewards import Reward, score
+from lora_grpo.rewards import Scorer
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat
 from lora_grpo.training.completion_log import completion_lines, write_completions
@@ -32,9 +32,7 @@ class Validation:
     """Where files such as `step-00020.jsonl` are written, with one line per row."""
     config: RunConfig
     rows: Sequence[Row]
-    columns: Sequence[Row]
-    """The rows as passed to reward functions, with the columns of all rows of the run. See `trl_rows`."""
-    rewards: Sequence[Reward]
+    scorer: Scorer
     sampler: Sampler
 
     def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
@@ -42,7 +40,7 @@ class Validation:
         import torch
 
         settings = self.config.sampling
-        rows, columns = (each[distributed.rank() :: distributed.world_size()] for each in (self.rows, self.columns))
+        rows = self.rows[distributed.rank() :: distributed.world_size()]
         params = SamplingParams(1, settings.temperature, settings.top_p, settings.max_completion_tokens)
         seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in rows]
         prompts = [chat.render_row(self.sampler.tokenizer, row) for row in rows]
@@ -51,10 +49,10 @@ class Validation:
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
             groups = self.sampler.sample(prompts, params, seeds)  # even without prompts: processes wake up together
             if prompts:
-                texts, ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
-                values = score(self.rewards, columns, texts, ids, trainer_state)
-                weights = {reward.name: reward.weight for reward in self.rewards}
-                lines = completion_lines(rows, texts, ids, values, weights, self.sampler.eos_token_ids)
+                texts, token_ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
+                ids = [row["id"] for row in rows]
+                batch = self.scorer.score(ids, texts, token_ids, trainer_state=trainer_state)
+                lines = completion_lines(batch, self.sampler.eos_token_ids)
         by_turns = itertools.zip_longest(*distributed.gather(lines))
         lines = [line for turn in by_turns for line in turn if line]
         if distributed.is_main():

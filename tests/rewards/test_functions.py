@@ -1,10 +1,8 @@
-import re
-
 import pytest
 
 from lora_grpo import sandbox
+from lora_grpo.errors import UserError
 from lora_grpo.rewards import functions
-from lora_grpo.rewards.guard import RewardError
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.tasks import code_grading
 from lora_grpo.tasks.registry import Verdict
@@ -36,19 +34,6 @@ def test_a_completion_without_text_raises(completion):
 def test_correct_answer_is_the_graders_verdict():
     columns = {"answer": ["18", "19"], "prompt_style": ["xml", "xml"]}
     assert functions.correct_answer([XML, chat(XML)], **columns) == [1.0, 0.0]
-
-
-def test_correct_answer_grades_a_batch_with_the_rows_task(monkeypatch):
-    calls = []
-
-    def grade_all(task, completions, rows):
-        calls.append((task, completions, [row["id"] for row in rows]))
-        return [Verdict(completion == "right", "") for completion in completions]
-
-    monkeypatch.setattr(functions, "grade_all", grade_all)
-    columns = {"answer": ["1"] * 2, "task": ["other"] * 2, "id": ["a", "b"]}
-    assert functions.correct_answer(["right", chat("wrong")], **columns) == [1.0, 0.0]
-    assert calls == [("other", ["right", "wrong"], ["a", "b"])]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +133,6 @@ def test_matches_pattern(pattern, text, reward):
     assert functions.matches_pattern(pattern)([text]) == [reward]
 
 
-def test_matches_pattern_refuses_an_invalid_pattern():
-    with pytest.raises(re.error):
-        functions.matches_pattern("(")
-
-
 def test_longer_is_better_stops_at_its_cap():
     assert functions.longer_is_better(4)(["", "ab", "abcd", "abcdefgh"]) == [0, 0.5, 1, 1]
 
@@ -166,18 +146,6 @@ def test_near_length_falls_linearly_on_both_sides():
 def test_a_length_in_tokens_counts_the_trainers_ids(factory):
     reward = factory(4, "tokens")
     assert reward(["a long text", "x"], completion_ids=[[1, 2], [1, 2, 3, 4]]) == [0.5, 1]
-
-
-def test_default_weights_are_the_demos():
-    assert functions.DEFAULT_WEIGHTS == {
-        "correct_answer": 2.0,
-        "integer_answer": 0.5,
-        "strict_xml_format": 0.5,
-        "soft_xml_format": 0.5,
-        "xml_tag_count": 0.5,
-    }
-    (tag,) = functions.xml_tag_count(["<answer>"])
-    assert tag * functions.DEFAULT_WEIGHTS["xml_tag_count"] == 0.125
 
 
 @pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
@@ -287,8 +255,8 @@ def test_programs_may_define_every_name_that_the_tests_use():
 
 
 @pytest.mark.parametrize("name", ["passes_tests", "share_of_tests_passed"])
-def test_rows_without_unit_tests_are_refused(name):
+@pytest.mark.parametrize("columns", [{"task": ["gsm8k"]}, {"verdicts": [Verdict(True, "correct")]}, {}])
+def test_rows_without_unit_tests_are_refused(name, columns):
     (reward,) = resolve(parse_reward_specs([name]))
-    assert (reward.name, reward.weight) == (name, 1.0)
-    with pytest.raises(RewardError, match=r"row gsm8k/test/3 has no unit tests.*expected a row of a code task"):
-        reward.function([program("return 2 * x")], id=["gsm8k/test/3"], answer=["18"], task=["gsm8k"])
+    with pytest.raises(UserError, match=r"row gsm8k/test/3 has no unit tests|need the rows of a code task"):
+        reward.function([program("return 2 * x")], id=["gsm8k/test/3"], answer=["18"], **columns)

@@ -80,7 +80,6 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["pattern:(=1"], "not a regular expression"),
         (["trl:think_format"], "did you mean 'trl:think_format_reward'?"),
         (["trl:get_soft_overlong_punishment"], "expected one of trl:accuracy_reward"),
-        (["trl:get_soft_overlong_punishment(a=1,b=2)"], "takes no arguments; define it in a file and pass FILE.py:F"),
         (["missing.py:my_reward=1"], "missing.py: No such file"),
         (["missing.py"], "or FILE.py:FUNCTION"),
     ],

@@ -13,7 +13,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 from lora_grpo.evaluation.report import Graded, make_protocol, make_report
 from lora_grpo.files import python_file
-from lora_grpo.rewards import parse_reward_specs, resolve, training_set
+from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
@@ -158,13 +158,15 @@ def test_check_cannot_change_the_rows(task):
 
 
 def test_training_and_evaluation_check_the_same_row(task):
-    """The trainer's dataset fills columns that a row does not have, and has one type for each column."""
+    """Rewards get the columns of all rows, but the grader gets each row as it was loaded."""
     loaded = [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
     load = f"def load(split): return {loaded}\n"
-    _, found = task(load + "seen = []\ndef check(completion, row):\n    seen.append(row)\n    return True")
-    rows = [{**row, "task": "t"} for row in found.load("train")]
-    for row in (*rows, *training_set(None, rows, [0, 1])):
+    path, found = task(load + "seen = []\ndef check(completion, row):\n    seen.append(row)\n    return True")
+    rows = [{**row, "task": path} for row in found.load("train")]
+    for row in rows:
         found.check("x", row)
+    scorer = Scorer(resolve(parse_reward_specs(["correct_answer"])), None, rows)
+    assert scorer.score([row["id"] for row in rows], ["x", "x"], [[1], [1]]).rewards == [2.0, 2.0]
     assert found.module.seen[:2] == found.module.seen[2:]
     assert "z" not in found.module.seen[2] and found.module.seen[2]["m"] == {"x": 1}
 

@@ -7,28 +7,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_runs import TINY, starter_data
+from helpers.tiny_runs import TINY, begin_tiny
 from transformers import TrainerCallback
 
-from lora_grpo.config import replace
-from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
-from lora_grpo.models.policy import load_policy
-from lora_grpo.runs import open_run
-from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import train
 from lora_grpo.training.memory_probe import probe
 
 LONGEST = 40
-
-
-def begun(folder, **changes):
-    config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
-    data = copy.deepcopy(starter_data())
-    run = open_run(config, Invocation(), "test", data.record)
-    policy = load_policy(config)
-    trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
-    return run, policy, trainer
 
 
 def everything(trainer):
@@ -67,7 +53,7 @@ def assert_same(before, after, where=""):
     ids=["plain", "dropout", "beta"],
 )
 def test_nothing_is_left_behind(changes, tmp_path):
-    run, _, trainer = begun(tmp_path / "run", **changes)
+    run, _, trainer = begin_tiny(tmp_path / "run", **changes)
     before = everything(trainer)
     assert probe(trainer, run.config, LONGEST) is None  # a CPU has no memory statistics
     assert_same(before, everything(trainer))
@@ -85,7 +71,7 @@ class Probe(TrainerCallback):
 
 
 def whole_run(folder, *, probed):
-    run, policy, trainer = begun(folder, lora={"rank": 4, "alpha": 8, "dropout": 0.1})
+    run, policy, trainer = begin_tiny(folder, lora={"rank": 4, "alpha": 8, "dropout": 0.1})
     callback = Probe(trainer, run.config)
     if probed:
         trainer.add_callback(callback)
@@ -102,7 +88,7 @@ def test_a_run_with_a_probe_ends_in_the_same_bits(tmp_path):
 
 
 def test_the_trainers_own_loss_meets_the_longest_micro_batch_of_all(tmp_path, monkeypatch):
-    run, _, trainer = begun(tmp_path / "run", train={**TINY["train"], "beta": 0.1})
+    run, _, trainer = begin_tiny(tmp_path / "run", train={**TINY["train"], "beta": 0.1})
     met = {}
     loss = type(trainer)._compute_loss
 
@@ -143,7 +129,7 @@ def out_of_memory(trainer, error):
     ],
 )
 def test_running_out_says_what_to_change_and_leaves_nothing(error, tmp_path):
-    run, _, trainer = begun(tmp_path / "run")
+    run, _, trainer = begin_tiny(tmp_path / "run")
     before = everything(trainer)
     hook = out_of_memory(trainer, error)
     with pytest.raises(RunError) as refused:
@@ -160,7 +146,7 @@ def test_running_out_says_what_to_change_and_leaves_nothing(error, tmp_path):
 
 
 def test_another_error_is_not_taken_for_want_of_memory(tmp_path):
-    run, _, trainer = begun(tmp_path / "run")
+    run, _, trainer = begin_tiny(tmp_path / "run")
     out_of_memory(trainer, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         probe(trainer, run.config, LONGEST)

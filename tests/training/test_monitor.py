@@ -4,18 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.tiny_runs import TINY
+from helpers.tiny_runs import run_tiny
 from transformers import TrainerCallback
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
-from lora_grpo.models.policy import load_policy
-from lora_grpo.runs import open_run
-from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks.loading import load_data, split_validation
-from lora_grpo.training import make_trainer, train
+from lora_grpo.tasks.loading import split_validation
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 MONITORED = {
@@ -34,18 +30,9 @@ MONITORED = {
 
 
 def run_monitored(folder, how=None, before=None, **changes):
-    """Train as a recipe does. `before` is called with the trainer before training."""
-    config = replace(replace(replace(RunConfig(output_dir=str(folder)), TINY), MONITORED), changes)
-    data = load_data(config)
-    run = open_run(config, how or Invocation(), "test", data.record)
-    policy = load_policy(config)
-    rows, validation_rows = split_validation(data.train, config)
-    trainer = make_trainer(run, policy, rows, build_sampler(policy, config), validation_rows)
-    run.begin(policy.record)
-    if before:
-        before(trainer)
-    train(run, policy, trainer)
-    return run
+    for name, given in changes.items():
+        changes[name] = {**MONITORED.get(name, {}), **given} if isinstance(given, dict) else given
+    return run_tiny(folder, how, before=before, validates=True, **{**MONITORED, **changes})[0]
 
 
 def let_go():

@@ -162,14 +162,16 @@ def test_a_setting_that_the_sampler_does_not_read_is_refused(tmp_path):
         run_tiny(tmp_path / "out", grpo=("top_k=1",))
 
 
-def test_a_column_of_several_types_is_named_before_the_run_begins(tmp_path):
-    rows = [{"question": f"{n} + 1?", "answer": n + 1, "level": 1 if n else "hard"} for n in range(8)]
+def test_a_column_may_have_several_types(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, level, **columns):\n    return [1.0 if each == 'hard' else 0.0 for each in level]\n"
+    )
+    rows = [{"question": f"{n} + 1?", "answer": n + 1, "level": {"n": 1} if n else "hard"} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
     (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
-    with pytest.raises(UserError, match="a column of the training rows has values of several types"):
-        run_tiny(tmp_path / "out", data=files)
-    assert not (tmp_path / "out" / "run.json").exists()
+    run, _ = run_tiny(tmp_path / "out", data=files, rewards=(f"{tmp_path}/mine.py:mine",), train={"max_steps": 4})
+    assert sum(step["reward"] for step in lines(run.metrics)) == pytest.approx(4 * 2 / 8 / 2)
 
 
 def test_a_column_that_some_rows_lack_is_none_there(tmp_path):

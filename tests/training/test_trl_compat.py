@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from lora_grpo.errors import UserError
 from lora_grpo.runs import read_metrics
-from lora_grpo.training import TrlHooks, synthetic_inputs, trl_compat
+from lora_grpo.training import ScoredRollouts, StepMetrics, TrlHooks, synthetic_inputs, trl_compat
 
 OVERRIDES = overrides(GRPOTrainer)
 
@@ -28,7 +28,8 @@ def test_a_run_calls_every_hook_and_every_mixin(tmp_path, monkeypatch):
     assert {mixin for mixin, _ in OVERRIDES} == set(MIXINS)
     calls = count_calls(monkeypatch.setattr)
     run_tiny(tmp_path / "out", train={"max_steps": 1, "checkpoint_steps": 1})
-    assert calls.keys() == {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
+    expected = {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
+    assert expected - calls.keys() == {"TrlHooks.reward_rollouts"}  # ScoredRollouts replaces TRL's own
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
@@ -106,7 +107,7 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
 
 
 def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS[1:4], max_completion_length=12)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, (StepMetrics,), max_completion_length=12)
     inputs, calls, chunked = micro_batch([2, 2]), [], GRPOTrainer._chunked_logps
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: calls.append(1) or chunked(*a, **k))
     whole = trainer.compute_loss(trainer.model, dict(inputs)).item()
@@ -135,3 +136,26 @@ def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
     assert made_up[0].keys() <= real[0].keys()
     for name, tensor in made_up[0].items():
         assert (tensor.dtype, tensor.dim()) == (real[0][name].dtype, real[0][name].dim()), name
+
+
+def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
+    seen, reward = [], ScoredRollouts.reward_rollouts
+
+    def recorded(trainer, inputs, prompts, completions, ids):
+        ours = reward(trainer, inputs, prompts, completions, ids)
+        columns = [trainer.scorer.rows[row["id"]] for row in inputs]
+        seen.append((ours, TrlHooks.reward_rollouts(trainer, columns, prompts, completions, ids)))
+        return ours
+
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, trainer_state, log_metric, log_extra, **columns):\n"
+        "    log_metric('mine', trainer_state.global_step)\n"
+        "    log_extra('mine', completions)\n"
+        "    return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]\n"
+    )
+    monkeypatch.setattr(ScoredRollouts, "reward_rollouts", recorded)
+    rewards = (f"{tmp_path}/mine.py:mine", "correct_answer", "near_length:20")
+    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=rewards)
+    ((ours, theirs),) = seen
+    assert ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(-1), theirs.nan_to_num(-1))
+    assert ours.isnan().any() and read_metrics(run.folder)[0]["mine"] == 0

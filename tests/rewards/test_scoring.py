@@ -1,0 +1,74 @@
+"""Completions are graded once, and rewards get what TRL would pass."""
+
+import pytest
+
+from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, scoring, training_set
+
+ROWS = [
+    {"id": "a", "task": "gsm8k", "answer": "18", "prompt": [{"role": "user", "content": "9 + 9?"}], "hint": [1, "x"]},
+    {"id": "b", "task": "gsm8k", "answer": "3", "prompt": [{"role": "user", "content": "1 + 2?"}], "level": {"n": 1}},
+]
+
+
+class Tokenizer:
+    def __init__(self, chat_template):
+        self.chat_template = chat_template
+
+
+def scorer(*rewards):
+    return Scorer(resolve(parse_reward_specs(rewards)), Tokenizer("{{ messages }}"), ROWS)
+
+
+@pytest.fixture
+def graded(monkeypatch):
+    """The completions that were graded."""
+    texts, grade_all = [], scoring.grade_all
+    monkeypatch.setattr(scoring, "grade_all", lambda *given: texts.extend(given[1]) or grade_all(*given))
+    return texts
+
+
+def test_values_are_unweighted_and_rewards_are_their_weighted_sums(graded):
+    batch = scorer("correct_answer=2.0", "integer_answer=-0.5").score(["b", "a"], ["#### 3", "#### x"], [[1], [2]])
+    assert batch.values == [{"correct_answer": 1, "integer_answer": 1}, {"correct_answer": 0, "integer_answer": 0}]
+    assert batch.rewards == [1.5, 0.0]
+    assert [verdict.passed for verdict in batch.verdicts] == [True, False]
+    assert [row["id"] for row in batch.rows] == ["b", "a"]
+    assert graded == ["#### 3", "#### x"]
+
+
+def test_a_batch_whose_verdicts_nobody_reads_is_not_graded(graded):
+    batch = scorer("integer_answer").score(["a"], ["#### 18"], [[1]])
+    assert graded == [] and batch.verdicts[0].passed and graded == ["#### 18"]
+
+
+def test_a_users_function_gets_columns_messages_and_verdicts(tmp_path, graded):
+    (tmp_path / "mine.py").write_text(
+        "seen = []\n"
+        "def mine(completions, verdicts, **columns):\n"
+        "    seen.append({'completions': completions, **columns})\n"
+        "    return [None if verdict.passed else 0.25 for verdict in verdicts]\n"
+    )
+    own = scorer(f"{tmp_path}/mine.py:mine", "correct_answer")
+    batch = own.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]], trainer_state="state")
+    assert batch.rewards == [2.0, 0.25] and len(graded) == 2
+    (seen,) = own.rewards[0].function.__wrapped__.__globals__["seen"]
+    assert seen["completions"][0] == [{"role": "assistant", "content": "#### 18"}]
+    assert seen["prompts"] == [row["prompt"] for row in ROWS] and "prompt" not in seen
+    assert (seen["hint"], seen["level"]) == ([[1, "x"], None], [None, {"n": 1}])
+    assert (seen["completion_ids"], seen["trainer_state"]) == ([[1], [2]], "state")
+    seen["log_metric"]("name", 1.0)
+    seen["log_extra"]("column", [1])
+
+
+def test_a_base_model_has_texts_for_prompts_and_completions(monkeypatch):
+    monkeypatch.setattr(scoring.chat, "render_row", lambda tokenizer, row: row["prompt"][0]["content"])
+    seen = []
+    reward = Reward("mine", 1.0, lambda **columns: seen.append(columns) or [0.0])
+    Scorer([reward], Tokenizer(None), ROWS).score(["a"], ["text"], [[1]])
+    assert (seen[0]["prompts"], seen[0]["completions"]) == (["9 + 9?"], ["text"])
+    assert training_set(Tokenizer(None), ROWS, [1, 0, 1])["prompt"] == ["1 + 2?", "9 + 9?", "1 + 2?"]
+
+
+def test_the_trainers_dataset_has_ids_and_prompts_alone():
+    found = training_set(Tokenizer("{{ messages }}"), ROWS, [1, 0])
+    assert list(found) == [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS[::-1]]
