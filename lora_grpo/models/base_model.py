@@ -78,7 +78,12 @@ def compute_dtype() -> Any:
 
 
 def load_base(settings: ModelConfig) -> Any:
-    """Load the model without an adapter, on the GPU if one is available, or raise a UserError."""
+    """Load the model without an adapter, on the GPU if one is available.
+
+    Raises:
+        UserError: files are missing or damaged.
+        RunError: it does not fit the memory of the GPU.
+    """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -101,8 +106,11 @@ def load_base(settings: ModelConfig) -> Any:
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
         )
-    except torch.OutOfMemoryError:
-        raise
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"out of GPU memory loading {settings.name} in {settings.bits} bits; stop other programs that use the GPU, "
+            "pass 4 bits, or pass a smaller model"
+        ) from error
     except Exception as error:  # missing or damaged files raise many types
         # bitsandbytes reports a missing CUDA library only when it is used.
         fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
@@ -169,8 +177,6 @@ def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int
         tokenizer.pad_token = tokenizer.eos_token
     declared = generation_config.eos_token_id
     ids = list(declared) if isinstance(declared, (list, tuple)) else [] if declared is None else [declared]
-    if odd := next((each for each in ids if type(each) is not int or each < 0), None):
-        raise UserError(f"{name} declares the end-of-sequence token {odd!r:.40}; expected the id of a token")
     ids = sorted({*ids, tokenizer.eos_token_id} - {None})
     if not ids:
         raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")

@@ -192,13 +192,7 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    try:
-        base = base_model.load_base(config.model)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"out of GPU memory loading {config.model.name}; stop other programs that use the GPU, or pass a smaller "
-            "model"
-        ) from error
+    base = base_model.load_base(config.model)
     _disable_dropout(base)
     if base.config.model_type in COUNTS_POSITIONS:
         base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
@@ -171,10 +171,10 @@ def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
     config = read_adapter(folder)
     name = overrides.base or config.base_model_name_or_path
-    if not name:
-        raise UserError(f"{folder}/{ADAPTER_CONFIG} does not specify a base model; pass it with --base")
-    if not overrides.base and model_files.is_folder_name(name) and not Path(name).expanduser().is_dir():
-        raise UserError(f"{folder}/{ADAPTER_CONFIG} names the base {name}, which does not exist; pass it with --base")
+    if not name or (not overrides.base and model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()):
+        raise UserError(
+            f"{folder}/{ADAPTER_CONFIG} names the base {name}, which does not exist here; pass it with --base"
+        )
     base, commit = model_files.find(name, config.revision)
     return _spec("adapter", name, base, commit, overrides, folder)
 
@@ -190,15 +190,12 @@ def _spec(
 ) -> ModelSpec:
     """Return the spec of the model in the folder `base`, or of an adapter for it."""
     model_files.check_folder(str(base), "the model")
+    tokenizer = base
     if adapter:
         read_adapter(adapter)  # refuses what cannot be read, before it is loaded
-    vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json")
-    has_tokenizer = adapter is not None and any((adapter / file).is_file() for file in vocabularies)
-    settings = ModelConfig(
-        name=str(base),
-        bits=4 if overrides.bits == 4 else 16,
-        trust_remote_code=overrides.trust_remote_code,
-        revision=commit,
-    )
+        if any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+            tokenizer = adapter
+    bits: Literal[4, 16] = 4 if overrides.bits == 4 else 16
+    settings = ModelConfig(str(base), bits=bits, trust_remote_code=overrides.trust_remote_code, revision=commit)
     base_name = str(Path(name)) if model_files.is_folder_name(name) else name
-    return ModelSpec(label, settings, base_name, adapter, adapter if adapter and has_tokenizer else base, run)
+    return ModelSpec(label, settings, base_name, adapter, tokenizer, run)

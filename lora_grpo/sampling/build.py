@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.models import (
     ModelSpec,
     Policy,
@@ -120,11 +120,7 @@ def load_sampler(
     import torch
 
     check_sampling(model_files.read_config(target.base), target.base_name)
-    try:
-        base = base_model.load_base(target.base)
-    except torch.OutOfMemoryError as error:
-        smaller = "pass --bits 4" if target.base.bits == 16 else "stop other programs that use it"
-        raise RunError(f"out of GPU memory loading {target.base_name}; {smaller}") from error
+    base = base_model.load_base(target.base)
     if target.adapter:
         return _local_sampler(_with_adapter(base, target.adapter), tokenizer, eos_token_ids)
     if not torch.cuda.is_available():

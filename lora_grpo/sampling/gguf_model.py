@@ -64,7 +64,7 @@ def read_gguf(path: Path) -> GgufModel:
     """Read the header of a GGUF file. It is not loaded.
 
     Raises:
-        UserError: there is no such file, it is cut off, or it is not a whole text model.
+        UserError: there is no such file, or it is cut off.
     """
     from gguf import LlamaFileType
 
@@ -76,10 +76,6 @@ def read_gguf(path: Path) -> GgufModel:
         field = header.get_field(name)
         return field.contents() if field else None
 
-    if (kind := value("general.type")) not in (None, "model"):
-        raise UserError(f"{path} is a GGUF of type {kind}, expected a model; pass the file of the whole model")
-    if (parts := value("split.count")) is not None and parts > 1:
-        raise UserError(f"{path} is one of {parts} parts; join them with `llama-gguf-split --merge`")
     try:
         label = LlamaFileType(value("general.file_type")).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
     except ValueError:
