@@ -139,62 +139,39 @@ def check_exported(folder: Path) -> None:
 def measured_files(paths: Sequence[Path], reports: Mapping[Path, Report]) -> tuple[MeasuredFile, ...]:
     """Return the GGUF files of a folder, the largest first, with what was measured of them. Empty if nothing was.
 
-    Scores are comparable only within one protocol and with one baseline. Of the evaluations in `reports`, by their
-    folders, the table therefore has those of the protocol that measured most files, if possible with a baseline.
+    Scores are comparable only within one protocol: that of the first file with an evaluation in `reports`, which has
+    the evaluations of a run by their folders.
     """
-    paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))
     exported = exported_files(paths[0].parent) if paths else {}
-    of_files = {path: report for path, report in reports.items() if report.evaluated.source.get("gguf_sha256")}
-    digests = {path: atomic.sha256(path) for path in paths} if of_files else {}
-    protocols: dict[str, dict[str, Report]] = {}
-    for report in of_files.values():
-        if (digest := report.evaluated.source["gguf_sha256"]) in digests.values():
-            baseline = report.baseline and (report.baseline.label, report.baseline.source)
-            protocols.setdefault(f"{report.protocol.model_dump_json()} {baseline}", {}).setdefault(digest, report)
-    chosen: dict[str, Report] = max(
-        protocols.values(),
-        key=lambda group: (
-            any(report.table for report in group.values()),
-            len(group),
-            sum(report.evaluated.samples for report in group.values()),
-        ),
-        default={},
-    )
-    for path, report in of_files.items():
-        if report.evaluated.source["gguf_sha256"] in digests.values() and report not in chosen.values():
-            print(f"{path}/report.json has other settings than other GGUF files; it is left out", file=sys.stderr)
-    files = [
-        MeasuredFile(path.name, path.stat().st_size, chosen.get(digests.get(path, "")), exported.get(path.name))
-        for path in paths
-    ]
+    evaluations = {report.evaluated.source.get("gguf_sha256"): report for report in reports.values()}
+    evaluations.pop(None, None)
+    files: list[MeasuredFile] = []
+    protocol = None
+    for path in sorted(paths, key=lambda path: (-path.stat().st_size, path.name)):
+        report = evaluations.get(atomic.sha256(path)) if evaluations else None
+        if report and protocol and report.protocol != protocol:
+            print(f"the evaluation of {path} has other settings than others; it is left out", file=sys.stderr)
+            report = None
+        elif report:
+            protocol = report.protocol
+        files.append(MeasuredFile(path.name, path.stat().st_size, report, exported.get(path.name)))
     return tuple(files) if any(file.report or file.kl is not None for file in files) else ()
 
 
 def files_table(files: Sequence[MeasuredFile]) -> Table:
-    """Return a row for each file with what was measured of it, below that of the 16-bit model if there is one."""
-    first = next((file.report for file in files if file.report), None)
-    metric = next(iter(first.evaluated.scores)) if first else ""
+    """Return a row for each file: its size, its first score, and its divergence, as far as any file has them."""
+    evaluated = next((file.report for file in files if file.report), None)
     has_kl = any(file.kl is not None for file in files)
-    columns = {"file": True, "size": True, _metric(first): first, "difference": first and first.baseline, "KL": has_kl}
-    rows: list[dict[str, str]] = []
-    if first and first.baseline:
-        source = first.baseline.source
-        bits = "16" if source.get("quantization") == "none" else source.get("bits")
-        score = percent(first.baseline.scores[metric], first.baseline.intervals[metric])
-        rows.append({"file": f"{first.baseline.label}, {bits} bits", _metric(first): score})
+    headings = ["file", "size", *([_metric(evaluated)] if evaluated else []), *(["KL"] if has_kl else [])]
+    rows = []
     for file in files:
-        row = {"file": file.name, "size": disk.size(file.size), _metric(first): "–", "difference": "–", "KL": "–"}
-        if file.report:
-            measured = file.report.evaluated
-            row[_metric(first)] = percent(measured.scores[metric], measured.intervals[metric])
-            for each in file.report.table:
-                if each.metric == metric:
-                    row["difference"] = percent(each.difference, each.difference_interval, "+")
-        if file.kl is not None:
-            row["KL"] = nats(file.kl)
-        rows.append(row)
-    headings = [name for name, is_shown in columns.items() if is_shown]
-    return headings, [tuple(row.get(name, "") for name in headings) for row in rows]
+        row = [file.name, disk.size(file.size)]
+        if evaluated:
+            row.append(_first_score(file.report) if file.report else "–")
+        if has_kl:
+            row.append("–" if file.kl is None else nats(file.kl))
+        rows.append(tuple(row))
+    return headings, rows
 
 
 def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
@@ -205,10 +182,8 @@ def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
         samples = ""
         if sampling and sampling.temperature:
             samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
-        columns.append(
-            f"{_metric(first)}: percent of {first.protocol.rows} problems solved{samples}, with 95% intervals"
-        )
-        columns += [f"difference: from the {first.baseline.label} model"] if first.baseline else []
+        solved = f"percent of {first.protocol.rows} problems solved{samples}, with 95% intervals"
+        columns.append(f"{_metric(first)}: {solved}")
     for exported in [file.exported for file in files if file.exported and file.kl is not None][:1]:
         texts = "completions of the run" if exported.of_run else "plain text"
         moved = "how far the export moved the next-token probabilities, in nats per token"
@@ -238,9 +213,12 @@ def nats(value: float) -> str:
     return f"{Decimal(f'{value:.2g}'):f}"
 
 
-def _metric(report: Report | None) -> str:
-    """Return the first score of a report, as the heading of a column; "" without a report."""
-    if report is None:
-        return ""
+def _metric(report: Report) -> str:
+    """Return the first score of a report, as the heading of a column."""
     metric, sampling = next(iter(report.evaluated.scores)), report.protocol.sampling
     return f"greedy {metric}" if sampling and not sampling.temperature else metric
+
+
+def _first_score(report: Report) -> str:
+    metric, score = next(iter(report.evaluated.scores.items()))
+    return percent(score, report.evaluated.intervals[metric])

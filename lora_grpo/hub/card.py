@@ -3,8 +3,8 @@
 The first screen of the page says what the model is, how good it is, and how to use it. The rest is folded.
 
 The card includes only measured values. The Jinja environment escapes every value and reduces paths to their last part,
-so a name from a file cannot end the front matter, break a table, or start a heading. A system prompt is only in fenced
-blocks and string literals, where neither Markdown nor HTML is rendered.
+so a name from a file cannot end the front matter, break a table, or start a heading. Prompts, questions and answers are
+only in fenced blocks and string literals, where neither Markdown nor HTML is rendered.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from markupsafe import Markup
 
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
+from lora_grpo.files import markdown, markdown_table
 from lora_grpo.gguf import files_notes, files_table, nats
-from lora_grpo.hub.facts import Facts
+from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat, system_prompt
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, get_task
+from lora_grpo.tasks import CODE_TASKS, chat
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-_SPECIAL = re.compile(r"([\\`*{}\[\]<>#|~$&!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
 _SETTINGS = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora"),
@@ -102,7 +102,7 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     base, record, data = facts.base, facts.record, facts.record.get("data", {})
     method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
     tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
-    dataset = _own_dataset(data.get("task"), data.get("train", {}).get("source"))
+    dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
     files = [(file.report, file.name) for file in facts.measured_files if file.report]
     results = _results([*((each.report, "") for each in facts.evaluations if each.of_upload), *files])
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
@@ -144,7 +144,7 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
                 key,
                 EvalResult(
                     task_type="text-generation",
-                    dataset_type=_own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+                    dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
                     dataset_name=_plain(protocol.task),
                     metric_type=metric,
                     metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
@@ -152,14 +152,6 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
                 ),
             )
     return [*results.values()] or None
-
-
-def _own_dataset(task: str | None, source: str | None) -> str | None:
-    """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
-    if task not in TASK_NAMES:
-        return None
-    own = getattr(get_task(task), "HUB_DATASET", "")
-    return own if source in (None, own) else None
 
 
 def _shown_file(facts: Facts, ggufs: Sequence[str]) -> tuple[str, str]:
@@ -182,21 +174,13 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
         if rows := data.get(split):
             source = rows.get("source")
-            shown = _own_dataset(task, source) or (Path(source).name if source else task)
-            yield split, shown, rows.get("rows"), _code(rows.get("sha256"))
+            shown = own_dataset(task, source) or (Path(source).name if source else task)
+            yield split, shown, rows.get("rows"), rows.get("sha256")
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
-    cells = [map(_printed, row) for row in (headings, *rows)]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    lines.insert(1, "|" + "---|" * len(headings))
-    return Markup("\n".join(lines))
-
-
-def escape(value: object) -> str:
-    """Return a value as Markdown that renders as exactly this text, on one line or in a table cell."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-    return re.sub(r"^(\d*)([-+=.)])(?=\s|$)", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+    cells = ([*map(_text, row)] for row in rows)
+    return Markup("\n".join(markdown_table(headings, cells, left=len(headings))).rstrip("\n"))
 
 
 def _plain(text: object) -> str:
@@ -205,12 +189,15 @@ def _plain(text: object) -> str:
 
 
 def _printed(value: Any) -> Markup:
-    if isinstance(value, Markup):
-        return value
+    return value if isinstance(value, Markup) else Markup(markdown(_text(value)))
+
+
+def _text(value: Any) -> str:
+    """Return a value without the path of a file or folder on this machine."""
     value = without_paths(value)
     if isinstance(value, list):
-        return Markup(", ".join(map(escape, value)))
-    return Markup(f"{value:.4g}" if isinstance(value, float) else escape(value))
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _quoted(text: str) -> Markup:

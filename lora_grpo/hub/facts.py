@@ -22,6 +22,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256, model_files, source_adapter
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
+from lora_grpo.tasks import TASK_NAMES, get_task
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Example:
+    """A problem that training fixed. All texts are of a data set or a model, and must not be rendered."""
+
+    question: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """All facts that a card may include; `kind` is one of `files.KINDS`."""
 
@@ -66,6 +76,8 @@ class Facts:
     evaluations: tuple[Evaluation, ...]
     plot: Path | None = None
     """The image of the training reward, or of the loss of SFT, in the run's report."""
+    example: Example | None = None
+    """The first problem that the run's own evaluation lists as fixed."""
     measured_files: tuple[MeasuredFile, ...] = ()
     """The GGUF files, if anything was measured of them."""
 
@@ -84,7 +96,7 @@ def gather(folder: Path, kind: str) -> Facts:
     if files or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
-    is_best = run is not None and source.name == BEST
+    is_best, own = run is not None and source.name == BEST, reports.get(run / "evaluation") if run else None
     if run and not evaluations:
         measure = command("evaluate", run, *(["--what", BEST] if is_best else []), "--compare", "base")
         print(f"the card has no evaluation of {source}; to measure it: {measure}", file=sys.stderr)
@@ -98,6 +110,7 @@ def gather(folder: Path, kind: str) -> Facts:
         merge=merge,
         evaluations=tuple(evaluations),
         plot=_plot(run, record) if run else None,
+        example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
         measured_files=files,
     )
 
@@ -106,6 +119,27 @@ def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
     name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
     path = run / "report" / name
     return path if path.is_file() and path.resolve().is_relative_to(run) else None
+
+
+def _example(run: Path, report: Report) -> Example | None:
+    """Return a fixed problem of the run's own evaluation, with its first failed and its first passed answer."""
+    is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
+    if not report.fixed or not is_public:  # rows of a user's file may be private
+        return None
+    texts = []
+    for name, passed in (("rows.jsonl", None), ("base.samples.jsonl", False), ("trained.samples.jsonl", True)):
+        lines = [line for line in json_files.read_finished_lines(run / "evaluation" / name) if isinstance(line, dict)]
+        same = [line for line in lines if str(line.get("task_id")) == report.fixed[0].task_id]
+        texts += [line.get("question") or line.get("completion") for line in same if line.get("passed") == passed][:1]
+    return Example(*map(str, texts)) if len(texts) == 3 else None
+
+
+def own_dataset(task: str | None, source: str | None) -> str | None:
+    """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
+    if task not in TASK_NAMES:
+        return None
+    own = getattr(get_task(task), "HUB_DATASET", "")
+    return own if source in (None, own) else None
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:

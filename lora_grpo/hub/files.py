@@ -78,17 +78,16 @@ def find(source: str, kind: str | None) -> tuple[Path, str]:
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
         raise UserError(f"{source!r} is not a folder; give a run, or the folder of an adapter, a merged model or GGUFs")
+    fix = ""
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder /= kind
         makers = {"adapter": "the recipe with --resume", "merged": command("merge"), "gguf": command("export-gguf")}
-        if _kind_of(folder) != kind:
-            raise UserError(f"the run in {source} has no {kind}/ with {KINDS[kind]}; create it with {makers[kind]}")
-        return folder, kind
+        fix = f"; create it with {makers[kind]}"
     actual = _kind_of(folder)
     if actual is None or kind not in (None, actual):
         expected = KINDS[kind] if kind else "a run, an adapter, a merged model or GGUF files"
-        raise UserError(f"{source}: expected {expected}, got {KINDS[actual] if actual else 'none'}")
+        raise UserError(f"{folder}: expected {expected}, got {KINDS[actual] if actual else 'none'}{fix}")
     return folder, actual
 
 

@@ -11,7 +11,7 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import DTYPES, StoredTensor, model_tensors
 from lora_grpo.models import base_model
 
-Onto = Literal["full", "dequantized"]
+MergeTarget = Literal["full", "dequantized"]
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -55,7 +55,7 @@ def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
     return rounded.T if tensor.transposed else rounded
 
 
-def base_tensors(folder: Path, onto: Onto, model: Any) -> dict[str, StoredTensor]:
+def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, StoredTensor]:
     """Return the base's tensors by name. `model` is the result of `empty_model`.
 
     With `dequantized`, every linear layer is rounded to NF4 and back, as bitsandbytes does in 4-bit training.

@@ -16,10 +16,10 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.merging import writer
-from lora_grpo.merging.base_weights import Onto, base_tensors, empty_model
+from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import make_plan, read_adapter
+from lora_grpo.merging.mapping import make_plan, read_mergeable
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, check_sizes, read_report, show
 from lora_grpo.merging.vocabulary import check_vocabulary
 from lora_grpo.models import (
@@ -49,7 +49,7 @@ class MergeOptions:
     adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the merged weights; `auto` uses the lowest that keeps 99% of the update."""
-    onto: Onto = "full"
+    onto: MergeTarget = "full"
     """Merge into the base's own weights (`full`) or into the NF4 values that 4-bit training used (`dequantized`)."""
     base: str | None = None
     """The base model (a folder or Hub id), if it has moved or the adapter does not name it."""
@@ -112,12 +112,12 @@ def default_output(source: str, adapter: Path) -> Path:
 
 
 def _resolve(options: MergeOptions, thread: ThreadPoolExecutor) -> _Merge:
-    if Path(options.source).is_file():
-        raise UserError(f"{options.source} is a file; pass the folder of a run or of an adapter")
     local = Path(options.source).expanduser()
+    if local.is_file():
+        raise UserError(f"{options.source} is a file; pass the folder of a run or of an adapter")
     local = local / "adapter" if (local / "run.json").is_file() else local
     if (local / ADAPTER_CONFIG).is_file():
-        read_adapter(local)  # before its base is downloaded
+        read_mergeable(local)  # an adapter that cannot be merged is refused before its base is downloaded
     overrides = Overrides(
         base=options.base,
         revision=options.revision,
@@ -129,16 +129,14 @@ def _resolve(options: MergeOptions, thread: ThreadPoolExecutor) -> _Merge:
         raise UserError(f"{options.source} is a full model; pass a run or an adapter to merge")
     output = (options.output or default_output(options.source, target.adapter)).expanduser().resolve()
     if not (above := next(path for path in (output, *output.parents) if path.exists())).is_dir():
-        kind = "is a file" if above.is_file() else "is not a folder"
-        raise UserError(f"--output-dir {output}: {above} {kind}; pass a folder")
-    return _Merge(options, target, target.adapter, output, thread.submit(_identity, target, options.onto))
+        raise UserError(f"--output-dir {output}: {above} is not a folder; pass a folder")
 
+    def identity() -> dict[str, str]:
+        base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
+        digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
+        return {**digests, "base_sha256": base_sha256, "onto": options.onto, "kit": __version__}
 
-def _identity(target: ModelSpec, onto: Onto) -> dict[str, str]:
-    base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
-    found = target.identity
-    digests = {name: found[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
-    return {**digests, "base_sha256": base_sha256, "onto": onto, "kit": __version__}
+    return _Merge(options, target, target.adapter, output, thread.submit(identity))
 
 
 def _finished_report(job: _Merge) -> MergeReport | None:
@@ -150,12 +148,11 @@ def _finished_report(job: _Merge) -> MergeReport | None:
     if report is None:
         raise UserError(f"{output} holds other files; pass another --output-dir")
     differs = [name for name, value in job.identity.result().items() if report.identity.get(name) != value]
-    differs = [f"onto ({report.onto}, now {job.options.onto})" if name == "onto" else name for name in differs]
-    if dtype not in (report.requested_dtype, report.dtype):
-        differs.append(f"dtype ({report.dtype}, now {dtype})")
+    differs += ["dtype"] if dtype not in (report.requested_dtype, report.dtype) else []
     if differs:
         raise UserError(
-            f"{output} holds another merge, with another {', '.join(differs)}; delete it or pass another --output-dir"
+            f"{output} holds another merge ({report.onto}, {report.dtype}), with another {', '.join(differs)}; delete "
+            "it or pass another --output-dir"
         )
     check_sizes(output, report)
     writer.tidy(output)
@@ -163,15 +160,15 @@ def _finished_report(job: _Merge) -> MergeReport | None:
 
 
 def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
-    options, folder = job.options, Path(job.target.base.name)
+    options, target, folder = job.options, job.target, Path(job.target.base.name)
     for name in model_files.TOKENIZER_FILES:
-        if name.endswith(".json") and (job.target.tokenizer / name).is_file():
-            json_files.read_object(job.target.tokenizer / name)  # a damaged file must not be copied
+        if name.endswith(".json") and (target.tokenizer / name).is_file():
+            json_files.read_object(target.tokenizer / name)  # a damaged file must not be copied
     base_model.silence_libraries()
-    model = empty_model(folder, trust_remote_code=job.target.base.trust_remote_code)
+    model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, job.adapter, model)
-    check_vocabulary(job.target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
+    check_vocabulary(target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
     choice = choose(options.dtype, plan)
     shards = writer.lay_out(plan, choice.dtype)
     identity = job.identity.result()
@@ -181,11 +178,13 @@ def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
         files = writer.write_shards(staging, shards, {**identity, "dtype": choice.dtype})
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)
-        _copy_other_files(job.target, staging)
-        if adapter_sha256(job.adapter) != identity["adapter_sha256"]:
-            raise UserError(f"{job.adapter} changed during the merge; run the command again")
-        if model_files.weights_fingerprint(folder) != identity["base_sha256"]:
-            raise UserError(f"{folder} changed during the merge; run the command again")
+        _copy_other_files(target, staging)
+        for path, now, before in (
+            (job.adapter, adapter_sha256(job.adapter), identity["adapter_sha256"]),
+            (folder, model_files.weights_fingerprint(folder), identity["base_sha256"]),
+        ):
+            if now != before:
+                raise UserError(f"{path} changed during the merge; run the command again")
         synced = thread.submit(writer.sync, staging)  # beside the divergence
         report = MergeReport(
             identity=identity,
@@ -193,14 +192,14 @@ def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
             dtype=choice.dtype,
             reason=choice.reason,
             onto=options.onto,
-            base=_base(job),
+            base=_base(job, identity["base_sha256"]),
             adapter=_public(options.source),
             retained=choice.measured[choice.dtype],
             other_dtypes={name: kept for name, kept in choice.measured.items() if name != choice.dtype},
-            kl=measure_divergences(job.target, model, base, plan, staging, options.onto),
+            kl=measure_divergences(target, model, base, plan, staging, options.onto),
             untied=plan.tie_word_embeddings is False,
             vocab_size=plan.vocab_size,
-            tokenizer="adapter" if job.target.tokenizer == job.adapter else "base",
+            tokenizer="adapter" if target.tokenizer == job.adapter else "base",
             shards=files,
             files=writer.other_files(staging, files),
         )
@@ -211,7 +210,7 @@ def _merge(job: _Merge, thread: ThreadPoolExecutor) -> MergeReport:
     return report
 
 
-def _base(job: _Merge) -> Base:
+def _base(job: _Merge, fingerprint: str) -> Base:
     """Describe the base, and whether run.json confirms that the adapter was trained on it."""
     recorded = (job.target.run or {}).get("policy", {})
     revision = job.target.base.revision
@@ -219,7 +218,7 @@ def _base(job: _Merge) -> Base:
     return Base(
         name=_public(job.target.base_name),
         revision=revision,
-        fingerprint=job.identity.result()["base_sha256"],
+        fingerprint=fingerprint,
         checked=is_recorded and not job.options.force_base,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors
-from lora_grpo.merging.base_weights import Onto, base_tensors
+from lora_grpo.merging.base_weights import MergeTarget, base_tensors
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.merging.streamed_model import StreamedModel, divergences
@@ -35,7 +35,7 @@ _PLAIN_TOKENS = 32
 
 
 def measure_divergences(
-    target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: Onto
+    target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: MergeTarget
 ) -> Divergences:
     """Measure KL divergences over tokens of the run's completions and their prompts, if there are any.
 
@@ -44,21 +44,22 @@ def measure_divergences(
     if plan.vocab_size is not None:
         return Divergences(not_measured="the vocabulary was resized, so the KL divergence is undefined")
     try:
-        ids, keep = _texts(target)
-        written: dict[str, Rows] = {}
-        for name, tensor in model_tensors(merged).items():
-            output = plan.outputs[name]
-            is_same = not output.changed and tensor.dtype == output.base.dtype
-            written[name] = output.base if is_same else tensor  # the models share tensors of the base
-        weights: dict[str, Mapping[str, Rows]] = {"adapter": plan.outputs, "merged": written, "base": base}
+        assert target.adapter is not None
+        tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
+        run = run_of(target.adapter) if target.run else None
+        ids, keep = texts_of(base_model.load_tokenizer(tokenizer), run, _TEXTS)
+        weights: dict[str, Mapping[str, Rows]] = {
+            "adapter": plan.outputs,
+            "merged": model_tensors(merged),
+            "base": base,
+        }
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
-            assert target.adapter is not None
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
             weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
-        states = StreamedModel(model).states(weights, ids, keep)
-        figures: dict[str, Any] = {"_".join(pair): value for pair, value in divergences(states, pairs).items()}
+        found = _between(weights, pairs, model, ids, keep)
+        figures: dict[str, Any] = {"_".join(pair): value for pair, value in found.items()}
         return Divergences(tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -76,39 +77,38 @@ def divergences_from(
 
     `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
     """
-    states = StreamedModel(model).states({"": reference, **others}, ids, keep)
-    return {name: value for (_, name), value in divergences(states, [("", name) for name in others]).items()}
+    found = _between({"": reference, **others}, [("", name) for name in others], model, ids, keep)
+    return {name: value for (_, name), value in found.items()}
 
 
-def _texts(target: ModelSpec) -> tuple[list[list[int]], int]:
-    assert target.adapter is not None
-    tokenizer = base_model.load_tokenizer(dataclasses.replace(target.base, name=str(target.tokenizer), revision=None))
-    return texts_of(tokenizer, run_of(target.adapter) if target.run else None, _TEXTS)
+def _between(
+    weights: Mapping[str, Mapping[str, Rows]],
+    pairs: Sequence[tuple[str, str]],
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    keep: int,
+) -> dict[tuple[str, str], float]:
+    streamed = StreamedModel(model)
+    return divergences({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
 
 
 def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
     """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare.
 
-    Without completions, these are one or two plain texts of up to 32 tokens.
+    The completions are of the last steps of the run. Without any, these are one or two plain texts.
     """
-    ids = [
-        [
-            *tokenizer(chat.render(tokenizer, prompt), add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:],
-            *tokenizer(completion, add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS],
-        ]
-        for prompt, completion in _prompts_and_completions(run, count)
-    ] or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: (count + 1) // 2]]
-    return ids, min(_COMPLETION_TOKENS, *map(len, ids))
-
-
-def _prompts_and_completions(run: Path | None, count: int) -> list[tuple[Any, str]]:
-    """Return prompts and completions of the last steps of a run, if there are any."""
-    if not run:
-        return []
-    paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:]
+    paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:] if run else []
     lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
     rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-    rows = rows[:: max(1, len(rows) // count)]  # a step has many completions for each of its few questions
-    system = system_prompt(read_record(run))
-    start = [{"role": "system", "content": system}] if system else []
-    return [([*start, {"role": "user", "content": row["question"]}], row["completion"]) for row in rows[:count]]
+    rows = rows[:: max(1, len(rows) // count)][:count]  # a step has many completions for each of its few questions
+    system = system_prompt(read_record(run)) if run else None
+    ids = []
+    for row in rows:
+        messages = [{"role": "system", "content": system}] if system else []
+        prompt = chat.render(tokenizer, [*messages, {"role": "user", "content": row["question"]}])
+        ids.append(
+            tokenizer(prompt, add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:]
+            + tokenizer(row["completion"], add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS]
+        )
+    ids = ids or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: (count + 1) // 2]]
+    return ids, min(_COMPLETION_TOKENS, *map(len, ids))

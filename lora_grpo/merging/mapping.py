@@ -22,14 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
-
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, adapter_tensors, same_values
 from lora_grpo.merging.base_weights import weight_name
 from lora_grpo.merging.experts import Stack, find_stacks, stored_module
 from lora_grpo.merging.outputs import Expert, LowRank, Output
-from lora_grpo.models import read_lora_config
+from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
 
 _PARTS = (
     "lora_A.weight",
@@ -41,15 +39,10 @@ _PARTS = (
 )
 _WRAPPERS = re.compile(r"\.(token_adapter\.base_layer|base_layer|modules_to_save)\.")
 """Parts of a key that PEFT's wrappers add to the name of a tensor."""
-_SUPPORTED = {
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
-    "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
-    "layers_to_transform", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core",
-    "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora",
-    "use_rslora",
-}  # fmt: skip
-"""Settings that do not change the arithmetic or that are implemented here. All other settings must be unset."""
+_SUPPORTED = (
+    *("bias", "modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", *PATTERNS, *SELECTION),
+)
+"""Features of adapters that are merged here."""
 SAVE_EMBEDDINGS = (
     "a vocabulary that is resized for training must be saved with the adapter: save it from the live model with PEFT's "
     "save_embedding_layers=True"
@@ -82,8 +75,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     """
     from transformers.pytorch_utils import Conv1D
 
-    adapter = read_adapter(folder)
-    tensors = adapter_tensors(folder / "adapter_model.safetensors")
+    adapter = read_mergeable(folder)
+    tensors = adapter_tensors(folder / ADAPTER_WEIGHTS)
     # PEFT saves the original of a replaced module along with its replacement.
     weights = {key: tensor for key, tensor in tensors.items() if ".original_module." not in key}
     parts, whole = _group(weights)
@@ -105,7 +98,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
             continue
         old, new = outputs[name].shape, tensor.shape
         if old[1:] != new[1:] or (old != new and name not in (embedding, head)):  # only the vocabulary can be resized
-            raise adapter.misfit(name, old, new)
+            raise _misfit(adapter, name, old, new)
         outputs[name] = replace(outputs[name], replacement=tensor)
         used |= {tensor.name, *(copy.name for copy in copies)}
     # Conv1D stores its weight as (in, out). `fan_in_fan_out` is not reliable: PEFT (0.21) writes it for the last layer.
@@ -139,62 +132,18 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
 
 
-class _Adapter(BaseModel):
-    """An adapter's folder, and the settings of its adapter_config.json that determine the update."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
-    folder: Path
-    r: PositiveInt
-    lora_alpha: FiniteFloat
-    rank_pattern: dict[str, int] | None = None
-    alpha_pattern: dict[str, FiniteFloat] | None = None
-    use_rslora: bool = False
-    trainable_token_indices: dict[str, list[int]] | list[int] | None = None
-    target_parameters: list[str] | None = None
-
-    def scale(self, module: str, rank: int) -> float:
-        """Return alpha / r, or alpha / sqrt(r) for rsLoRA. A pattern that matches the module overrides r or alpha."""
-        expected = _match(self.rank_pattern, module, self.r)
-        if expected != rank:
-            raise UserError(f"{self.folder}: {module} has rank {rank}, and adapter_config.json has {expected}")
-        alpha = _match(self.alpha_pattern, module, self.lora_alpha)
-        return float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
-
-    def token_indices(self, module: str) -> list[int]:
-        indices = self.trainable_token_indices or []
-        return _match(indices, module, []) if isinstance(indices, dict) else indices
-
-    def misfit(self, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
-        return UserError(
-            f"the adapter in {self.folder} was trained on another base: {name} has the shape {list(got)}, expected "
-            f"{list(expected)}; pass its own base with --base"
-        )
-
-
-def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches a module's name, as in PEFT."""
-    for key, value in (patterns or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({key})$", module):
-                return value
-        except re.error as error:
-            raise UserError(
-                f"adapter_config.json has an invalid pattern {key!r} ({error}); expected a regular expression"
-            ) from None
-    return default
-
-
-def read_adapter(folder: Path) -> _Adapter:
+def read_mergeable(folder: Path) -> SavedAdapter:
     """Read adapter_config.json, and raise a UserError if this type of adapter cannot be merged."""
-    path, settings = folder / "adapter_config.json", read_lora_config(folder, "merged here")
-    unsupported = sorted(name for name, value in settings.items() if value and name not in _SUPPORTED)
-    if unsupported:
-        raise UserError(f"{path} sets {', '.join(unsupported)}, which cannot be merged here; merge it with PEFT")
-    try:
-        return _Adapter.model_validate({**settings, "folder": folder})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+    adapter = read_adapter(folder)
+    adapter.check(_SUPPORTED, "which cannot be merged here; merge it with PEFT")
+    return adapter
+
+
+def _misfit(adapter: SavedAdapter, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
+    return UserError(
+        f"the adapter in {adapter.folder} was trained on another base: {name} has the shape {list(got)}, expected "
+        f"{list(expected)}; pass its own base with --base"
+    )
 
 
 def _group(weights: Mapping[str, StoredTensor]) -> tuple[dict[str, Any], dict[str, list[StoredTensor]]]:
@@ -213,7 +162,12 @@ def _group(weights: Mapping[str, StoredTensor]) -> tuple[dict[str, Any], dict[st
 
 
 def _add_update(
-    outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: _Adapter, *, is_conv1d: bool
+    outputs: dict[str, Output],
+    module: str,
+    parts: Mapping[str, StoredTensor],
+    adapter: SavedAdapter,
+    *,
+    is_conv1d: bool,
 ) -> set[str]:
     """Add a module's low-rank update to its outputs, and return the keys it used."""
     weight = f"{module}.weight"
@@ -226,18 +180,18 @@ def _add_update(
     shape, update = outputs[weight].shape, (b.shape[0], a.shape[1])
     transposed = is_embedding or is_conv1d
     if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != shape:
-        raise adapter.misfit(module, shape, update)
+        raise _misfit(adapter, module, shape, update)
     if magnitude and transposed:
         raise UserError(f"{adapter.folder} trains {module} with DoRA; only linear layers with DoRA can be merged here")
     if magnitude and math.prod(magnitude.shape) != update[0]:
-        raise adapter.misfit(magnitude.name, update[:1], magnitude.shape)
+        raise _misfit(adapter, magnitude.name, update[:1], magnitude.shape)
     low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
     outputs[weight] = replace(outputs[weight], low_rank=low_rank)
     return {tensor.name for tensor in (a, b, magnitude) if tensor}
 
 
 def _add_experts(
-    outputs: dict[str, Output], stack: Stack, parts: Mapping[str, StoredTensor], adapter: _Adapter
+    outputs: dict[str, Output], stack: Stack, parts: Mapping[str, StoredTensor], adapter: SavedAdapter
 ) -> set[str]:
     """Add the low-rank updates of all experts of a layer to their outputs, and return the keys that were used."""
     a, b = parts.get("lora_A.weight"), parts.get("lora_B.weight")
@@ -259,12 +213,12 @@ def _add_experts(
             start = stop
         expected, got = (start, outputs[names[0]].shape[1]), (b.shape[0], a.shape[1])
         if got != expected or (a.shape[0], b.shape[1]) != (rank * count, rank * count):
-            raise adapter.misfit(stack.name, expected, got)
+            raise _misfit(adapter, stack.name, expected, got)
     return {a.name, b.name}
 
 
 def _add_tokens(
-    outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: _Adapter
+    outputs: dict[str, Output], module: str, parts: Mapping[str, StoredTensor], adapter: SavedAdapter
 ) -> set[str]:
     """Add a module's trained tokens to its output, and return the keys it used."""
     rows = parts.get("token_adapter.trainable_tokens_delta")
@@ -277,7 +231,7 @@ def _add_tokens(
             f"{output.shape[0]} tokens; {SAVE_EMBEDDINGS}"
         )
     if len(indices) != rows.shape[0] or rows.shape[1:] != output.shape[1:]:
-        raise adapter.misfit(rows.name, (len(indices), *output.shape[1:]), rows.shape)
+        raise _misfit(adapter, rows.name, (len(indices), *output.shape[1:]), rows.shape)
     outputs[output.name] = replace(output, tokens=(rows, tuple(indices)))
     return {rows.name}
 

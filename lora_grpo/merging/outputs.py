@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.files import Rows, StoredTensor
+from lora_grpo.files import StoredTensor
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,6 @@ class Output:
                     rows[token - start] = trained.rows(row, row + 1)[0].float()
         return rows
 
-    def parts(self) -> tuple[Rows, tuple[Any, Any] | None]:
-        """Return weights and factors L, R with rows = weights + L @ R; None for the factors if there are none."""
-        if self.tokens or (self.low_rank and self.low_rank.magnitude):
-            return self, None
-        return self.origin, _update(self).factors if self.low_rank else None
-
     def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
         """Return merged rows, base rows, and the adapter's change in float32. The base must have the same shape.
 
@@ -93,7 +87,7 @@ class Output:
         return merged, base, merged - base
 
 
-@functools.lru_cache(maxsize=2)  # tensors are processed one at a time; the KL divergence compares two models
+@functools.lru_cache(maxsize=1)  # tensors are processed one at a time
 def _update(output: Output) -> _Update:
     return _Update(output)
 
@@ -115,21 +109,19 @@ class _Update:
             a = a[expert.index * rank : (expert.index + 1) * rank]
             b = b[expert.start : expert.stop, expert.index :: expert.count]
         left, right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
-        self.factors = (left * low_rank.scale, right)
-        """(rows, r) and (r, columns) of the stored weight."""
+        self._left, self._right = left * low_rank.scale, right  # (rows, r) and (r, columns) of the stored weight
         self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None
 
     def add_to(self, weight: Any, start: int, stop: int) -> None:
         """Add the change of the given rows to `weight`, their values in float32."""
         if self._magnitude is None:
-            weight.addmm_(self.factors[0][start:stop], self.factors[1])
+            weight.addmm_(self._left[start:stop], self._right)
         else:
             weight += self.rows(start, stop, weight)
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
         """Return the change of the given rows. `weight` has their values in float32."""
-        left, right = self.factors
-        change = left[start:stop] @ right
+        change = self._left[start:stop] @ self._right
         if self._magnitude is None:
             return change
         weight, change = weight.double(), change.double()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
-from lora_grpo.merging.base_weights import Onto
+from lora_grpo.merging.base_weights import MergeTarget
 from lora_grpo.models import BEST, adapter_sha256, source_adapter
 
 REPORT = "merge_report.json"
@@ -73,7 +73,7 @@ class MergeReport(_Record):
     dtype: Dtype
     reason: str
     """Why this dtype was chosen."""
-    onto: Onto
+    onto: MergeTarget
     base: Base
     adapter: str
     """A Hub id, or the name of a folder."""

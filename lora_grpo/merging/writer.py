@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             path, known = staging / shard.name, finished.get(shard.name)
             if not known or not path.is_file() or atomic.sha256(path) != known["sha256"]:
                 progress.show(done, f"writing {shard.name}")
-                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes), _two_fewer_threads():
+                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes):
                     digest = _write(path, shard)
                 finished[shard.name] = {"bytes": path.stat().st_size, "sha256": digest}
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
@@ -104,19 +104,6 @@ def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
         if path.name not in {*shards, _LEDGER, ".lock"}:
             path.unlink()
     return shards
-
-
-@contextlib.contextmanager
-def _two_fewer_threads() -> Iterator[None]:
-    """Leave two cores to the threads that hash and write."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads - 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _write(path: Path, shard: Shard) -> str:

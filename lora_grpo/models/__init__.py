@@ -26,7 +26,6 @@ from lora_grpo.models.adapter import (
     adapter_sha256,
     features,
     read_adapter,
-    read_lora_config,
 )
 from lora_grpo.models.architectures import check_architecture, check_sampling
 from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel

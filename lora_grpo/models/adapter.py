@@ -109,13 +109,6 @@ def features(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def read_lora_config(folder: Path, use: str) -> dict[str, Any]:
-    """Return the values of adapter_config.json. Deprecated: call `read_adapter`."""
-    if "init_lora_weights" in read_adapter(folder).features:
-        raise UserError(f"{folder / ADAPTER_CONFIG} sets init_lora_weights, which changes the base; not {use}")
-    return json_files.read_object(folder / ADAPTER_CONFIG)
-
-
 def adapter_sha256(folder: Path) -> str:
     """Return a SHA-256 of an adapter's weights and configuration."""
     return digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))

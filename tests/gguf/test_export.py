@@ -1,7 +1,6 @@
 """GGUF export: transformers and the gguf package read the files back; unsupported models are rejected."""
 
 import json
-import math
 import os
 import shutil
 import stat
@@ -19,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import tensors
 from lora_grpo.files.disk import DiskFullError
 from lora_grpo.gguf import types, writer
 from lora_grpo.gguf.cli import ExportOptions, default_output, export
@@ -154,22 +152,6 @@ def test_rows_that_do_not_divide_into_blocks_are_16_bit_with_a_note(tmp_path):
     assert notes == ["2 tensors have a larger type because their rows are not multiples of 32: ffn_down.weight"]
 
 
-def test_a_piece_of_a_tensor_at_a_time_makes_the_same_file(qwen2, tmp_path, monkeypatch):
-    write_gguf(qwen2, {"q5_1": tmp_path / "a.gguf"})
-    read_rows, sizes = tensors.StoredTensor.rows, []
-
-    def rows(tensor, start, stop):
-        sizes.append((stop - start) * math.prod(tensor.shape[1:]))
-        return read_rows(tensor, start, stop)
-
-    monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 300)
-    monkeypatch.setattr(tensors.StoredTensor, "rows", rows)
-    write_gguf(qwen2, {"q5_1": tmp_path / "b.gguf"})
-    assert 150 < max(sizes) <= 300
-    found = [read(tmp_path / name)[1] for name in ("a.gguf", "b.gguf")]
-    assert all(np.array_equal(tensor.data, found[1][name].data) for name, tensor in found[0].items())
-
-
 # Metadata
 
 
@@ -255,12 +237,10 @@ UP = "model.layers.1.mlp.up_proj.weight"
     ("spoiled", "kind", "message"),
     [
         (spoil(UP, float("nan")), "f32", f"{UP} holds NaN or infinity"),
-        (spoil(UP, float("-inf")), "q8_0", f"{UP} holds NaN or infinity"),
         (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, .* limited to 65504; pass --type bf16"),
         (spoil(UP, -70000.0), "q4_1", f"{UP} holds 7e.04, and Q4_1 is limited"),
         (rename(UP, "model.layers.1.mlp.gate_up.weight"), "f16", "holds model.layers.1.mlp.gate_up.weight, which"),
         (lambda f: change_weights(f, lambda w: w.pop(UP)), "f16", f"lacks {UP}, which config.json implies"),
-        (lambda f: change_weights(f, lambda w: w.pop("lm_head.weight")), "f16", "lacks lm_head.weight"),
         (
             lambda f: change_weights(f, lambda w: w.update({UP: w[UP].to(torch.uint8)})),
             "f16",
@@ -272,7 +252,6 @@ UP = "model.layers.1.mlp.up_proj.weight"
             "is a GemmaForCausalLM; supported are LlamaForCausalLM, .*Qwen2ForCausalLM, Qwen3ForCausalLM",
         ),
         (lambda f: change_config(f, vocab_size=500), "f16", r"is \[403, 64\], and config.json implies \[500, 64\]"),
-        (lambda f: change_config(f, vocab_size=300), "f16", "cannot be built: .*Padding_idx"),
         (lambda f: change_config(f, hidden_act="gelu"), "f16", "hidden_act is gelu"),
         (lambda f: change_config(f, layer_types=["sliding_attention"] * 2), "f16", "use_sliding_window is on"),
         (
@@ -282,12 +261,6 @@ UP = "model.layers.1.mlp.up_proj.weight"
         ),
         (lambda f: (f / "config.json").unlink(), "f16", "holds no config.json"),
         (lambda f: (f / "README.md").write_text("---\nlicense: [a\n---\n"), "f16", r"README\.md cannot be read"),
-        (lambda f: (f / "generation_config.json").write_text("{bad"), "f16", r"generation_config\.json cannot be read"),
-        (
-            lambda f: (f / "generation_config.json").write_text('{"max_new_tokens": -5}'),
-            "f16",
-            r"generation_config\.json has an invalid value",
-        ),
     ],
 )
 def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoiled, kind, message):
@@ -318,13 +291,6 @@ def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_beg
     write_gguf(qwen2, {"f16": output})
     assert list(tmp_path.iterdir()) == [output]
     assert read(output)[1]
-
-
-def test_too_small_a_disk_is_refused_before_anything_is_written(qwen2, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
-    with pytest.raises(UserError, match=r"has 1.0 MB free and needs 3\d"):
-        write_gguf(qwen2, {"f16": tmp_path / "m.gguf"})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_fills_up_ends_in_one_line(qwen2, tmp_path, monkeypatch):
@@ -380,23 +346,15 @@ def test_several_types_are_written_together(qwen2, tmp_path, monkeypatch):
 
 
 def test_if_one_of_several_types_fails_the_older_files_stay(qwen2, tmp_path, monkeypatch):
-    path = fake_quantizer(tmp_path / "bin", "exit 3")
+    path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
     monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
     outputs = {kind: tmp_path / "all" / f"m.{kind}.gguf" for kind in ("f16", "q8_0", "q4_k_m")}
     write_gguf(qwen2, {"f16": outputs["f16"]})
     before = outputs["f16"].stat()
-    with pytest.raises(RunError, match="llama-quantize failed with code 3"):
+    with pytest.raises(RunError, match="llama-quantize failed with code 3: no such type"):
         write_gguf(qwen2, outputs)
     assert [file.name for file in (tmp_path / "all").iterdir()] == ["m.f16.gguf"]
     assert outputs["f16"].stat().st_ino == before.st_ino
-
-
-def test_a_failed_llama_quantize_leaves_nothing(qwen2, tmp_path, monkeypatch):
-    path = fake_quantizer(tmp_path / "bin", 'cp "$1" "$2"; echo "no such type" >&2; exit 3')
-    monkeypatch.setenv("PATH", path + os.pathsep + os.environ["PATH"])
-    with pytest.raises(RunError, match="llama-quantize failed with code 3: no such type"):
-        write_gguf(qwen2, {"q6_k": tmp_path / "m.gguf"})
-    assert [file.name for file in tmp_path.iterdir()] == ["bin"]
 
 
 def test_without_llama_quantize_a_type_that_works_is_named(qwen2, tmp_path, monkeypatch):
@@ -417,24 +375,6 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     assert f"llama-cli -m {output}" in ended.stdout
     assert "ollama create merged -f" in ended.stdout
     assert read(output)[0]["general.name"] == "merged"
-
-
-def test_a_mistake_is_one_line_and_loads_nothing_heavy(fresh, tmp_path):
-    spy = tmp_path / "spy.py"
-    spy.write_text(
-        "import runpy, sys\nsys.argv = sys.argv[1:]\ntry:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally:\n    print([name for name in ('torch', 'transformers', 'gguf') if name in sys.modules])\n"
-    )
-    for words, code, message in (
-        (["--help"], 0, ""),
-        (["missing"], 2, "error: missing is not a folder"),
-        ([tmp_path, "--type", "q9_9"], 2, "error: "),
-        ([], 2, "error: "),
-    ):
-        ended = fresh.start(spy, SCRIPT, *words, cwd=tmp_path).end()
-        assert (ended.returncode, ended.stdout.splitlines()[-1]) == (code, "[]")
-        assert ended.stderr.startswith(message)
-        assert len(ended.stderr.splitlines()) == (code > 0)
 
 
 def test_files_are_named_after_their_source_and_type():

@@ -7,7 +7,7 @@ import pytest
 from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
-from lora_grpo.gguf.modelfile import read_turns, write_modelfiles
+from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import read_vocabulary
 from lora_grpo.tasks.chat import render
 
@@ -157,15 +157,6 @@ def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_pa
     assert len(notes) == 1
     assert notes[0].startswith("the Modelfile has no TEMPLATE")
     assert "\n" not in notes[0]
-
-
-def test_a_default_system_prompt_gives_way_to_the_one_that_is_given():
-    turns = read_turns(qwen_tokenizer(QWEN25), vocabulary(qwen_tokenizer(QWEN25)))
-    assert "created by Alibaba Cloud" in turns.opening
-    assert turns.roles["user"] == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-    assert turns.roles["assistant"] == ("", "<|im_end|>\n")
-    requested = turns.render([{"role": "system", "content": "Count."}, {"role": "user", "content": "1"}])
-    assert "Alibaba" not in requested
 
 
 def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_path):

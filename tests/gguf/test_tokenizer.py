@@ -90,12 +90,6 @@ def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_m
         assert again.encode(line).ids == tokenizer.encode(line).ids
 
 
-def test_unicode_composition_is_no_reason_to_refuse():
-    tokenizer = byte_level()
-    tokenizer.normalizer = normalizers.NFC()
-    assert vocabulary(wrapped(tokenizer, eos_token="<|im_end|>")).pre == "qwen2"
-
-
 def own_words():
     return byte_level(QWEN2_WORDS.replace(r"\p{N}", r"\p{N}{1,2}"))
 
@@ -261,19 +255,6 @@ def test_no_chat_template_has_a_note():
         "the model has no chat template, and llama.cpp and LM Studio would use ChatML"
         in vocabulary(qwen_tokenizer(None)).notes[0]
     )
-
-
-def test_the_default_of_several_chat_templates_is_exported():
-    tokenizer = qwen_tokenizer({"default": "{{ messages[0]['content'] }}", "tool_use": "tools"})
-    assert vocabulary(tokenizer).chat_template == "{{ messages[0]['content'] }}"
-
-
-def test_white_space_that_a_token_swallows_has_a_note():
-    tokenizer = qwen_tokenizer()
-    tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
-    assert vocabulary(tokenizer).notes == [
-        "<end> removes the white space next to it in transformers, but not in llama.cpp"
-    ]
 
 
 def test_more_tokens_than_embeddings_are_refused():

@@ -6,6 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from lora_grpo.config.schema import RunConfig
+from lora_grpo.tasks.chat import SYSTEM_PROMPTS
 
 WIDTH = 192
 
@@ -27,7 +28,7 @@ def make_run(folder, fingerprint=None, name="starter"):
     make_adapter(folder / "adapter")
     config = RunConfig(output_dir=str(folder)).to_dict()
     config["model"]["name"] = name
-    record = {"lora_grpo_run": 1, "config": config, "data": {}, "versions": {}}
+    record = {"lora_grpo_run": 1, "config": config, "data": {"system_prompt": SYSTEM_PROMPTS["xml"]}, "versions": {}}
     record["policy"] = {"fingerprint": fingerprint, "revision": None, "base_model": name}
     (folder / "run.json").write_text(json.dumps(record))
     return folder

@@ -5,6 +5,7 @@ import json
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.files import atomic
 from lora_grpo.models import adapter_sha256, model_files
+from lora_grpo.tasks.chat import SYSTEM_PROMPTS
 
 COMMIT = "a" * 40
 
@@ -103,6 +104,7 @@ def make_run(folder, adapter_bytes=1000, **changes):
             "trained_on_benchmark": None,
             "left_out_as_trained_on": 0,
             "sandbox": None,
+            "system_prompt": SYSTEM_PROMPTS["xml"],
         },
         "user_files": {f"{PRIVATE}/mine.py": "d" * 64},
         "versions": {"python": "3.11.7", "lora_grpo": "0.1.0", "trl": "1.14.2"},

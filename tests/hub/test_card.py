@@ -26,8 +26,7 @@ from huggingface_hub import ModelCard
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic
-from lora_grpo.hub.card import escape
+from lora_grpo.files import atomic, json_files
 from lora_grpo.hub.files import CARD
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
 from lora_grpo.merging import check_current
@@ -182,6 +181,23 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base, n
     assert shown in text and text.count("f" * 64) == 1 and "vllm serve" not in text and str(tmp_path) not in text
 
 
+HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
+
+
+@pytest.mark.parametrize(("source", "is_shown"), [(None, True), (f"{PRIVATE}/held out.jsonl", False)])
+def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, is_shown):
+    changes = {"protocol__data_source": source, "fixed": [{"task_id": "b", "before": [0, 2], "after": [2, 2]}]}
+    run = make_run(tmp_path / "run", **{f"report__{key}": value for key, value in changes.items()})
+    rows = [{"task_id": name, "question": f"{name}: ````\n{HOSTILE}\n</details>"} for name in "ab"]
+    samples = [{"task_id": name, "completion": f"answer {n} to {name}"} for name in "ab" for n in range(2)]
+    before, after = ([{**each, "passed": passed} for each in samples] for passed in (False, True))
+    for name, lines in (("rows", rows), ("base.samples", before), ("trained.samples", after)):
+        atomic.write_text(run / "evaluation" / f"{name}.jsonl", json_files.dump_lines(lines))
+    text = card_of(run / "adapter", "adapter")[1]
+    fenced = f"`````\nb: ````\n{HOSTILE}\n</details>\n`````\n\nBefore:\n\n```\nanswer 0 to b\n```"
+    assert (fenced in text) == ("## Before and after" in text) == ("Owned" in text) == is_shown
+
+
 def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
     for folder in (tmp_path / "alone" / "adapter", run / "older"):  # the second is not its run's adapter
         shutil.copytree(run / "adapter", folder)
@@ -313,13 +329,12 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q5_0.gguf": entry}})
     data, text, _ = card_of(folder, "gguf")
     shown = f"{size / 1e3:.1f} kB"
-    assert [line for line in text.splitlines() if line.startswith(("| merged", "| trained"))] == [
-        "| merged, 16 bits |  | 50.0 \\[40.0, 60.0\\] |  |  |",
-        f"| trained-Q4_0.gguf | {shown} | 48.8 \\[38.8, 58.8\\] | -1.2 \\[-6.2, +3.8\\] | – |",
-        f"| trained-Q5_0.gguf | {shown} | – | – | 0.015 |",
-        f"| trained-Q8_0.gguf | {shown} | 50.0 \\[40.0, 60.0\\] | +0.0 \\[-5.0, +5.0\\] | – |",
+    assert [line for line in text.splitlines() if line.startswith("| trained")] == [
+        f"| trained-Q4_0.gguf | {shown} | 48.8 [38.8, 58.8] | – |",
+        f"| trained-Q5_0.gguf | {shown} | – | 0.015 |",
+        f"| trained-Q8_0.gguf | {shown} | 50.0 [40.0, 60.0] | – |",
     ]
-    assert "q4_0 costs 1.2 points of pass@1 \\[-3.8, 6.2\\] against merged" in text
+    assert "q4_0 costs 1.2 points of pass@1 [-3.8, 6.2] against merged" in text
     assert "Greedy pass@1: percent of 200 problems" in text and "on 256 tokens of completions of the run" in text
     (command,) = re.findall("^llama-cli .*", text, re.MULTILINE)
     assert shlex.split(command)[3:] == ["--hf-file", "trained-Q8_0.gguf", "-sys", "$SYSTEM"]
@@ -440,9 +455,6 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
                 assert private.encode() not in file.read(), (kind, file.name, private)
 
 
-HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -461,18 +473,11 @@ def test_text_from_files_stays_text(tmp_path, path):
     comments = ("# pip install ", "# The client must ")
     headings = [line for line in text.splitlines() if line.startswith("# ") and not line.startswith(comments)]
     assert headings == ["# trained"]
-    assert "<script" not in text.replace("\\<script", "") and "](http://evil)" not in text.replace("\\]", "")
+    assert "<script" not in text and "](http://evil)" not in text
 
 
 def test_the_system_prompt_of_a_task_file_is_shown_as_it_is(tmp_path):
     prompt = "Spell it.\n```\n---\nlicense: mit\n---\n{{ 7*7 }} */home/me*"
-    run = make_run(tmp_path / "run", record__config__data__task="my_task.py", record__data__system_prompt=prompt)
+    run = make_run(tmp_path / "run", record__data__system_prompt=prompt)
     data, text, _ = card_of(make_gguf(run), "gguf")
     assert "license" not in data and f"````\n{prompt}\n````" in text and "reasoning" not in text
-
-
-def test_escaped_text_reads_as_it_is():
-    assert escape("correct_answer 0.1.0 +3.2") == "correct_answer 0.1.0 +3.2"
-    assert escape("_a_ *b* [c](d) <e>\n- f") == "\\_a\\_ \\*b\\* \\[c\\](d) \\<e\\> - f"
-    assert escape("a\x1b[31mb\u202ec\u2028d") == "a \\[31mb c d"
-    assert escape("1. one") == "1\\. one" and escape("- one") == "\\- one"

@@ -3,8 +3,6 @@
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,14 +80,6 @@ def test_a_file_of_an_earlier_adapter_is_refused(run, monkeypatch, capsys):
     assert "mine.Q8_0.gguf" in capsys.readouterr().out
 
 
-def test_push_exits_with_2_and_one_line(run):
-    train_again(run)
-    command = [sys.executable, SCRIPT, run, "me/mine", "--what", "gguf"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1 and not ended.stdout
-    assert "mine.Q4_0.gguf" in ended.stderr and "another adapter" in ended.stderr
-
-
 @pytest.mark.parametrize("change", ["other name", "other size", "no report of the adapter", "damaged report"])
 def test_a_file_that_the_report_does_not_describe_is_refused(run, monkeypatch, change):
     path = run / "gguf" / "mine.Q4_0.gguf"
@@ -108,16 +98,6 @@ def test_a_file_that_the_report_does_not_describe_is_refused(run, monkeypatch, c
     message = refusal(run, monkeypatch, what="gguf")
     assert name in message and REPORT in message and "delete" in message
     assert ("mine.Q8_0.gguf" in message) == (change == "damaged report")
-
-
-def test_files_outside_a_run_are_of_one_adapter(run, tmp_path, monkeypatch):
-    export(ExportOptions(run, output_dir=tmp_path / "out"))
-    push(tmp_path / "out")
-    train_again(run)
-    push(tmp_path / "out")  # the card describes its own merge report
-    export(ExportOptions(run, type=("q4_0",), output_dir=tmp_path / "out"))
-    message = refusal(tmp_path / "out", monkeypatch)
-    assert "mine.Q8_0.gguf" in message and "mine.Q4_0.gguf" not in message
 
 
 def test_files_of_the_best_adapter_are_compared_with_it(run, monkeypatch):

@@ -122,18 +122,13 @@ def test_a_card_that_the_kit_did_not_write_is_not_replaced(server, client):
     assert server.repositories[NAME].files == {"README.md": b"# My own words\n"}
 
 
-def test_a_public_repository_needs_public(server, client):
+def test_a_public_repository_needs_public_and_a_private_one_stays_private(server, client, capsys):
     server.repositories[NAME] = Repository(private=False)
     with pytest.raises(UserError, match="is public; pass --public"):
         push.send(NAME, "merged", MERGED)
     assert server.repositories[NAME].commits == [] and not server.uploads
     push.send(NAME, "merged", MERGED, public=True)
     assert_holds(server, MERGED)
-
-
-def test_public_creates_a_public_repository_and_leaves_a_private_one_private(server, client, capsys):
-    push.send(NAME, "merged", MERGED, public=True)
-    assert not server.repositories[NAME].private
     server.repositories[NAME].private = True
     push.send(NAME, "merged", MERGED, public=True)
     assert server.repositories[NAME].private and "stays private" in capsys.readouterr().err
@@ -155,8 +150,6 @@ def test_a_passing_failure_is_retried_by_the_client(server, client, method, path
 
 LASTING = {
     "every upload is cut off": ("PUT", "/lfs/.*", {"status": None}),
-    "storage answers 503": ("PUT", "/lfs/", {}),
-    "every commit is answered 502": ("POST", "/commit/", {"status": 502}),
     "the commit is rejected with the token": ("POST", "/commit/", {"status": 500, "message": f"Bearer {TOKEN} bad"}),
     "the connection breaks at the start": ("POST", "repos/create", {"status": None}),
 }
@@ -191,13 +184,7 @@ def test_a_missing_permission_is_the_users_to_fix(server, client, path, status, 
         push.send(NAME, "merged", MERGED)
 
 
-def test_offline_is_an_error(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
-        push.send(NAME, "merged", MERGED)
-
-
-@pytest.mark.parametrize("name", ["noowner", "a/b/c", "me/--x", "me/na me", "me/x.git", ""])
+@pytest.mark.parametrize("name", ["noowner", "a/b/c", "me/na me", ""])
 def test_an_invalid_repository_id_is_refused(name):
     with pytest.raises(UserError, match=r"repository id|has no owner"):
         push.check_repo_id(name)
@@ -239,25 +226,13 @@ def test_the_license_is_asked_of_the_hub_once(server, client, run, card, capsys)
     assert server.requests == [("GET", f"/api/models/{BASE}/revision/{COMMIT}")]
 
 
-@pytest.mark.parametrize("card", [None, {}, {"license": ["mit"]}, {"license": "Apache 2.0"}, {"license": "a\nb: c"}])
-def test_a_base_without_a_valid_license_gives_none(server, client, run, card):
-    server.repositories[BASE] = Repository(private=False, card_data=card)
-    assert license_of(run) == {}
-
-
-@pytest.mark.parametrize("status", [401, 404, 500, None, 200])
+@pytest.mark.parametrize("status", [500, None, 200])
 def test_a_hub_that_does_not_tell_the_license_is_a_note(server, client, run, capsys, status):
     server.fail("GET", "/api/models/", status=status, message=f"Bearer {TOKEN}\nbad", times=99)  # 200: not a model
     assert license_of(run) == {}
     (note,) = capsys.readouterr().err.splitlines()
     assert note.startswith(f"note: the card has no license, because {BASE} was not read: ")
     assert_nothing_leaked(note)
-
-
-def test_offline_there_is_no_request_for_the_license(server, client, run, capsys, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert license_of(run) == {} and server.requests == []
-    assert "no license" in (err := capsys.readouterr().err) and "HF_HUB_OFFLINE" in err
 
 
 # The command
@@ -406,7 +381,11 @@ def test_the_source_is_recognized_or_refused(tmp_path, run, adapter):
     assert hub_files.find(str(run), "gguf") == (run / "gguf", "gguf")
     for source, kind, message in (
         (adapter, "gguf", r"expected .gguf files, got adapter_config.json"),
-        (run, "merged", r"has no merged/ with config.json and .safetensors weights; create it with lora-grpo merge"),
+        (
+            run,
+            "merged",
+            r"merged: expected config.json and .safetensors weights, got none; create it with lora-grpo merge",
+        ),
         ("", None, "is not a folder"),
         (tmp_path / "missing", None, "is not a folder"),
         (tmp_path, None, "expected a run, an adapter, a merged model or GGUF files, got none"),
@@ -414,5 +393,5 @@ def test_the_source_is_recognized_or_refused(tmp_path, run, adapter):
         with pytest.raises(UserError, match=message):
             hub_files.find(str(source), kind)
     shutil.copytree(run / "adapter", run / "merged")
-    with pytest.raises(UserError, match=r"has no merged/ with config.json"):
+    with pytest.raises(UserError, match=r"merged: expected config.json"):
         hub_files.find(str(run), "merged")

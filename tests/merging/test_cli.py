@@ -1,6 +1,5 @@
 """`scripts/merge.py` end to end: output files, messages, rejected input, and interrupted merges."""
 
-import dataclasses
 import json
 import random
 import shutil
@@ -17,11 +16,10 @@ from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
 from lora_grpo.merging import cli
-from lora_grpo.merging.cli import MergeOptions, default_output, merge, merged_model
+from lora_grpo.merging.cli import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
 from lora_grpo.models import adapter_sha256, model_files
-from lora_grpo.models.target import Overrides, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "merge.py"
@@ -96,17 +94,14 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     assert capsys.readouterr().out == first and contents(run / "merged") == before
     assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
 
-    with pytest.raises(UserError, match=r"holds another merge, with another dtype \(bf16, now fp32\);"):
-        merge(MergeOptions(str(run), dtype="fp32"))
-    with pytest.raises(UserError, match=r"holds another merge, with another onto \(full, now dequantized\);"):
-        merge(MergeOptions(str(run), onto="dequantized"))
+    refused("holds another merge (full, bf16), with another dtype;", MergeOptions(str(run), dtype="fp32"))
+    refused("holds another merge (full, bf16), with another onto;", MergeOptions(str(run), onto="dequantized"))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"][:-1])
     with pytest.raises(UserError, match=r"model.safetensors is missing or truncated; delete .* and merge again"):
         merge(MergeOptions(str(run)))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"])
     make_adapter(starter.model_path(), run / "adapter", r=2)
-    with pytest.raises(UserError, match="holds another merge, with another adapter_sha256;"):
-        merge(MergeOptions(str(run)))
+    refused("with another adapter_sha256;", MergeOptions(str(run)))
     assert contents(run / "merged") == before
 
 
@@ -170,13 +165,6 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(no_divergence, 
     assert "tokens    not checked: the adapter has no tokenizer" in capsys.readouterr().out
 
 
-def test_an_adapter_that_cannot_be_merged_is_refused_before_its_base_is_sought(run, tmp_path):
-    path = run / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_bias": True}))
-    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run), base="owner/away"))
-    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run / "adapter"), base="owner/away"))
-
-
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="float16")
     adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
@@ -194,13 +182,6 @@ def test_a_configuration_that_says_nothing_of_the_tie_means_what_transformers_ta
     assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
 
 
-def test_a_divergence_that_cannot_be_measured_does_not_cost_the_merge(run):
-    (run / "completions" / "step-00001.jsonl").write_text('{"id": "a", "completion": "b"}\n')
-    output = merge(MergeOptions(str(run)))
-    report = json.loads((output / "merge_report.json").read_text())
-    assert report["kl"]["not_measured"] == "KeyError: 'question'" and load(output)
-
-
 def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
     other = shutil.copytree(starter.model_path(), tmp_path / "other")
     weights = load_file(other / "model.safetensors")
@@ -212,8 +193,8 @@ def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tm
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
 
 
-def refused(message, options, leaves=None):
-    """Check that the command fails with a one-line error and leaves its folder unchanged."""
+def refused(message, options):
+    """Check that the command fails with a one-line error."""
     with pytest.raises(UserError) as caught:
         merge(options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -238,6 +219,9 @@ def test_what_is_no_adapter_is_refused(run, tmp_path):
     refused("has no adapter yet", MergeOptions(str(run)))
     pickled = shutil.copytree(run / "adapter", tmp_path / "pickled")
     refused("pickled weights are not loaded", MergeOptions(str(pickled), base="starter"))
+    path = run / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_bias": True}))
+    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run), base="owner/away"))  # before the base
     assert not (run / "merged").exists()
 
 
@@ -264,62 +248,30 @@ def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
     assert read_report(run / "merged").identity["adapter_sha256"] == adapter_sha256(run / "adapter")
 
 
-def test_where_a_merge_goes_by_itself(run, tmp_path, monkeypatch):
-    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
-    assert default_output(str(run), run / "adapter") == default_output(str(run / "adapter"), run / "adapter")
-    assert default_output(str(run), run / "adapter") == run / "merged"
-    monkeypatch.chdir(adapter)
-    assert default_output("./", Path()) == tmp_path / "mine-merged"
-    assert default_output("owner/lora", tmp_path / "cache" / "0123abcd") == Path("outputs/lora-merged")
-
-
-def test_a_link_is_followed_to_where_the_model_goes(no_divergence, run, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "disk")
-    assert merge(MergeOptions(str(run), output=tmp_path / "link")) == tmp_path / "disk"
-    assert load(tmp_path / "link")
-
-
-def test_a_base_from_the_hub_is_checked_by_its_commit(no_divergence, run, tmp_path, monkeypatch):
-    def merged_report(name, revision, **options):
-        target = resolve(str(run), Overrides())
-        base = dataclasses.replace(target.base, revision=revision)
-        recorded = {**target.run, "policy": {"fingerprint": None, "revision": "abc"}}
-        changed = dataclasses.replace(target, base=base, run=recorded)
-        monkeypatch.setattr(cli, "resolve", lambda what, overrides: changed)
-        return read_report(merge(MergeOptions(str(run), output=tmp_path / name, **options)))
-
-    assert merged_report("known", "abc").base.checked
-    assert not merged_report("other", None).base.checked
-    assert not merged_report("forced", "abc", force_base=True).base.checked
-
-
-def test_a_pickled_base_is_refused(run, tmp_path):
-    base = shutil.copytree(starter.model_path(), tmp_path / "base")
-    (base / "model.safetensors").rename(base / "pytorch_model.bin")
-    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
-    refused("has no .safetensors weights", MergeOptions(str(adapter), base=str(base)))
-
-
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     refused("holds other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
-    refused("is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
-    refused(
-        "thesis.tex is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex" / "x")
-    )
-    refused("/dev/null is not a folder; pass", MergeOptions(str(run), output=Path("/dev/null")))
+    refused("thesis.tex is not a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex" / "x"))
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
-def test_a_full_disk_is_found_out_before_anything_is_written(run, monkeypatch):
-    usage = type("usage", (), {"free": 60_000_000})
-    monkeypatch.setattr("lora_grpo.files.disk.shutil.disk_usage", lambda path: usage)
-    refused("60.0 MB free and needs 7", MergeOptions(str(run)))
-    assert not (run / "merged").exists() and not staging_folder(run / "merged").exists()
+@pytest.mark.parametrize("changed", ["adapter", "base"])
+def test_files_that_change_during_the_merge_are_noticed(changed, no_divergence, run, tmp_path, monkeypatch):
+    base = shutil.copytree(starter.model_path(), tmp_path / "base")
+    copy = cli._copy_other_files
+
+    def and_change(target, staging):
+        copy(target, staging)
+        path = base if changed == "base" else run / "adapter"
+        (weights,) = path.glob("*.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+
+    monkeypatch.setattr(cli, "_copy_other_files", and_change)
+    refused("changed during the merge; run the command again", MergeOptions(str(run), base=str(base)))
+    assert not (run / "merged").exists()
 
 
 def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
@@ -332,33 +284,7 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
     assert not (run / "merged").exists()
 
 
-def test_an_adapter_that_changes_meanwhile_is_noticed(no_divergence, run, monkeypatch):
-    copy = cli._copy_other_files
-
-    def and_train_on(target, staging):
-        copy(target, staging)
-        make_adapter(starter.model_path(), run / "adapter", r=2)
-
-    monkeypatch.setattr(cli, "_copy_other_files", and_train_on)
-    refused("changed during the merge; run the command again", MergeOptions(str(run)))
-    assert not (run / "merged").exists()
-
-
-def test_a_base_that_changes_meanwhile_is_noticed(no_divergence, run, tmp_path, monkeypatch):
-    base = shutil.copytree(starter.model_path(), tmp_path / "base")
-    copy = cli._copy_other_files
-
-    def and_change_base(target, staging):
-        copy(target, staging)
-        (weights,) = base.glob("*.safetensors")
-        weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-
-    monkeypatch.setattr(cli, "_copy_other_files", and_change_base)
-    refused(f"{base} changed during the merge; run the command again", MergeOptions(str(run), base=str(base)))
-    assert not (run / "merged").exists()
-
-
-def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, tmp_path):
+def test_six_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, tmp_path):
     base = tmp_path / "base"
     load(starter.model_path()).save_pretrained(base, max_shard_size="800KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -379,7 +305,7 @@ def test_ten_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, 
 
     moments = random.Random(5)
     output, kills = tmp_path / "killed", 0
-    while kills < 10:
+    while kills < 6:
         ended = start("killed", moments.randrange(1, len(events) // 3))
         if ended.returncode == 0:  # the merge finished; the next one starts over
             assert contents(output) == expected
@@ -397,13 +323,3 @@ def test_the_command_ends_in_one_line_and_exit_code_2(run, warm):
     assert "--dtype" in ended.stderr
     ended = warm.start(SCRIPT, "starter").end()
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-
-
-def test_help_needs_no_torch(fresh):
-    probe = "import sys, runpy; sys.argv = ['merge.py', '--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
-    probe = probe % str(SCRIPT) + "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)"
-    import subprocess
-    import sys
-
-    out = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert out.strip().endswith("False False") and "--onto" in out

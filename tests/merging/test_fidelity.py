@@ -105,12 +105,6 @@ def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path
     assert choice.measured["fp32"].overall > 0.99
 
 
-def test_a_large_update_is_merged_in_bfloat16(base, tmp_path):
-    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=5.0)
-    choice = choose("auto", plan)
-    assert choice.dtype == "bf16" and choice.reason.startswith(("bf16 keeps 100.0%", "bf16 keeps 99.9%"))
-
-
 def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="bfloat16")
     weights = load_file(base / "model.safetensors")

@@ -1,6 +1,7 @@
 """Merged weights of all adapter types, compared with PEFT's merge, float64 arithmetic, and the unmerged adapter."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -92,9 +93,9 @@ def check_against_peft(base, adapter, tmp_path, resize=None):
     return output
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_float32_weights_are_pefts(kind, bases, tmp_path):
-    base = bases[kind != "tokens", "float32"]
+@pytest.mark.parametrize(("kind", "tied"), [*((kind, kind != "tokens") for kind in KINDS), ("tokens", True)])
+def test_float32_weights_are_pefts(kind, tied, bases, tmp_path):
+    base = bases[tied, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
     check_against_peft(base, adapter, tmp_path)
 
@@ -118,12 +119,6 @@ def test_a_tied_head_follows_what_the_live_adapter_does(kind, bases, tmp_path):
     model = load(output)
     assert (logits_of(model) - expected).abs().max() < 2e-5
     assert model.config.tie_word_embeddings is (kind in STAY_TIED)
-
-
-def test_tokens_of_a_tied_model_stay_tied(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
-    check_against_peft(base, adapter, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
@@ -168,31 +163,6 @@ def test_a_stored_head_that_is_the_embedding_follows_the_tie(bases, tmp_path):
     output = merged(base, adapter, tmp_path / "merged")
     assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
     assert "lm_head.weight" not in load_file(output / "model.safetensors")
-
-
-def test_of_a_single_file_and_an_index_the_single_file_is_read(tmp_path):
-    base = make_base(tmp_path / "base", tied=False)
-    sharded = make_base(tmp_path / "sharded", tied=False, shards="20KB")
-    for path in sharded.glob("model*"):
-        weights = path.read_bytes()
-        (base / path.name).write_bytes(weights if path.suffix == ".json" else weights[:-4] + b"\0\0\0\1")
-    assert {stored.path.name for stored in model_tensors(base).values()} == {"model.safetensors"}
-
-
-def test_an_index_of_numbers_is_refused(tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
-    with pytest.raises(UserError, match="has no weight_map from tensor names to file names"):
-        model_tensors(tmp_path)
-
-
-def test_what_the_base_keeps_in_float32_stays_in_it(bases, tmp_path):
-    base = shutil.copytree(bases[False, "bfloat16"], tmp_path / "base")
-    weights = load_file(base / "model.safetensors")
-    weights["model.norm.weight"] = weights["model.norm.weight"].float() + 1e-5
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    after = load_file(merged(base, make_adapter(base, tmp_path / "a"), tmp_path / "m", "bf16") / "model.safetensors")
-    assert torch.equal(after["model.norm.weight"], weights["model.norm.weight"])
-    assert {tensor.dtype for name, tensor in after.items() if "model.norm" not in name} == {torch.bfloat16}
 
 
 def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
@@ -251,15 +221,6 @@ def test_experts_that_are_one_tensor_on_disk_are_refused(tmp_path):
         merged(base, adapter, tmp_path / "merged")
 
 
-def test_fan_in_fan_out_says_nothing_of_a_square_linear_layer(bases, tmp_path):
-    base = bases[False, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "fan_in_fan_out": True}))
-    output = merged(base, adapter, tmp_path / "merged")
-    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
-
-
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
     """The logits match those of the adapter on the base as loaded by bitsandbytes."""
     base = bases[True, "bfloat16"]
@@ -289,24 +250,6 @@ def test_many_shards_come_out_as_many_with_an_index(tmp_path):
 
 class Stopped(BaseException):
     pass
-
-
-def test_two_threads_are_left_to_hashing_and_writing_until_a_shard_ends(bases, tmp_path, monkeypatch):
-    def stop(*_):
-        during.append(torch.get_num_threads())
-        raise Stopped
-
-    during = []
-    monkeypatch.setattr(writer, "_write", stop)
-    base, before = bases[True, "float32"], torch.get_num_threads()
-    adapter = make_adapter(base, tmp_path / "adapter")
-    torch.set_num_threads(4)
-    try:
-        with pytest.raises(Stopped):
-            merged(base, adapter, tmp_path / "merged")
-        assert during == [2] and torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_path, monkeypatch):
@@ -365,36 +308,29 @@ def change(adapter, edit):
 KEY = "base_model.model.model.layers.0.self_attn.q_proj."
 
 
+LINEAR_AND_EMBEDDING = {"target_modules": ["q_proj", "embed_tokens"], "use_dora": True}
+
+
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("options", "changes", "message"),
     [
-        (f"{KEY}lora_C.weight", (4, 4)),
-        ("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", (4, 32)),
-        ("base_model.model.score.weight", (2, 32)),
-        ("prompt_embeddings", (8, 32)),
+        ({}, {f"{KEY}lora_C.weight": torch.ones(4, 4)}, rf"{KEY}lora_C.weight of .* cannot be merged into this base"),
+        ({}, {KEY.replace(".0.", ".7.") + "lora_A.weight": torch.ones(4, 32)}, "cannot be merged into this base"),
+        ({}, {"prompt_embeddings": torch.ones(8, 32)}, "prompt_embeddings of .* cannot be merged into this base"),
+        ({}, {f"{KEY}lora_A.weight": None}, r"q_proj\.lora_B\.weight.* cannot be merged"),
+        ({}, {f"{KEY}lora_A.weight": torch.ones(4, 40)}, r"q_proj has the shape \[32, 40\], expected \[32, 32\]"),
+        ({}, {f"{KEY}lora_B.weight": torch.ones(32, 4, dtype=torch.int8)}, r"q_proj\.lora_B\.weight as I8; expected"),
+        ({"use_dora": True}, {f"{KEY}lora_magnitude_vector": torch.ones(1)}, r"shape \[1\], expected \[32\]"),
+        (LINEAR_AND_EMBEDDING, {}, r"trains model\.embed_tokens with DoRA"),
     ],
 )
-def test_a_key_that_would_be_left_over_is_refused_by_name(name, shape, bases, tmp_path):
+def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, bases, tmp_path):
     base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter")
-    change(adapter, lambda weights: weights.update({name: torch.ones(shape)}))
-    with pytest.raises(UserError, match="cannot be merged into this base") as caught:
-        merged(base, adapter, tmp_path / "merged")
-    assert name in str(caught.value)
-
-
-def test_dora_of_an_embedding_is_refused(bases, tmp_path):
-    base = bases[False, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"], use_dora=True)
-    with pytest.raises(UserError, match=r"trains model\.embed_tokens with DoRA"):
-        merged(base, adapter, tmp_path / "merged")
-
-
-def test_dora_norms_of_another_size_are_refused(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", use_dora=True)
-    change(adapter, lambda weights: weights.update({f"{KEY}lora_magnitude_vector": torch.ones(1)}))
-    with pytest.raises(UserError, match=r"lora_magnitude_vector has the shape \[1\], expected \[32\]"):
+    adapter = make_adapter(base, tmp_path / "adapter", **options)
+    weights = load_file(adapter / "adapter_model.safetensors") | changes
+    weights = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    save_file(weights, adapter / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=message):
         merged(base, adapter, tmp_path / "merged")
 
 
@@ -417,44 +353,14 @@ def test_new_tokens_without_their_embeddings_are_refused(bases, tmp_path):
         merged(base, adapter, tmp_path / "merged")
 
 
-def test_half_of_an_update_is_refused(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter")
-    change(adapter, lambda weights: weights.pop(f"{KEY}lora_A.weight"))
-    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight.* cannot be merged"):
-        merged(base, adapter, tmp_path / "merged")
-
-
-def test_another_bases_adapter_is_refused_by_shape(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter")
-    change(adapter, lambda weights: weights.update({f"{KEY}lora_A.weight": torch.ones(4, 40)}))
-    with pytest.raises(UserError, match="q_proj has the shape \\[32, 40\\], expected \\[32, 32\\]"):
-        merged(base, adapter, tmp_path / "merged")
-
-
-def test_integer_weights_are_refused(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter")
-    change(adapter, lambda weights: weights.update({f"{KEY}lora_B.weight": torch.ones(32, 4, dtype=torch.int8)}))
-    with pytest.raises(UserError, match=r"q_proj\.lora_B\.weight as I8; expected one of F64, F32"):
-        merged(base, adapter, tmp_path / "merged")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
-        ({"alora_invocation_tokens": [1]}, "sets alora_invocation_tokens, which cannot be merged"),
-        ({"layer_replication": [[0, 1]]}, "sets layer_replication"),
-        ({"lora_bias": True}, "sets lora_bias"),
+        ({"lora_bias": True}, "sets lora_bias, which cannot be merged"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
-        ({"init_lora_weights": "pissa_niter_4"}, "which changes the base"),
+        ({"init_lora_weights": "pissa_niter_4"}, "sets init_lora_weights"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
-        ({"r": "4"}, "adapter_config.json: r: Input should be a valid integer, got '4'"),
-        ({"lora_alpha": float("nan")}, "adapter_config.json: lora_alpha: Input should be a finite number, got nan"),
-        ({"alpha_pattern": {"q_proj": "8"}}, "adapter_config.json: alpha_pattern.q_proj: Input should be a valid"),
-        ({"rank_pattern": {"[": 8}}, "adapter_config.json has an invalid pattern '[' ("),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(changes, message, bases, tmp_path):
@@ -462,6 +368,5 @@ def test_an_adapter_of_another_kind_is_refused(changes, message, bases, tmp_path
     adapter = make_adapter(base, tmp_path / "adapter")
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         merged(base, adapter, tmp_path / "merged")
-    assert message in str(caught.value) and "\n" not in str(caught.value)
