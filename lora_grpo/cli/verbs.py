@@ -94,7 +94,6 @@ def export_gguf(arguments: Sequence[str]) -> None:
 
         lora-grpo export-gguf outputs/gsm8k_lora --modelfile
         lora-grpo export-gguf merged/ --type q4_k_m
-        lora-grpo export-gguf outputs/gsm8k_lora --what adapter
 
     K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
     """

@@ -11,7 +11,6 @@
 cli.py             command-line flags and the complete merge
 base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
 mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
-experts.py         finds the tensors of stacked experts
 vocabulary.py      checks that every token of the tokenizer has an embedding
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, trained tokens, replaced modules
 fidelity.py        the share of the update that each dtype keeps

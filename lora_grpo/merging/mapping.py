@@ -4,7 +4,6 @@ Exactly one output must use each adapter key. Otherwise the merge fails, because
 training would be silently lost. PEFT (0.21) saves these keys:
 
     X.lora_A.weight, X.lora_B.weight                            W_X += scale * B @ A
-    X.experts.lora_A.weight, X.experts.base_layer.lora_A.weight the same for every expert; see experts.py
     X.lora_embedding_A, X.lora_embedding_B                      W_X += scale * (B @ A).T
     X.lora_magnitude_vector                                     DoRA: W_X is rescaled to these norms
     X.token_adapter.trainable_tokens_delta                      rows of W_X are replaced
@@ -25,8 +24,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, adapter_tensors, same_values
 from lora_grpo.merging.base_weights import weight_name
-from lora_grpo.merging.experts import Stack, find_stacks, stored_module
-from lora_grpo.merging.outputs import Expert, LowRank, Output
+from lora_grpo.merging.outputs import LowRank, Output
 from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
 
 _PARTS = (
@@ -39,9 +37,7 @@ _PARTS = (
 )
 _WRAPPERS = re.compile(r"\.(token_adapter\.base_layer|base_layer|modules_to_save)\.")
 """Parts of a key that PEFT's wrappers add to the name of a tensor."""
-_SUPPORTED = (
-    *("bias", "modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", *PATTERNS, *SELECTION),
-)
+_SUPPORTED = (*("bias", "modules_to_save", "trainable_token_indices", "use_dora", *PATTERNS, *SELECTION),)
 """Features of adapters that are merged here."""
 SAVE_EMBEDDINGS = (
     "a vocabulary that is resized for training must be saved with the adapter: save it from the live model with PEFT's "
@@ -103,12 +99,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         used |= {tensor.name, *(copy.name for copy in copies)}
     # Conv1D stores its weight as (in, out). `fan_in_fan_out` is not reliable: PEFT (0.21) writes it for the last layer.
     conv1d = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    stacks = find_stacks(model, base.keys(), adapter.target_parameters or ())
     for module, found in parts.items():
-        if stack := stacks.get(module):
-            used |= _add_experts(outputs, stack, found, adapter)
-            continue
-        module = stored_module(module, base.keys())
         if f"{module}.weight" in outputs:
             used |= _add_update(outputs, module, found, adapter, is_conv1d=module in conv1d)
             used |= _add_tokens(outputs, module, found, adapter)
@@ -188,33 +179,6 @@ def _add_update(
     low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
     outputs[weight] = replace(outputs[weight], low_rank=low_rank)
     return {tensor.name for tensor in (a, b, magnitude) if tensor}
-
-
-def _add_experts(
-    outputs: dict[str, Output], stack: Stack, parts: Mapping[str, StoredTensor], adapter: SavedAdapter
-) -> set[str]:
-    """Add the low-rank updates of all experts of a layer to their outputs, and return the keys that were used."""
-    a, b = parts.get("lora_A.weight"), parts.get("lora_B.weight")
-    if a is None or b is None:
-        return set()
-    count = len(stack.tensors)
-    rank = a.shape[0] // count
-    scale = adapter.scale(stack.name, rank)
-    for index, names in enumerate(stack.tensors):
-        start = 0
-        for name in names:
-            if name not in outputs:
-                raise UserError(
-                    f"the base has no {name}, which its config.json implies; pass another model with --base"
-                )
-            stop = start + outputs[name].shape[0]
-            low_rank = LowRank(a, b, scale, transposed=False, expert=Expert(index, count, start, stop))
-            outputs[name] = replace(outputs[name], low_rank=low_rank)
-            start = stop
-        expected, got = (start, outputs[names[0]].shape[1]), (b.shape[0], a.shape[1])
-        if got != expected or (a.shape[0], b.shape[1]) != (rank * count, rank * count):
-            raise _misfit(adapter, stack.name, expected, got)
-    return {a.name, b.name}
 
 
 def _add_tokens(

@@ -13,17 +13,6 @@ from lora_grpo.files import StoredTensor
 
 
 @dataclass(frozen=True)
-class Expert:
-    """One of several experts whose updates are stored together: A of (E * r, in) and B of (out, r * E)."""
-
-    index: int
-    count: int
-    start: int
-    stop: int
-    """The rows of B of this tensor."""
-
-
-@dataclass(frozen=True)
 class LowRank:
     """The update scale * B @ A, with A of (r, in) and B of (out, r)."""
 
@@ -34,7 +23,6 @@ class LowRank:
     """Whether the weight is stored as (in, out), as in embeddings and GPT-2's Conv1D."""
     magnitude: StoredTensor | None = None
     """DoRA's norms, one per output feature."""
-    expert: Expert | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,22 +80,13 @@ def _update(output: Output) -> _Update:
     return _Update(output)
 
 
-@functools.lru_cache(maxsize=8)  # the experts of a layer are stored together, and come one after the other
-def _read(tensor: StoredTensor) -> Any:
-    return tensor.rows(0, tensor.shape[0])
-
-
 class _Update:
     """The LoRA or DoRA change of a weight."""
 
     def __init__(self, output: Output) -> None:
         low_rank = output.low_rank
         assert low_rank is not None
-        a, b = (_read(tensor).float() for tensor in (low_rank.a, low_rank.b))
-        if expert := low_rank.expert:
-            rank = len(a) // expert.count
-            a = a[expert.index * rank : (expert.index + 1) * rank]
-            b = b[expert.start : expert.stop, expert.index :: expert.count]
+        a, b = (tensor.read().float() for tensor in (low_rank.a, low_rank.b))
         left, right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
         self._left, self._right = left * low_rank.scale, right  # (rows, r) and (r, columns) of the stored weight
         self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None

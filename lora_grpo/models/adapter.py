@@ -54,8 +54,6 @@ class SavedAdapter(BaseModel):
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
     trainable_token_indices: dict[str, list[int]] | list[int] | None = None
-    target_parameters: list[str] | None = None
-    """Names of parameters that are stacked experts."""
     features: tuple[str, ...] = ()
     """Fields that are set in addition to those of a plain adapter, such as `use_dora`."""
 

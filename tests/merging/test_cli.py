@@ -129,14 +129,6 @@ def save_tokenizer(folder, *added):
     return len(tokenizer)
 
 
-def test_an_untied_head_has_a_divergence(tmp_path):
-    base = make_base(tmp_path / "base", vocabulary=save_tokenizer(tmp_path / "base"))
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["embed_tokens", "q_proj"])
-    report = read_report(merge(MergeOptions(str(adapter), base=str(base), dtype="bf16")))
-    assert report.untied and report.kl.tokens == 32
-    assert 0 < report.kl.adapter_merged < 0.1 * report.kl.adapter_base
-
-
 def test_a_resized_vocabulary_has_no_divergence_and_says_so(tmp_path):
     size = save_tokenizer(tmp_path / "base")
     base = make_base(tmp_path / "base", vocabulary=size)
@@ -170,16 +162,6 @@ def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_pa
     adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
     output = merge(MergeOptions(str(adapter), base=str(base)))
     assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
-
-
-def test_a_configuration_that_says_nothing_of_the_tie_means_what_transformers_takes(no_divergence, tmp_path):
-    base = make_base(tmp_path / "base", tied=False)
-    config = json.loads((base / "config.json").read_text())
-    del config["tie_word_embeddings"]
-    (base / "config.json").write_text(json.dumps(config))
-    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj", "embed_tokens"])
-    output = merge(MergeOptions(str(adapter), base=str(base), dtype="fp32"))
-    assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
 
 
 def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):

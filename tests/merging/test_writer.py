@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from helpers.adapters import LINEAR, live, load, logits_of, make_adapter, make_base
-from helpers.tiny_models import CONFIGS, OTHERS, make_model
+from helpers.tiny_models import CONFIGS, make_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -193,34 +193,6 @@ def test_nf4_values_are_those_that_transformers_loads(name, tmp_path):
         assert torch.equal(tensors[name].rows(0, len(loaded[name])), loaded[name]), name
 
 
-EXPERTS = {
-    "all": {"target_modules": "all-linear"},
-    "one": {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]},
-    "two": {
-        **{"target_modules": [], "target_parameters": ["mlp.experts.down_proj", "experts.gate_up_proj"]},
-        **{"use_rslora": True, "alpha_pattern": {"experts.down_proj": 3}},
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("qwen3 moe", "all"), ("mixtral", "all"), ("qwen3 moe", "one"), ("mixtral", "two")]
-)
-def test_stacked_experts_are_merged_into_the_experts_on_disk(name, kind, tmp_path):
-    base = make_model(tmp_path / "base", CONFIGS[name])
-    adapter = make_adapter(base, tmp_path / "adapter", **EXPERTS[kind])
-    expected = logits_of(live(base, adapter))
-    assert (logits_of(load(merged(base, adapter, tmp_path / "merged"))) - expected).abs().max() < 1e-5
-    assert (logits_of(load(base)) - expected).abs().max() > 0.05
-
-
-def test_experts_that_are_one_tensor_on_disk_are_refused(tmp_path):
-    base = make_model(tmp_path / "base", OTHERS["gpt_oss"])
-    adapter = make_adapter(base, tmp_path / "adapter", **EXPERTS["one"])
-    with pytest.raises(UserError, match=r"trains model\.layers\.0\.mlp\.experts\.down_proj \(target_parameters\)"):
-        merged(base, adapter, tmp_path / "merged")
-
-
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
     """The logits match those of the adapter on the base as loaded by bitsandbytes."""
     base = bases[True, "bfloat16"]
@@ -358,6 +330,7 @@ def test_new_tokens_without_their_embeddings_are_refused(bases, tmp_path):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"lora_bias": True}, "sets lora_bias, which cannot be merged"),
+        ({"target_parameters": ["experts.down_proj"]}, "sets target_parameters, which cannot be merged"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
         ({"init_lora_weights": "pissa_niter_4"}, "sets init_lora_weights"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
