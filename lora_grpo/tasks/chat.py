@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,30 +82,20 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f"{KWARGS_FLAG} {item!r} is not KEY=VALUE, e.g. {KWARGS_FLAG} enable_thinking=false")
-        if name in values:
-            raise UserError(f"{KWARGS_FLAG} {name} is repeated")
+        if not equals or not name.isidentifier() or name in values:
+            raise UserError(
+                f"{KWARGS_FLAG} {item!r}: expected KEY=VALUE, once for each key, e.g. enable_thinking=false"
+            )
         try:
-            values[name] = json.loads(text, parse_constant=str, parse_float=_finite)  # NaN is not JSON
+            values[name] = json.loads(text, parse_constant=str)  # NaN is not JSON
         except ValueError:
             values[name] = text
-        if isinstance(values[name], str) and not _is_unicode(values[name]):
-            raise UserError(f"{KWARGS_FLAG} {item!a} has half of a character; expected valid Unicode")
-        if isinstance(values[name], (dict, list)):
-            raise UserError(f"{KWARGS_FLAG} {item} is {type(values[name]).__name__}; expected text, a number or true")
-        if name == _SWITCH and not isinstance(values[name], bool):  # `False` would be text, which templates take as on
-            raise UserError(f"{KWARGS_FLAG} {item}: expected true or false")
+        # `False` would be text, which templates take as true.
+        wrong = not isinstance(values[name], bool) if name == _SWITCH else isinstance(values[name], (dict, list))
+        if wrong:
+            expected = "true or false" if name == _SWITCH else "text, a number, true or false"
+            raise UserError(f"{KWARGS_FLAG} {item}: expected {expected}")
     return values
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded. One with half of a surrogate pair cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _finite(text: str) -> float | str:
-    return value if math.isfinite(value := float(text)) else text
 
 
 def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
@@ -178,11 +167,11 @@ def _variables(template: str) -> set[str]:
         tree = _compile_jinja_template(template).environment.parse(template)
     except TemplateError as error:
         raise UserError(f"the model's chat template cannot be read ({error}); use another model") from None
+    # A name that is set in each branch before it is read counts as undeclared. It is read on a later line.
     lines: dict[str, dict[str, int]] = {"load": {}, "store": {}, "param": {}}
     for node in tree.find_all(nodes.Name):
-        first = lines[node.ctx]
-        first[node.name] = min(node.lineno, first.get(node.name, node.lineno))
-    names = meta.find_undeclared_variables(tree)  # including those that are set in each branch before they are read
+        lines[node.ctx][node.name] = min(node.lineno, lines[node.ctx].get(node.name, node.lineno))
+    names = meta.find_undeclared_variables(tree)
     return {name for name in names if lines["load"][name] <= lines["store"].get(name, lines["load"][name])}
 
 

@@ -76,29 +76,27 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
 
     The task's own dataset has our names. Raises UserError for a malformed pair or an unknown name.
     """
-    if not data.columns:
-        return {}
-    tasks = [name for name, source in ((data.task, data.train), (data.evaluation_task, data.eval)) if source]
-    if not tasks:
+    sources_of = {"train": (data.task, data.train), "eval": (data.evaluation_task, data.eval)}
+    ours = {
+        side: getattr(get_task(task), "COLUMNS", ()) if source else () for side, (task, source) in sources_of.items()
+    }
+    known = sorted({*ours["train"], *ours["eval"]})
+    if data.columns and not known:
         raise UserError(
-            "--data.columns names the columns of your own data; pass that, too, for example with --data.eval"
+            "--data.columns names the columns of your own gsm8k, humaneval or mbpp rows; pass them, for example with "
+            "--data.eval, or leave it out"
         )
-    known = sorted({column for task in tasks for column in getattr(get_task(task), "COLUMNS", ())})
-    if not known:
-        raise UserError(f"--data.columns does not apply to {tasks[0]}, which names its own columns; leave it out")
     columns: dict[str, str] = {}
     for pair in data.columns:
         name, _, column = pair.partition("=")
-        if not column:
-            raise UserError(f"--data.columns {pair!r}: expected NAME=COLUMN, such as {known[-1]}=problem")
+        if not column or name in columns:
+            raise UserError(
+                f"--data.columns {pair!r}: expected NAME=COLUMN once for each name, such as {known[-1]}=problem"
+            )
         if name not in known:
-            raise UserError(f"--data.columns {pair!r}: {tasks[0]} has no column {name!r}; {suggestion(name, known)}")
-        if name in columns:
-            raise UserError(f"--data.columns gives {name!r} twice, as {columns[name]!r} and {column!r}; keep one")
+            raise UserError(f"--data.columns {pair!r}: the task has no column {name!r}; {suggestion(name, known)}")
         columns[name] = column
-    task, source = (data.task, data.train) if split == "train" else (data.evaluation_task, data.eval)
-    ours = getattr(get_task(task), "COLUMNS", ()) if source else ()
-    return {name: column for name, column in columns.items() if name in ours}
+    return {name: column for name, column in columns.items() if name in ours[split]}
 
 
 def load_split(data: DataConfig, split: str) -> list[Row]:
@@ -244,37 +242,31 @@ def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
     """Drop rows whose prompt plus the longest completion exceeds the context, and print their number.
 
-    SFT also drops training rows whose gold solution is longer than the longest completion.
+    SFT also drops training rows whose gold solution is longer than the longest completion, because an evaluation would
+    truncate it.
     """
-    limit = config.model.max_sequence_tokens - config.sampling.max_completion_tokens
-    lengths = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    if len(kept) < len(rows):
-        print(
-            f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows: their prompts have more than {limit} tokens "
-            "(--model.max-sequence-tokens minus --sampling.max-completion-tokens)",
-            file=sys.stderr,
-        )
-    if len(kept) < (config.train.prompts_per_step if split == "train" else 1):
-        raise UserError(
-            f"{len(kept)} of {len(rows)} {split} rows have prompts of at most {limit} tokens (the longest has "
-            f"{max(lengths)}); raise --model.max-sequence-tokens"
-        )
-    return _with_short_gold(kept, tokenizer, config) if config.method == "sft" and split == "train" else kept
+    longest = config.sampling.max_completion_tokens
+    room = config.model.max_sequence_tokens - longest
+    prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
+    needed = config.train.prompts_per_step if split == "train" else 1
+    flags = "--model.max-sequence-tokens minus --sampling.max-completion-tokens"
+    kept = _short_rows(rows, prompts, room, needed, f"{split} rows: their prompts", flags)
+    if config.method == "sft" and split == "train":
+        golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, kept, config)]
+        flags = "--sampling.max-completion-tokens"
+        kept = _short_rows(kept, golds, longest, needed, "train rows: their gold solutions", flags)
+    return kept
 
 
-def _with_short_gold(rows: list[Row], tokenizer: Any, config: RunConfig) -> list[Row]:
-    """Drop rows whose gold solution an evaluation would truncate, and print their number."""
-    limit = config.sampling.max_completion_tokens
-    lengths = [len(ids) + 1 for ids in gold_tokens(tokenizer, rows, config)]
+def _short_rows(
+    rows: Sequence[Row], lengths: Sequence[int], limit: int, needed: int, what: str, flags: str
+) -> list[Row]:
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    dropped = f"{len(rows) - len(kept)} of {len(rows)} train rows: their gold solutions have more than {limit} tokens"
-    if len(kept) < config.train.prompts_per_step:
-        raise UserError(
-            f"SFT would drop {dropped} (the longest has {max(lengths)}); raise --sampling.max-completion-tokens"
-        )
     if len(kept) < len(rows):
-        print(f"dropped {dropped} (--sampling.max-completion-tokens)", file=sys.stderr)
+        dropped = f"{len(rows) - len(kept)} of {len(rows)} {what} have more than {limit} tokens ({flags})"
+        if len(kept) < needed:
+            raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
+        print(f"dropped {dropped}", file=sys.stderr)
     return kept
 
 
@@ -285,10 +277,8 @@ def fingerprint(rows: Sequence[Row]) -> str:
         try:
             digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
         except UnicodeEncodeError as error:
-            half = ascii(error.object[error.start])
-            raise UserError(
-                f"row {row['id']}: {half} is half of a character; expected valid Unicode: remove it"
-            ) from None
+            wrong = ascii(error.object[error.start])
+            raise UserError(f"row {row['id']}: {wrong} is not a character of Unicode; remove it") from None
         digest.update(b"\n")
     return digest.hexdigest()
 

@@ -103,7 +103,11 @@ def task_title(name: str) -> str:
 
 def same_task(first: str, second: str) -> bool:
     """Return whether two names are of the same task, or two paths of the same file."""
-    return first == second or (all(map(is_task_file, (first, second))) and _resolved(first) == _resolved(second))
+    return first == second or (
+        is_task_file(first)
+        and is_task_file(second)
+        and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
+    )
 
 
 def source_of_rows(name: str) -> str:
@@ -113,11 +117,7 @@ def source_of_rows(name: str) -> str:
 
 def task_sha256(name: str) -> str | None:
     """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package."""
-    return python_file.sha256(_resolved(name)) if is_task_file(name) else None
-
-
-def _resolved(path: str) -> Path:
-    return Path(path).expanduser().resolve()
+    return python_file.sha256(Path(name)) if is_task_file(name) else None
 
 
 def get_task(name: str) -> Task:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import ast
 import datetime
 import decimal
-import difflib
 import json
 import random
-import shlex
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.errors import UserError
 from lora_grpo.files import json_files, tables
 from lora_grpo.tasks.registry import Row
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 _HUB_SPLITS = {"train": "train", "eval": "test"}
-
-# Names that other datasets use for a column, to suggest a value of --data.columns.
-_OTHER_NAMES = {
-    "question": ("problem", "prompt", "instruction", "query", "input"),
-    "answer": ("final_answer", "solution", "output", "response", "target"),
-    "text": ("prompt", "question", "problem", "description"),
-    "code": ("solution", "canonical_solution", "program", "answer"),
-    "test_list": ("tests", "asserts"),
-    "task_id": ("id",),
-}
 
 
 def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
@@ -89,34 +77,23 @@ def read(
         records = tables.read_csv(path)
     else:
         records = list(json_files.read_lines(path, "a JSON Lines file"))
-    return [
-        (where, _rename(record, required, columns or {}, where, is_csv=suffix == ".csv")) for where, record in records
-    ]
+    return [(where, _rename(record, required, columns or {}, where)) for where, record in records]
 
 
-def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str, *, is_csv: bool) -> Row:
+def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str) -> Row:
     """Return a record with our column names, or raise UserError if a column is missing."""
     if not isinstance(record, dict):
-        names = f" with {', '.join(map(repr, required))}" if required else ""
-        raise UserError(f"{where}: got {type(record).__name__}; expected an object{names}")
+        raise UserError(f"{where}: got {type(record).__name__}; expected an object with columns")
     missing = [name for name in dict.fromkeys([*required, *columns]) if columns.get(name, name) not in record]
     if missing:
-        free = [column for column in record if column not in {*required, *columns.values()}]
         there = ", ".join(f"{column[:40]!r}" for column in [*record][:12])
-        similar = {name: _similar(name, free) for name in missing}
-        flags = " ".join(f"{name}={shlex.quote(column)}" for name, column in {**columns, **similar}.items())
-        no_header = is_csv and {*similar.values()} == {"COLUMN"}
+        flags = " ".join(f"{name}=COLUMN" for name in missing)
         raise UserError(
-            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; "
-            f"{'add a header line if these are values, or ' if no_header else ''}pass --data.columns {flags}"
+            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; name "
+            f"yours with --data.columns {flags}, or add a header line if these are values"
         )
     kept = {name: value for name, value in record.items() if name not in columns.values()}
     return {**kept, **{name: record[column] for name, column in columns.items()}}
-
-
-def _similar(name: str, columns: Sequence[str]) -> str:
-    named = [column for column in _OTHER_NAMES.get(name, ()) if column in columns]
-    return (named or difflib.get_close_matches(name, columns, n=1) or ["COLUMN"])[0]
 
 
 def _plain(record: Row, where: str) -> Row:
@@ -138,17 +115,13 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
         import datasets
 
         records = datasets.load_dataset(name, config or hub_config, split=split)
-    except ValueError as error:  # names the configs or splits that exist, on one of its first lines
+    except Exception as error:
+        # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
+        # ValueError names the configs or splits that exist, on one of its first lines.
         reason = " ".join(str(error).split("Example of usage")[0].split())
         raise UserError(
             f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
-            "local file"
-        ) from error
-    except Exception as error:
-        # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
-        raise UserError(
-            f"cannot load split {split!r} of {source!r} from the Hub ({first_line(error)}); "
-            "pass a local JSON Lines, CSV or Parquet file"
+            "JSON Lines, CSV or Parquet file"
         ) from error
     if not len(records):
         raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local file")
@@ -161,9 +134,7 @@ def texts(record: Row, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
     for key in keys:
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():
-            number = "the number " if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-            got = "is empty" if value in ("", None) else f"is {number}{value!r:.60}"
-            raise UserError(f"{where}: {key!r} {got}; expected a non-empty string")
+            raise UserError(f"{where}: {key!r} is {value!r:.60}; expected a non-empty string")
     return tuple(record[key] for key in keys)
 
 

@@ -22,7 +22,6 @@ import copy
 import functools
 import inspect
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,9 @@ class TaskFile:
 
     def load(self, split: str, source: str | None = None) -> list[Row]:
         """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`."""
-        returned = self._call("load", split, *self._source(source))
+        if source is not None and not self.takes_source:
+            raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
+        returned = self._call("load", split, *([source] if self.takes_source else []))
         rows = list(returned) if isinstance(returned, Iterable) else []
         if not rows or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{self.path}: load({split!r}) returned {returned!r:.60}; expected a list of dictionaries")
@@ -92,25 +93,21 @@ class TaskFile:
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
-        if isinstance(found, Verdict):
-            fields = (found.passed, bool), (found.reason, str), (found.score, (int, float, type(None)))
-            if not all(isinstance(value, kind) for value, kind in fields) or not 0 <= (found.score or 0) <= 1:
-                raise CheckError(
-                    f"{self.path}: check returned {found!r:.200}; expected passed as a bool, reason as a text, and a "
-                    f"score from 0 to 1 or None; {where}"
-                )
-            return found
         if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
             found = found.item()
-        if not isinstance(found, (bool, int, float)) or not math.isfinite(found) or not 0 <= found <= 1:
-            raise CheckError(
-                f"{self.path}: check returned {found!r:.60}; expected True, False, a score from 0 to 1, or a Verdict; "
-                f"{where}"
-            )
         if isinstance(found, bool):
             return Verdict(found, "correct" if found else "wrong_answer")
-        passed, score = found >= getattr(self.module, "THRESHOLD", 1.0), float(found)
-        return Verdict(passed, "correct" if passed else "wrong_answer", score=score)
+        score = found.score if isinstance(found, Verdict) else found
+        is_score = isinstance(score, (int, float)) and 0 <= score <= 1
+        if isinstance(found, Verdict) and isinstance(found.passed, bool) and (score is None or is_score):
+            return found
+        if isinstance(found, Verdict) or not is_score:
+            raise CheckError(
+                f"{self.path}: check returned {found!r:.200}; expected True, False, a score from 0 to 1, or a Verdict "
+                f"with such a score; {where}"
+            )
+        passed = score >= getattr(self.module, "THRESHOLD", 1.0)
+        return Verdict(passed, "correct" if passed else "wrong_answer", score=float(score))
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion."""
@@ -126,13 +123,6 @@ class TaskFile:
         if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
             raise UserError(f"{self.path}: {name} is {found!r:.60}; expected a tuple such as ({example!r},)")
         return tuple(found)
-
-    def _source(self, source: str | None) -> tuple[str | None, ...]:
-        if self.takes_source:
-            return (source,)
-        if source is not None:
-            raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
-        return ()
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
         name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")

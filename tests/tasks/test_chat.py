@@ -1,5 +1,4 @@
 import pytest
-from helpers.fresh_imports import ROOT
 from helpers.gguf_models import published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
@@ -151,7 +150,7 @@ def test_a_fixed_template_ignores_what_a_server_passes():
     ("text", "value"),
     [
         ("true", True), ("null", None), ("3", 3), ("0.5", 0.5), ("high", "high"), ('"3"', "3"), ("", ""),
-        ("NaN", "NaN"), ("1e999", "1e999"),
+        ("NaN", "NaN"),
         ("26 Jul 2024", "26 Jul 2024"), ("a=b", "a=b"), ('{% x %}\n"é\\', '{% x %}\n"é\\'),
     ],
 )  # fmt: skip
@@ -169,10 +168,10 @@ def test_values_reach_the_template_as_they_are_written(text, value):
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["enable_thinking"], "'enable_thinking' is not KEY=VALUE"),
-        (["a b=1"], "'a b=1' is not KEY=VALUE"),
-        (["a=1", "a=2"], "a is repeated"),
-        (["a=[1]"], "is list; expected text, a number or true"),
+        (["enable_thinking"], "'enable_thinking': expected KEY=VALUE"),
+        (["a b=1"], "'a b=1': expected KEY=VALUE"),
+        (["a=1", "a=2"], "'a=2': expected KEY=VALUE, once"),
+        (["a=[1]"], "expected text, a number, true or false"),
         (["enable_thinking=False"], "enable_thinking=False: expected true or false"),
         (["enable_thinking=0"], "expected true or false"),
         (["enable_thinkin=true"], "enable_thinkin: the model's chat template does not read .* 'enable_thinking'"),
@@ -201,12 +200,6 @@ def test_a_prompt_does_not_depend_on_the_date():
     assert "\nToday Date: 26 Jul 2024\n" in render_row(tokenizer, row)
     set_variables(tokenizer, {"date_string": "1 May 2025"}, 8)
     assert "\nToday Date: 1 May 2025\n" in render_row(tokenizer, row)
-
-
-def test_prompts_are_rendered_in_one_place():
-    """The other use, in the Modelfile of an exported model, has no prompt to continue."""
-    files = [path for path in (ROOT / "lora_grpo").rglob("*.py") if ".apply_chat_template(" in path.read_text("utf-8")]
-    assert sorted(path.name for path in files) == ["chat.py", "modelfile.py"]
 
 
 def test_render_without_a_chat_template_is_plain_text():
@@ -294,9 +287,3 @@ def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
 
 def test_a_chat_model_is_asked_even_where_a_program_is_begun():
     assert "Write f." in render_row(Tokenizer("{}"), ROW_OF_CODE)
-
-
-@pytest.mark.parametrize("value", ["\udcff", '"\\ud800"'])
-def test_half_a_character_is_no_variable(value):
-    with pytest.raises(UserError, match="has half of a character; expected valid Unicode"):
-        parse_kwargs([f"style={value}"])

@@ -27,36 +27,25 @@ def value(completion, argument=1.5, prefix=PREFIX):
         # Fences
         fenced(WHOLE),
         fenced(WHOLE, "py"),
-        fenced(WHOLE, "Python3"),
         fenced(WHOLE, ""),
         fenced(WHOLE, " python title=solution.py"),
-        f"~~~python\n{WHOLE}\n~~~",
-        f"````python\n{WHOLE}\n````",
         f"Sure! Here it is:\n\n{fenced(WHOLE)}\n\nIt doubles the ceiling.",
         f"Sure: {fenced(WHOLE)}",
         f"```python\n{WHOLE}",
         f"```python\n{WHOLE}```",
         f"```python\n{WHOLE}\n\nprint(f(1",
         f"1. Do it:\n   ```python\n   {WHOLE.replace(chr(10), chr(10) + '   ')}\n   ```",
-        "```def f(x): return twice(math.ceil(x))```",
-        "```python def f(x): return twice(math.ceil(x))```",
-        fenced('def f(x):\n    """\n    ```\n    f(1)\n    ```\n    """\n    return twice(math.ceil(x))'),
         # No fence
         WHOLE,
         f" {WHOLE}",
         f"Here is the function:\n\n{WHOLE}\n\nThis rounds up, then doubles it.\nIt's done.",
         f"Here is the function:\n\n{PREFIX}{BODY}\nHope this helps!",
-        f"from the prompt we take:\n{WHOLE}",
         f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{WHOLE}\n</answer>",
         # Only the body
         BODY,
         BODY.strip(),
-        f"\n\n{BODY}",
         "\tif x:\n\t\treturn twice(math.ceil(x))\n",
-        "\tif x:\n        return twice(math.ceil(x))\n",
-        "  if x:\n    return twice(math.ceil(x))\n",
         "if x:\n    return twice(math.ceil(x))\nreturn 0",
-        "for y in [x]:\n        return twice(math.ceil(y))\n    return 0",
         fenced(BODY),
         fenced(BODY.strip()),
         f"{BODY}```\n\nThat is all.",
@@ -64,7 +53,6 @@ def value(completion, argument=1.5, prefix=PREFIX):
         f"{BODY}\n\ndef g(x):\n    return f(",
         f"{BODY}\nif __name__ == '__main__':\n    f(input())",
         f"{BODY}\nprint(f(input()))",
-        f"{BODY}\n# Test\nassert f(1) == 99",
         f"{BODY}\n```python\ndef f(x):\n    return 0\n```",
         f"{BODY}\nThis function doubles.",
         f"{BODY}\n\ndef twice(x):\n    return 0",
@@ -72,13 +60,8 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced("def f(x):\n    return 0") + "\nNo, wait:\n" + fenced(WHOLE),
         fenced(WHOLE) + "\nUse it:\n" + fenced("print(f(input()))"),
         fenced(WHOLE) + "\nUse it:\n" + fenced("from solution import f\nassert f(1) == 99"),
-        fenced(WHOLE) + "\nIt prints:\n" + fenced("def f(x): nonsense", "text"),
         fenced(WHOLE) + "\nOr shorter:\n```python\ndef f(x):\n    return twice(",
         f"```python\n{WHOLE}\n```python\nf(1)\n```",
-        fenced("N = 2\ndef up(x):\n    return math.ceil(x) * N\nup(input())") + fenced("def f(x):\n    return up(x)"),
-        fenced("def two(): return 2")
-        + fenced("N = two()\ndef up(x): return N * math.ceil(x)")
-        + fenced("f = lambda x: up(x)"),
         # Text around the function
         fenced(PREFIX + BODY),
         fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
@@ -86,22 +69,12 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced(f"{WHOLE}\n\nif __name__ == '__main__':\n    f(input())"),
         fenced(f"{WHOLE}\n\nassert f(1) == 99\nprint(f(input()))\nx = int(input())"),
         fenced("def f(x):\n    return N * math.ceil(x)\n\nN = 2\n"),
-        fenced("def f(x):\n    return SEEN.setdefault(x, twice(math.ceil(x)))\nSEEN: dict = {}; print(input)"),
-        fenced("def g(x):\n    return x\n\ng.ready = True\nf = lambda x: twice(math.ceil(g(x)))"),
         fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}"),
-        fenced(
-            "def f(x):\n    return math.ceil(x)\n\ndef doubled(g):\n    return lambda x: twice(g(x))\n\nf = doubled(f)"
-        ),
         fenced("N = []\nN.append(2)\n\ndef f(x):\n    return N[0] * math.ceil(x)"),
         fenced("def f(x):\n    global N\n    N = N + 2\n    return N * math.ceil(x)\n\nN = 0"),
-        fenced(f"{WHOLE}  # not ```python"),
-        fenced(f"{WHOLE}\n\ntry:\n    f(input())\nexcept Exception:\n    print((")[:-4],
         fenced(f"from __future__ import annotations\n\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
         # Unusual characters
         fenced(WHOLE).replace("\n", "\r\n"),
-        fenced(WHOLE).replace(" ", "\u00a0"),
-        "\ufeff" + WHOLE,
-        fenced("def f(x):\n\tif x:\n\t\treturn twice(math.ceil(x))"),
         fenced("def f(x):\n    '\ud800'\n    return twice(math.ceil(x))"),
         f"{WHOLE}<|im_end|>\n<|im_start|>user\nThanks",
         # Thinking
@@ -121,9 +94,6 @@ def after(code):
 HELPER = "def helper(x):\n    return twice(math.ceil(x))"
 TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(math.ceil(x))"
 READS_INPUT = "n = float(input())\nprint(f(n))"
-THREE, APOSTROPHES = '"' * 3, "'" * 3
-DOCUMENTED = fenced('def f(x):\n    """Round up, then double."""\n    return twice(math.ceil(x))')
-TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
 
 
 @pytest.mark.parametrize(
@@ -135,39 +105,17 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
         fenced("def f(x):\n    return memo[math.ceil(x)]\n\nmemo = {}\nfor i in range(9):\n    memo[i] = 2 * i"),
         fenced("def f(x):\n    return T[math.ceil(x)]\n\nT = []\nfor i in range(9):\n    T.append(2 * i)\n"
             "    print(T)"),
-        fenced("memo = {}\n\ndef f(x):\n    return memo[math.ceil(x)]\n\ni = 0\nwhile i < 9:\n"
-            "    memo[i] = 2 * i\n    i += 1"),
-        fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from math import ceil as up\nexcept ImportError:\n"
-            "    up = round"),
         fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from nowhere import up\nexcept ImportError:\n"
             "    up = math.ceil"),
         after(f"if True:\n    {HELPER.replace(chr(10), chr(10) + '    ')}"),
-        after(f"if math.pi > 3:\n    {HELPER.replace(chr(10), chr(10) + '    ')}\nelse:\n    helper = print"),
-        after("from contextlib import nullcontext\nwith nullcontext(2) as k:\n    helper = lambda x: k * math.ceil(x)"),
-        after("for helper in [abs, lambda x: twice(math.ceil(x))]:\n    pass"),
-        after("class S:\n    k = 1\n\nS.k = 2\n\ndef helper(x):\n    return S.k * math.ceil(x)"),
-        after("def times(k):\n    return lambda g: lambda x: k * g(x)\n\n@times(2)\ndef helper(x):\n"
-            "    return math.ceil(x)"),
         after("def fill():\n    global K\n    K = 2\n\nfill()\n\ndef helper(x):\n    return K * math.ceil(x)"),
         after("K = 1\nK += 1\nhelper = lambda x: K * math.ceil(x)"),
-        after("[K] = [2]\nhelper = lambda x: K * math.ceil(x)"),
-        after("A, (B, *C) = 0, (2, 3)\nhelper = lambda x: B * math.ceil(x)"),
-        after("if (K := 2):\n    pass\nhelper = lambda x: K * math.ceil(x)"),
-        after("match 2:\n    case K:\n        pass\nhelper = lambda x: K * math.ceil(x)"),
         after("K = {'k': 1}\nK.update(k=2)\nhelper = lambda x: K['k'] * math.ceil(x)"),
-        after("K = [0, 2]\ndel K[0]\nhelper = lambda x: K[0] * math.ceil(x)"),
-        after("_doubles = [2 * i for i in range(9)]\ndef helper(x):\n    return _doubles[math.ceil(x)]"),
         fenced("def f(x):\n    return math.ceil(x)\n\ng = f\nf = lambda x: twice(g(x))"),
         fenced("from functools import lru_cache\ndef f(x):\n    return twice(math.ceil(x))\n"
             "f = lru_cache(None)(f)\nprint(f(input()))"),
-        fenced("def solve(x):\n    return twice(math.ceil(x))\n\nf = solve\n\nif __name__ == '__main__':\n"
-            "    print(f(input()))"),
-        fenced("import decimal\ndecimal.getcontext().prec = 1\ndef f(x):\n"
-            "    return int(decimal.Decimal(1234) / 1000) * 4\nassert f(1) == 4"),
         fenced("import sys\nsys.setrecursionlimit(5000)\n\ndef f(x, n=2000):\n"
             "    return f(x, n - 1) if n else twice(math.ceil(x))"),
-        fenced("def f(x, n=2000):\n    return f(x, n - 1) if n else twice(math.ceil(x))\n\nimport sys\n"
-            "sys.setrecursionlimit(5000)\nprint(f(1))"),
         # Demonstrations
         fenced(f"{WHOLE}\n\n{READS_INPUT}"),
         fenced(f"n = float(input())\n\n{WHOLE}\n\nprint(f(n))"),
@@ -176,115 +124,31 @@ TAGS = "def f(x):\n    assert len({!r}) == {}\n    return twice(math.ceil(x))"
             f"result += 1\nresult = result / 0"),
         fenced(f"import sys\n\n{WHOLE}\n\nfor line in sys.stdin:\n    print(f(float(line)))"),
         fenced(f"import sys\n\n{WHOLE}\n\nx = float(sys.argv[1])\ny = f(x)\nassert y == 99"),
-        fenced(f"import sys\n\n{WHOLE}\n\nif f(1) != 99:\n    sys.exit(1)"),
-        fenced(f"{WHOLE}\n\nwith open('input.txt') as file:\n    for line in file:\n        print(f(float(line)))"),
         fenced(f"import unittest\n\n{WHOLE}\n\nclass Test(unittest.TestCase):\n    def test(self):\n"
             f"        self.assertEqual(f(1), 9)\n\nunittest.main()"),
-        fenced(f"{WHOLE}\n\nimport doctest\ndoctest.testmod()\nexit(1)"),
         fenced(f"{WHOLE}\n\ncases = [(1, 99)]\nfor argument, expected in cases:\n"
             f"    assert f(argument) == expected, argument"),
         fenced(f"{WHOLE}\n\ndef test_f():\n    assert f(1) == 99\n\ntest_f()"),
-        fenced(f"{WHOLE}\n\nresult = f(1)\nresult.append(2)\ndel result"),
-        fenced(f"{WHOLE}\n\nwhile True:\n    try:\n        print(f(float(input())))\n    except ValueError:\n"
-            f"        break"),
         fenced(f"{WHOLE}; print(f(float(input())))"),
-        fenced("K = 2; print(f(\n    input())); E = 0\n\ndef f(x):\n    return K * math.ceil(x) + E"),
-        fenced(f"{WHOLE}\n\nfor i in range(int(input())):\n    print(i)\n\nN = [i for i in range(3)]\n"),
         fenced("K = 2\n\ndef f(x):\n    return K * math.ceil(x)\n\nif '__main__' == __name__:\n    K = 0"),
-        fenced(f"import argparse\n\nparser = argparse.ArgumentParser()\n{WHOLE}\nprint(f(parser.parse_args(['-x'])))"),
-        fenced("class S:\n    k = 2\n\ns = S()\nprint(s.get(input()))\n\ndef f(x):\n    return s.k * math.ceil(x)"),
-        # Strings
-        *(fenced(TAGS.format(text, len(text))) for text in ("<|im_end|>", "a</think>b", "<think>")),
-        fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'")),
-        fenced(TAGS.format("\u00a0", 1).replace("'\\xa0'", "'\u00a0'").replace("    ", "\u00a0" * 4)),
-        TAGS.format("<|endoftext|>", 13) + "<|endoftext|>def f(x): return 0",
-        f"<think>\nThe string '</think>' and \"</think>\".\n</think>\n{fenced(TAGS.format('</think>', 8))}",
-        f"<think>It's `</think>` that ends it, so let's.\n</think>\n{fenced(WHOLE)}",
-        fenced(f'def f(x):\n    """Return what follows </think> or <|im_end|>."""\n{BODY}'),
-        fenced("def f(x):\n    s = '''\n```python\ndef f(x): return 0\n```\n'''\n    return twice(math.ceil(x))"),
-        fenced(f'def f(x):\n    """Say \'\'\'no\'\'\'.\n\n```\nf(1)\n```\n"""\n{BODY}'),
-        f'def f(x):\n    """Round.\n\n    ```\n    f(1)\n    ```\n    """\n{BODY}',
-        fenced(f"{WHOLE}\n\nTEXT = '''\nfrom __future__ import braces\nif __name__ == '__main__':\n'''"),
-        fenced("def f(x):\n    s = '# ```'  # don't ```\n    t = 1  # ```\n    return twice(math.ceil(x))"),
         fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
-        # Thinking that ends inside of what looks like a string
-        f'<think>\nThe prompt starts with """ and ends with a return.\n</think>\n\n{DOCUMENTED}',
-        f"<think>\nThe string ''' is odd.\n</think>\n\n{DOCUMENTED.replace(THREE, APOSTROPHES)}",
-        f'<think>\nMaybe:\n```python\ndef f(x):\n    """Round\n    return 0\n</think>\n\n{DOCUMENTED}',
-        f"<think>\nI think let's go.</think>Here's the code:\n{DOCUMENTED}",
-        f"<think>\nIt's `x` that I round.</think>{DOCUMENTED}",
-        f"<think>\nFirst '</think>', then \"</think>\", and </think>That's it:\n{DOCUMENTED}",
-        # Answer tags
-        fenced("def f(x):\n    # put it in the <answer> tag\n    return twice(math.ceil(x))"),
-        fenced("def f(x):\n    y = twice(math.ceil(x))  # between <answer> and </answer>\n    return y"),
-        fenced("def f(x):\n    y = twice(math.ceil(x))  # not </answer> or <answer> from here\n    return y"),
-        fenced("def f(x):\n    lo, answer = 0, twice(math.ceil(x))\n    return answer if lo <answer> -1 else 0"),
-        f"Easy. <answer>{WHOLE}</answer> That is all.",
-        f"<answer> {WHOLE} </answer>",
-        # Set-up that prints or asserts
-        after("def setup():\n    global k\n    k = 2\n    print('loaded')\n\nsetup()\n"
-            "def helper(x):\n    return k * math.ceil(x)"),
-        after("def load():\n    global k\n    k = 2\n\ndef setup():\n    load()\n    print('loaded')\n\n"
-            "setup()\ndef helper(x):\n    return k * math.ceil(x)"),
-        after("primes = []\ndef sieve():\n    for i in range(2, 9):\n        if all(i % p for p in primes):\n"
-            "            primes.append(i)\n    print(len(primes))\n\nsieve()\n"
-            "def helper(x):\n    return primes[0] * math.ceil(x)"),
-        *(after(f"P = []\ndef fill(p):\n    {check}\n    p.append(2)\n    return p\n\n{call}\n"
-            "def helper(x):\n    return P[0] * math.ceil(x)")
-            for check in ("print('filling')", "assert not p") for call in ("fill(P)", "Q = fill(p=P)")),
-        after("import heapq\nh = []\nfor i in [2, 3]:\n    heapq.heappush(h, i)\n    print(h)\n"
-            "def helper(x):\n    return h[0] * math.ceil(x)"),
-        after("P = []\nprint(P.append(2))\ndef helper(x):\n    return P[0] * math.ceil(x)"),
-        # Demonstrations that only look like set-up
         fenced("memo = {}\ndef f(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
             "r = f(1)\nassert r == 9"),
-        after("memo = {}\ndef helper(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
-            "assert helper(1) == 9"),
-        after("def helper(x):\n    return K * math.ceil(x)\n\nK = 2\ndef main():\n    global K\n"
-            "    K = int(input())\n    print(f(K))\n\nmain()"),
         # Fences
-        "````python\ndef f(x):\n    s = '''\n```\n'''\n    return twice(math.ceil(x))\n````",
-        f"~~~\n{WHOLE}\n~~~\nIt prints:\n~~~\n4\n~~~",
-        f"- First:\n\n      ```python\n      {WHOLE.replace(chr(10), chr(10) + ' ' * 6)}\n      ```\n- Then test it.",
-        f"````markdown\n# Answer\n{fenced(WHOLE)}\n````",
         f"Install:\n{fenced('pip install x', 'bash')}\n{fenced(WHOLE)}\nOutput:\n{fenced('4', '')}",
         "    def f(x):\n        return twice(math.ceil(x))\n\n    print(f(2))",
         "    import math\n\n    def f(x):\n        return twice(math.ceil(x))",
         fenced("    def f(x):\n        return twice(math.ceil(x))"),
-        fenced(">>> def f(x):\n...     return twice(math.ceil(x))\n...\n>>> f(1)\n99\n>>> print(f(input()))"),
-        "Try it:\n\n>>> def f(x):\n...     return twice(math.ceil(x))\n...\n>>> f(2)\n4\n",
-        fenced(">>> import math\n>>> def f(x):\n...     return twice(math.ceil(x))", "pycon"),
-        fenced(f"{WHOLE}\n\n>>> f(1)\n99"),
         # Versions and shapes
         fenced(TWO_VERSIONS),
-        TWO_VERSIONS,
-        fenced("class Up:\n    def f(self, x):\n        return math.ceil(x)\n\ndef f(x):\n    return twice(Up().f(x))"),
-        fenced("async def g():\n    return 2\n\ndef f(x, *, k: int = 2, **more: object) -> float:\n"
-            "    return k * math.ceil(x)"),
-        fenced("def up(x):\n    return math.ceil(x)") + "\nThen:\n" + fenced("def f(x):\n"
-            "    return 0") + fenced("def f(x):\n    return twice(up(x))"),
         fenced("K = []\nK.append(2)\nprint(input())") + "\nThen:\n" + fenced("def f(x):\n"
             "    return K[0] * math.ceil(x)"),
-        f"{BODY}# Now an example:\nprint(f(input()))",
-        "    y = math.ceil(x)\n# Double it\n    return twice(y)\n\nprint(f(input()))",
         "    def inner(y):\n\n        return math.ceil(y)\n\n    return twice(inner(x))\n\n"
             "if __name__ == '__main__':\n    f(1)",
-        "    text = '''\n\n    def'''\n    return twice(math.ceil(x))",
         # Characters
-        fenced("\tdef f(x):\r\n\t\treturn twice(math.ceil(x))\r\n"),
-        fenced(WHOLE).replace(" ", "\u3000"),
-        fenced(WHOLE).replace("return", "\u200breturn"),
-        fenced(f"\ufeff{WHOLE}"),
         "<|im_start|>assistant\n" + fenced(WHOLE) + "<|im_end|>\n<|im_start|>user\n" + fenced("def f(x): return 0"),
         f"Thinking first.\n{fenced('def f(x): return 0')}\n</think>{fenced(WHOLE)}",
-        fenced(f"print(0)\n\n\nfrom __future__ import annotations\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
-        # Prose that looks like code
-        f"{WHOLE}\n\nDone",
-        f"{WHOLE}\n\nExplanation: rounding\nNote: it is fast.",
-        f"First a helper:\n\n{HELPER}\n\nNow the function itself:\n\ndef f(x):\n    return helper(x)\n\nThat is all.",
         f"<answer>{WHOLE}</answer>",
-        fenced(f"{WHOLE}\n\ntree = Tree(3)\nundefined.method()"),
-        fenced("from math import *\nK = ceil(1.5)\n\ndef f(x):\n    return K * ceil(x)"),
     ],
 )  # fmt: skip
 def test_the_program_that_a_careful_reader_would_run(completion):
@@ -294,11 +158,6 @@ def test_the_program_that_a_careful_reader_would_run(completion):
 def test_the_blank_lines_of_a_string_keep_their_spaces():
     program = "def f(x):\n    return '''a\n    \n  b'''"
     assert extract_program(fenced(program), "f", PREFIX).endswith(program + "\n")
-
-
-@pytest.mark.parametrize("statement", ["n = 3", "x = [1]\nx.append(2)", "register = []\n", "SEEN.clear()"])
-def test_code_that_demonstrates_nothing_is_kept(statement):
-    assert statement in extract_program(fenced(f"SEEN = set()\n{WHOLE}\n\n{statement}\nprint(f(1))"), "f")
 
 
 def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
@@ -317,9 +176,7 @@ def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
         "It returns twice the ceiling.",
         "<think>\n" + WHOLE,
         f"<think>{WHOLE}</think>",
-        f"<think>\nIt ends with '</think>'.\n{WHOLE}",
         "```python\n```",
-        fenced("$ pip install f", "bash"),
         "<|im_end|>",
     ],
 )
@@ -353,17 +210,10 @@ def test_without_a_prompt_the_program_is_the_answers_own():
     assert extract_program(f"So:\n{fenced(WHOLE)}", "f") == WHOLE + "\n"
 
 
-def test_a_redefined_helper_is_the_models():
+def test_the_models_own_text_is_kept():
     assert value(fenced(f"def twice(x):\n    return 3 * x\n\n{WHOLE}")) == 6
-
-
-def test_comments_and_spelling_are_kept():
     program = "def f(x):\n    # a comment\n    return  x"
     assert program in extract_program(fenced(program + "\nf(1)"), "f")
-
-
-def test_the_first_example_between_two_definitions_goes_too():
-    assert value(fenced(f"def f(x):\n    return 0\nassert f(1)\n{WHOLE}")) == 4
 
 
 def test_a_prompt_with_two_spaces_is_continued_with_two():
@@ -426,18 +276,6 @@ def test_texts_that_are_hard_to_parse_take_little_time_and_memory(text, opening)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100 << 20
-
-
-@pytest.mark.parametrize("filling", ["T.append(7)", "T[:] = [7]", "for _ in range(1):\n    T.append(7)"])
-def test_a_table_may_be_filled_after_the_function_that_reads_it(filling):
-    assert value(fenced(f"def f(x):\n    return T[0] + x\n\nT = []\n{filling}"), 1) == 8
-
-
-def test_examples_that_use_a_table_are_dropped_all_the_same():
-    program = extract_program(
-        fenced("def f(x):\n    return T[0] + x\n\nT = [7]\nprint(T, f(1))\nassert f(T[0]) == 0"), "f"
-    )
-    assert "print" not in program and "assert" not in program
 
 
 def test_a_base_model_may_change_its_argument_and_return_nothing():

@@ -6,498 +6,154 @@ import pytest
 
 from lora_grpo.tasks import gsm8k
 
-STORY = (
-    "Tom pays for the pastries at a party and the farmers' market, selling eggs, apples, boxes, cans, sheep, tank tops "
-    "and seats in a bus before tax. The total number of people and friends on Monday is x. "
-)
+STORY = "Tom pays for the pastries at a party and the farmers' market, selling eggs, apples and boxes every day. "
 """Names what the statements count."""
-ASKS_FOR_ALL = f"{STORY}How many this week, per person or in percent?"
 
 
 def graded(completion, answer="18", question=f"{STORY}How many?"):
     return gsm8k.check(completion, {"id": "t/0", "question": question, "answer": answer})
 
 
-COUNT = [
-    ("The answer is 18.", "18"),
-    ("The result is 18.", "18"),
-    ("The answer is **18**.", "18"),
-    ("The answer is **18**", "18"),
-    ("The answer is $1,000.", "1000"),
-    ("So the cost of the order is $29.00.", "29"),
-    ("The cost of the order is $29.00.", "29"),
-    ("Total = 18.", "18"),
-    ("x = 18.", "18"),
-    ("3 * 6 = 18 and so on.\nTotal cost = $18.", "18"),
-    ("Final answer: 18.", "18"),
-    ("**Final Answer:** 18\n", "18"),
-    ("**Final answer:** $18$", "18"),
-    ("The final answer is $18$.", "18"),
-    ("The final answer is \\(18\\).", "18"),
-    ("Therefore, the total is \\[18\\]", "18"),
-    ("The answer is 18\n", "18"),
-    ("Therefore, Janet makes $18 every day.", "18"),
-    ("So Janet makes $18 every day at the farmers' market.", "18"),
-    ("She sells 16 - 7 = 9 eggs.\nShe makes 9 * 2 = 18 dollars.\nSo she makes $18 per day.", "18"),
-    ("First, 3 * 6 = 18. The answer is 18.", "18"),
-    ("Thus, there are 18 apples left.", "18"),
-    ("In total, there are 18 boxes.", "18"),
-    ("Hence 18 apples remain.", "18"),
-    ("The answer is 18 dollars!", "18"),
-    ("The answer is $1\\,000$.", "1000"),
-    ("The answer is 1\u202f000.", "1000"),
-    ("The answer is 1\xa0000 euros.", "1000"),
-    ("The answer is 1{,}000.", "1000"),
-    ("The answer is -5.", "-5"),
-    ("The balance is -$5.", "-5"),
-    ("The answer is −5.", "-5"),
-    ("The answer is 18%.", "18"),
-    ("The answer is １８.", "18"),
-    ("The answer is 0.5.", "0.5"),
-    ("The answer is .5.", "0.5"),
-    ("### Answer: 18.", "18"),
-    ("The number of eggs that she sells is therefore 18.", "18"),
-    ("The total comes to $18.", "18"),
-    ("That gives 6.\n\nThe answer is *18*.", "18"),
-    ("<think>Is it 17? No.</think>\nThe answer is 18.", "18"),
-    ("The total cost equals $1,234.50.", "1234.5"),
-    ("The answer is 18.00.", "18"),
-    ("The answer is 18 km/h.", "18"),
-    ("The answer to the question is 18 apples.", "18"),
-    ("This means that she has 18 eggs.", "18"),
-    ("Altogether, they collected 18 cans.", "18"),
-    ("So the answer is: **$18**.", "18"),
-    ("The total weight is 18kg.", "18"),
-    ("Therefore x = 18.", "18"),
-    ("So, the answer is 18.", "18"),
-    ("Therefore the final answer is **$18**.", "18"),
-    ("Final Answer: **18**.", "18"),
-    ("So the final answer is \\(18\\)", "18"),
-    ("Answer: $18.00.", "18"),
-    ("Thus, the total profit is \\$18.", "18"),
-    ("Therefore, it takes 18 minutes.", "18"),
-    ("So she earns a total of $18.", "18"),
-    ("Her profit is therefore $18.", "18"),
-    ("Answer is 18.", "18"),
-    ("Total: 18 apples.", "18"),
-    ("The answer comes out to 18.", "18"),
-    ("Therefore, the answer to this problem is 18 dollars.", "18"),
-    ("The answer is: $$18$$", "18"),
-    ("$$\\text{Total} = 18$$", "18"),
-    ("Thus, she makes $18 every day selling eggs.", "18"),
-    ("So there were 18 people at the party.", "18"),
-    ("Therefore, Tom's age is 18.", "18"),
-    ("Tom is 18 years old.", "18"),
-    ("Therefore the cost per person is $18.", "18"),
-    ("The answer is 18 (dollars).", "18"),
-    ("The answer, therefore, is 18.", "18"),
-    ("So 18 is the answer.", "18"),
-    ("The answer is exactly 18.", "18"),
-    ("the answer is 18.", "18"),
-    ("The answer must be 18.", "18"),
-    ("**The answer is 18.**", "18"),
-    ("_The answer is 18._", "18"),
-    ("The answer is `18`.", "18"),
-    ("As a result, she has 18 eggs.", "18"),
-    ("Conclusion: the answer is 18.", "18"),
-    ("cost of the order is $29.00.", "29"),
-    ("= 18.", "18"),
-    ("The answer turns out to be 18.", "18"),
-    ("18 apples is the final answer.", "18"),
-    ("So, together, Toulouse, Charleston, and Seattle have 260 sheep.", "260"),
-    ("So his total was $366.", "366"),
-    ("Therefore, the percentage of students in the dance class is 60%.", "60"),
-    ("Hence, Toula paid a total of $694 for the pastries.", "694"),
-    ("Thus, Josh made a profit of $70,000.", "70000"),
-    ("Therefore, the temperature change is -12 degrees.", "-12"),
-    ("Therefore, the loss is -$18.", "-18"),
-    ("So the account balance is ($18).", "18"),
-    ("The answer is 18 °C.", "18"),
-    ("The answer is 18¢.", "18"),
-    ("Therefore, Tom needs 18 more.", "18"),
-    ("Therefore, the larger number is 18.", "18"),
-    ("\\[ \\text{Total earnings} = \\$460 \\]\n\nThus, Eliza's earnings for this week are **$460**.", "460"),
-    ("The answer is: 18\n\nThe answer is: 18\n", "18"),
-    ("Total non-fiction = 18.", "18"),
-    ("The answer is 18 miles per hour.", "18"),
-    ("So the rate is 18 apples a day.", "18"),
-    ("So there are 18 seats in a bus.", "18"),
-    ("The sum of the ages is 18.", "18"),
-    ("Tax = 18.", "18"),
-    ("The area is 18 sq. ft.", "18"),
-    ("So Max has 18 tank tops.", "18"),
-    ("Pay = 18.", "18"),
-    ("AB = 18.", "18"),
-    ("The area is 18 m².", "18"),
-    ("So the volume is 18 cm³.", "18"),
-    ("The answer is US$18.", "18"),
-    ("The answer is 18 (eighteen).", "18"),
-    ("The answer is 25 (twenty-five).", "25"),
-]
-"""(completion, its answer)."""
-NEAR_MISSES = [
-    "18",
-    "18.",
-    "**18**",
-    "I think maybe 18 or 19.",
-    "The answer is about 18.",
-    "The answer is between 18 and 20.",
-    "The answer is between seventeen and 18.",
-    "The answer is 18 or 19.",
-    "The answer is 17, 18.",
-    "The answer is 17 and 18.",
-    "The answers are 6, 12 and 18.",
-    "The answer is 15-18.",
-    "Is the answer 18?",
-    "The answer is 18?",
-    "The answer is 18, right?",
-    "The answer is not 18.",
-    "The answer isn't 18.",
-    "The answer can't be 18.",
-    "First, 3 * 6 = 18.",
-    "3 * 6 = 18.",
-    "3 * 6 = 18",
-    "First, the total is 18.",
-    "The answer is 18",
-    "The answer is $18",
-    "So the total is 18",
-    "The answer is 18 dollars",
-    "The answer is 18,",
-    "The answer is 18...",
-    "The answer is 18…",
-    "The answer is **18",
-    "The answer is\n18.",
-    "So she has 18 eggs left. She then sells them for",
-    "The total is 18. Then we",
-    "The answer is 18. Wait, no.",
-    "The answer is 17. The answer is 18.",
-    "The answer is 17.\nNo, the answer is 18.",
-    "The answer is 1,8.",
-    "The answer is 18.0.0.",
-    "The answer is 1 8.",
-    "The answer is 18e0.",
-    "The answer is 2^18.",
-    "The answer is \\sqrt{18}.",
-    "The answer is \\frac{18}{1}.",
-    "The answer is 18½.",
-    "The answer is 9+9.",
-    "The answer is 18 + x.",
-    "The answer is 18 thousand.",
-    "The answer is 18k.",
-    "The answer is $18M.",
-    "The answer is 18 and a half.",
-    "The answer is 18 dozen.",
-    "The answer is 18 times the price.",
-    "The answer is 18 more than before.",
-    "The answer is the 18th day.",
-    "The answer is eighteen.",
-    "The answer is at least 18.",
-    "The answer is at most 18.",
-    "The answer is up to 18.",
-    "The answer is more than 18.",
-    "The answer is nearly 18.",
-    "The answer is approximately 18.",
-    "The answer is approx. 18.",
-    "Approx. the answer is 18.",
-    "The answer is ~18.",
-    "The answer is ≈ 18.",
-    "x > 18.",
-    "x >= 18.",
-    "x <= 18.",
-    "x != 18.",
-    "x ≠ 18.",
-    "I guess 18.",
-    "I think the answer is 18.",
-    "Maybe the answer is 18.",
-    "The answer might be 18.",
-    "The answer could be 18.",
-    "The answer should be 18.",
-    "It is probably 18.",
-    "If she sells all, the answer is 18.",
-    "Assume the answer is 18.",
-    "Tom says the answer is 18.",
-    "Someone said that the answer is 18.",
-    "1. The answer is 18.",
-    "- The answer is 18.",
-    "(a) The answer is 18.",
-    "There are 18 apples.",
-    "Janet has 18 eggs.",
-    "She sells 18 eggs.",
-    "So we multiply by 18.",
-    "So we divide the total by 18.",
-    "So we add 18 to the total.",
-    "So each box has 18 apples.",
-    "So the 18 apples are eaten.",
-    "So after 18 days they meet.",
-    "So, 18.",
-    "Since the price is 18.",
-    "We know that the price is $18.",
-    "Given that the total is 18.",
-    "x + y = 18.",
-    "2x = 18.",
-    "a * b = 18.",
-    "x - y = 18.",
-    "The answer is 18; the other answer is 19.",
-    "The answer is 18: maybe.",
-    "Note: 18.",
-    "Eggs: 18.",
-    "A: 18",
-    "A: 18.",
-    "Option B18 is the answer.",
-    "The answer is B18.",
-    'He wrote "the answer is 18."',
-    "<think>The answer is 18.",
-    "<reasoning>\nThe answer is 18.",
-    "<reasoning>\nThe answer is 18.\n</reasoning>",
-    "<think>The answer is 18.</think>",
-    "<think>The answer is 18.</think>\nSo",
-    "The answer is 18. Or is it 19?",
-    "The answer is 18.\n\nActually, let me check.",
-    "What is 18.",
-    "Half of that is 18.",
-    "The answer is one of 18.",
-    "The answer is seventeen, not 18.",
-    "The answer is 18 (or 19).",
-    "The answer is nineteen or 18.",
-    "The answer is 18 plus tax.",
-    "The answer is 18x.",
-    "The answer is x18.",
-    "print(18)",
-    "The answer is 18².",
-    "The answer is nan.",
-    "The answer is $18.50 or so.",
-    "Answer: 18",
-    "Remember that the cost is $18.",
-    "The answer is 18, give or take.",
-    "The answer is 18-ish.",
-    "The answer is 18ish.",
-    "The answer is 18 at best.",
-    "The answer is 18 maybe.",
-    "The answer lies near 18.",
-    "The answer is in the range of 18.",
-    "So the answer is within 18.",
-    "The answer is a multiple of 18.",
-    "The answer exceeds 18.",
-    "The answer is divisible by 18.",
-    "The answer is anything but 18.",
-    "The answer is far from 18.",
-    "It is false that the answer is 18.",
-    "The answer is unlikely to be 18.",
-    "If we add tax, the total is 18.",
-    "The answer is double 18.",
-    "The answer is 18 factorial.",
-    "The answer is the square root of 18.",
-    "The answer is 0x18.",
-    "The answer to question 18 is unknown.",
-    "So far she has 18.",
-    "So she had 18 at first.",
-    "So on day 18.",
-    "So in 18 days they finish.",
-    "So the remaining 18 apples go to Tom.",
-    "Therefore, 18.",
-    "Total so far: 18.",
-    "Subtotal: 18.",
-    "The subtotal is $18.",
-    "Running total: 18.",
-    "Partial result: 18.",
-    "The wrong answer is 18.",
-    "A common mistake is 18.",
-    "The upper bound is 18.",
-    "The estimate is 18.",
-    "The answer is 18 or so.",
-    "The answer is 18, not 19.",
-    "The answer is 18, I guess.",
-    "The answer is 18, but I'm not sure.",
-    "The answer is 18. Or 19.",
-    "The answer is 19. Maybe 18.",
-    "It is 17. It is 18.",
-    "The total is 17. The total is 18.",
-    "x = 17\nx = 18\n",
-    "The answer is 17\nThe answer is 18.",
-    "According to Tom, the answer is 18.",
-    "Imagine the answer is 18.",
-    "Try x = 18.",
-    "For x = 18.",
-    "Set x = 18.",
-    "After that, the total is 18.",
-    "Sonia makes $18.",
-    "The answer is 18é.",
-    "The answer is 18日.",
-    "The answer is 18.5 or 18.",
-    "The answer is 18!=3.",
-    "The answer is 4* 18.",
-    "The answer is 18 * x.",
-    "The price is X-18.",
-    "The meal was $18 and the tip was $",
-    "The answer is 18 minutes 30 seconds.",
-    "The answer is 18:30.",
-    "The answer is 18.\nThe answer is 19.\nThe answer is 18.",
-    "18 is not the answer.",
-    "18 is the wrong answer.",
-    "It turns out to be 18.",
-    "The answer is option 18.",
-    "The total cost is 18 multiplied by the price per pen.",
-    "So the cost is 18 divided by the number of friends.",
-    "The number of eggs is 18 added to the eggs from Monday.",
-    "The total is 18 subtracted from the budget.",
-    "The total is 18 less the discount.",
-    "The price is 18% off.",
-    "The new price is 18% lower.",
-    "Tom's age is 18 years younger.",
-    "So Tom has 18 fewer.",
-    "So Tom weighs 18 pounds less.",
-    "The total is 18, so the remaining part is small.",
-    "The total is 18, leaving the others.",
-    "The total is 18 cents, i.e., in dollars the value is small.",
-    "The total is 18, excluding tax.",
-    "The total is 18, before tax.",
-    "The total before tax is $18.",
-    "In total, Tom and Mary have 18 apples before lunch.",
-    "This means that Tom has 18 apples before giving some away.",
-    "The answer is 18 lakh.",
-    "The answer is 18 bn.",
-    "The answer is $18 M.",
-    "The answer is 18 K.",
-    "The answer is 18 x.",
-    "Therefore -x = 18.",
-    "Therefore, the square of x = 18.",
-    "The answer is 18 to the power of x.",
-    "So the answer is 18 minutes past noon.",
-    "The answer is 18 repeating.",
-    "The answer is 18 at minimum.",
-    "The answer is negative 18.",
-    "So he owes a negative 18.",
-    "So Tom is in room 18.",
-    "So he finished in place 18.",
-    "The answer is 18, presumably.",
-    "The answer is 18, supposedly.",
-    "The answer is 18 I hope.",
-    "The answer is 18 in my opinion.",
-    "The answer is 18, to be checked.",
-    "The answer is 18 (pending).",
-    "The answer is 18 something.",
-    "The expected answer is 18.",
-    "The student's answer is 18.",
-    "Tom's answer is 18.",
-    "His answer is 18.",
-    "A common answer is 18.",
-    "My previous answer is 18.",
-    "The answer to the previous question is 18.",
-    "The naive answer is 18.",
-    "Another answer is 18.",
-    "The temporary result is 18.",
-    "The answer to part A is 18.",
-    "The answer to the sub-question is 18.",
-    "The answer to this part is 18.",
-    "Therefore, John left on May 18.",
-    "Therefore, the ratio is 18:1.",
-    "Therefore, the train leaves at 18:00.",
-    "Therefore, Kylar needs to pay $18 for 16 glasses.",
-    "So we now know the total is $18.",
-    "Thus, the cost of the first item is $18.",
-    "So in 2 weeks he makes $18.",
-    "xy = 18.",
-    "Therefore xyz = 18.",
-    "ax = 18.",
-    "The sum of x and y is 18.",
-    "Total of x and y: 18.",
-    "So the product of m and n is 18.",
-    "The answer is 18. scratch that.",
-    "The answer is 18 apples. hmm, that is wrong.",
-    "The answer is 18. Éric disagrees.",
-    "The answer is 18？ Yes.",
-    "ii. The answer is 18.",
-    "The answer to (a) is 18.",
-    "Answer to question A: 18.",
-    "Question: the total is 18.",
-    "Otherwise the answer is 18.",
-    "In that case, the answer is 18.",
-    "The answer is 18 provided that it rains.",
-    "The answer is 18 depending on the tax.",
-    "So long as he has 18 apples.",
-    "So nobody has 18 apples.",
-    "So he lacks 18 apples.",
-    "Tom thought the answer was 18.",
-    "The user thinks the answer is 18.",
-    "Apparently the answer is 18.",
-    "Usually the total is 18.",
-    "The rejected answer is 18.",
-    "An alternative answer is 18.",
-    "The answer is 18 (to be confirmed).",
-    "The answer is 18 mil.",
-    "The answer is 18mln.",
-    "The area is 18 pi square feet.",
-    "The answer is 18(x).",
-    "f(x) = 18.",
-    "Substituting x = 18.",
-    "The answer is 18 increased by the tax.",
-    "The answer is 18 reduced by the tax.",
-    "The answer is 18 halved.",
-    "The answer is 18 mod m.",
-    "So 18 out of all the students passed.",
-    "So it is 18 degrees warmer.",
-    "The answer is (18, x).",
-    "The answer is 18, x.",
-    "The answer is 18 rounded.",
-    "The answer is 18 ignoring tax.",
-    "The answer is 18 tentatively.",
-    "The answer is 18 (nineteen).",
-    "The answer is 18.5 (five).",
-    "The answer Tom gave is 18.",
-    "The result which Tom found is 18.",
-    "Total for Monday is 18.",
-    "The total on Monday is 18.",
-    "Total for Tom: 18.",
-    "The amount spent on pastries is $18.",
-    "So few people have 18.",
-    "The answer is 18 x².",
-    "Emilio = 18F.",
-    "Thus, the long side is 18S.",
-    "Thus, she sold 18A apples.",
-]
-"""Completions that do not state 18 as their answer, though most contain it."""
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        # The answer is N.
+        ("The answer is 18.", "18"),
+        ("So, the answer is 18.", "18"),
+        ("The answer is 18\n", "18"),
+        ("The answer is: **$18**", "18"),
+        ("**Final Answer:** 18\n", "18"),
+        ("The final answer is \\(18\\)", "18"),
+        ("$$\\text{Total} = 18$$", "18"),
+        ("The answer is: $$18$$", "18"),
+        ("_The answer is `18`._", "18"),
+        ("### Answer: 18.", "18"),
+        ("Answer is 18.", "18"),
+        ("The answer, therefore, is 18.", "18"),
+        ("18 apples is the final answer.", "18"),
+        ("The answer is: 18\n\nThe answer is: 18\n", "18"),
+        ("<think>Is it 17? No.</think>\nThe answer is 18.", "18"),
+        # Numbers and units
+        ("The answer is $1,000.", "1000"),
+        ("The answer is 1{,}000.", "1000"),
+        ("The balance is -$5.", "-5"),
+        ("The answer is −5.", "-5"),
+        ("The answer is １８.", "18"),
+        ("The answer is .5.", "0.5"),
+        ("The total cost equals $1,234.50.", "1234.5"),
+        ("The answer is 18 miles per hour.", "18"),
+        ("The area is 18 m².", "18"),
+        ("The answer is 18 (dollars).", "18"),
+        # Other subjects
+        ("The cost of the order is $29.00.", "29"),
+        ("3 * 6 = 18 and so on.\nTotal cost = $18.", "18"),
+        ("First, 3 * 6 = 18.\nx = 18.", "18"),
+        ("Tom is 18 years old.", "18"),
+        ("The number of eggs that she sells is therefore 18.", "18"),
+        # Conclusions
+        ("She sells 16 - 7 = 9 eggs.\nShe makes 9 * 2 = 18 dollars.\nSo she makes $18 every day.", "18"),
+        ("Thus, there are 18 apples left.", "18"),
+        ("In total, there are 18 boxes.", "18"),
+        ("Hence 18 apples remain.", "18"),
+        ("This means that she has 18 eggs.", "18"),
+        ("So, together, Toulouse, Charleston, and Seattle have 260 apples.", "260"),
+    ],
+)
+def test_a_final_statement_counts(completion, answer):
+    question = f"{STORY}How many miles per hour?"
+    verdict = graded(completion, answer, question)
+    assert (verdict.passed, verdict.reason, verdict.read_from) == (True, "correct", "statement")
+    wrong = graded(completion, f"{answer}7", question)
+    assert (wrong.passed, wrong.reason, wrong.read_from) == (False, "wrong_answer", "statement")
 
 
-RELATIVE = [
-    ("So the cost is $18 per box.", "How much does he spend?", "How much does a box cost?"),
-    ("The price is $18 per red box.", "What is the total price?", "What is the price per box?"),
-    ("The cost is $18 a box.", "How much does he spend?", "What does each box cost?"),
-    ("So the boxes cost $18 apiece.", "How much do the boxes cost together?", "How much is one box?"),
-    ("So they paid $18 in tax per box.", "How much did they pay?", "How much tax did they pay on every box?"),
-    ("The answer is 18 more.", "How many does Tom have?", "How many more does Tom have than Mary?"),
-    ("So Tom has 18 more apples.", "Tom has more than Mary. How many?", "What is the difference?"),
-    ("So Tom has 18 more.", "Ann has 7 more. How many has Tom?", "How many more has Tom if Ann has $1.50?"),
-    ("Therefore, he buys 18 more.", "How many does he buy in total?", "How many does he still have to buy?"),
-    ("The sale price is 18% of the regular price.", "What is the sale price?", "What percentage is it?"),
-    ("Therefore, 18% of the students like math.", "How many students like math?", "What percent of them like math?"),
-    ("So 18% of the balls are red.", "How many balls are red?", "Find the probability of red balls."),
-    ("So he ate 18 percent of the cake.", "How many pieces are left?", "What percentage did he eat?"),
-    ("So he kept 18 % of it.", "How much did he keep?", "What share did he keep?"),
-    ("The discount is 18%.", "How much does he pay?", "What is the discount in percent?"),
-    ("The discount is 18 percent.", "How much does he pay after a 20% discount?", "What percent is the discount?"),
-    ("So every box has 18 apples.", "How many apples are there?", "How many apples are in each box?"),
-    ("Total for Monday is 18.", "How much does he earn on both days?", "How much does he earn on Monday?"),
-]
-"""(completion, a question that it does not answer, a question that it answers)."""
+@pytest.mark.parametrize(
+    "completion",
+    [
+        # No statement
+        "18",
+        "**18**",
+        "There are 18 apples.",
+        "Janet has 18 eggs.",
+        "It is 18.",
+        "A: 18.",
+        "So, 18.",
+        "print(18)",
+        # Not closed
+        "The answer is 18",
+        "So the total is 18",
+        "The answer is 18,",
+        "The answer is 18...",
+        "The answer is **18",
+        "The total is 18. Then we",
+        "So she has 18 eggs left. She then sells them for",
+        # Hedges, negations, conditions, questions
+        "The answer is about 18.",
+        "The answer is not 18.",
+        "The answer isn't 18.",
+        "Is the answer 18?",
+        "I think the answer is 18.",
+        "The answer might be 18.",
+        "If she sells all, the answer is 18.",
+        "The answer is at least 18.",
+        "x > 18.",
+        # Several answers
+        "The answer is 18 or 19.",
+        "The answer is 17 and 18.",
+        "The answer is 15-18.",
+        "The answer is 17. The answer is 18.",
+        "The answer is 17.\nNo, the answer is 18.",
+        "The answer is 18. Or is it 19?",
+        "The answer is 18. Wait, no.",
+        # Steps and calculations
+        "First, the total is 18.",
+        "So each box has 18 apples.",
+        "3 * 6 = 18.",
+        "x + y = 18.",
+        "2x = 18.",
+        # What follows the number
+        "The answer is 18 thousand.",
+        "The answer is 18k.",
+        "The answer is 18 and a half.",
+        "The answer is 18 times the price.",
+        "The answer is the 18th day.",
+        "The answer is 18:30.",
+        "The answer is 18 rounded.",
+        # Numbers that cannot be read
+        "The answer is eighteen.",
+        "The answer is 1,8.",
+        "The answer is 2^18.",
+        "The answer is \\frac{18}{1}.",
+        "The answer is 18½.",
+        # Thoughts
+        "<think>The answer is 18.",
+        "<think>The answer is 18.</think>\nSo",
+        "<reasoning>\nThe answer is 18.\n</reasoning>",
+    ],
+)
+def test_a_near_miss_does_not_count(completion):
+    verdict = graded(completion)
+    assert not verdict.passed and verdict.extracted is None and verdict.read_from is None
+    assert verdict.reason in {"no_answer", "unreadable_answer", "conflicting_answers"}
 
 
-@pytest.mark.parametrize(("completion", "other", "asks"), RELATIVE)
-def test_a_rate_a_share_or_a_comparison_counts_if_the_question_asks_for_it(completion, other, asks):
-    story = "Boys buy apples in red boxes. Students like math, balls, cake and the regular price of it. "
-    assert graded(completion, question=story + other).reason == "no_answer"
-    assert graded(completion, question=story + asks).passed
+@pytest.mark.parametrize(
+    ("completion", "other", "asks"),
+    [
+        ("So the cost is $18 per box.", "How much does he spend?", "What is the price per box?"),
+        ("The answer is 18 more.", "How many does Tom have?", "How many more does Tom have than Mary?"),
+        ("The discount is 18%.", "How much does he pay?", "What percentage is the discount?"),
+        ("So she sells 18 scones in total.", "How much?", "How many scones does she sell?"),
+    ],
+)
+def test_after_the_number_only_units_and_words_of_the_question_follow(completion, other, asks):
+    assert graded(completion, question=other).reason == "no_answer"
+    assert graded(completion, question=f"Tom has a box. {asks}").passed
     assert graded(f"{completion}\n#### 18", question=other).read_from == "marker"
 
 
 def test_a_percentage_counts_if_the_reference_is_one():
     assert graded("The answer is 18%.", "18%", "How much?").passed
-    assert graded("The answer is 18%.", "18", "How much?").reason == "no_answer"
-
-
-def test_after_the_number_only_units_and_words_of_the_question_follow():
-    assert graded("So she sells 18 scones in total.", question="How many scones does she sell?").passed
-    assert graded("So she sells 18 dollars in total.", question="How much?").passed
-    assert graded("So she sells 18 scones in total.", question="How much?").reason == "no_answer"
 
 
 @pytest.mark.parametrize("text", ["#### 18 {}", "<answer>18 {}</answer>", "\\boxed{{18 {}}}"])
@@ -506,37 +162,11 @@ def test_the_superscript_of_a_unit_is_not_part_of_the_number(text):
     assert graded(text.format("x²")).reason == graded(text.format("²")).reason == "unreadable_answer"
 
 
-@pytest.mark.parametrize(("completion", "answer"), COUNT)
-def test_a_final_statement_counts(completion, answer):
-    verdict = graded(completion, answer, ASKS_FOR_ALL)
-    assert (verdict.passed, verdict.reason, verdict.read_from) == (True, "correct", "statement")
-    wrong = graded(completion, f"{answer}7", ASKS_FOR_ALL)
-    assert (wrong.passed, wrong.reason, wrong.read_from) == (False, "wrong_answer", "statement")
-
-
-@pytest.mark.parametrize("completion", NEAR_MISSES)
-def test_a_near_miss_does_not_count(completion):
-    verdict = graded(completion)
-    assert not verdict.passed and verdict.extracted is None and verdict.read_from is None
-    assert verdict.reason in {"no_answer", "unreadable_answer", "conflicting_answers"}
-
-
-def test_the_tables_are_as_large_as_they_should_be():
-    assert len(COUNT) >= 60 and len(NEAR_MISSES) >= 60
-
-
-@pytest.mark.parametrize(
-    "completion",
-    ["#### 18", "<answer>18</answer>", r"\boxed{18}", "The answer is 17.\n#### 18", r"The answer is \boxed{18}."],
-)
-def test_a_marker_takes_precedence(completion):
-    verdict = graded(completion)
-    assert (verdict.passed, verdict.read_from) == (True, "marker")
-
-
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
+        ("The answer is 17.\n#### 18", "correct"),
+        (r"The answer is \boxed{18}.", "correct"),
         ("#### 17\nThe answer is 18.", "wrong_answer"),
         ("#### \nThe answer is 18.", "unreadable_answer"),
         ("<answer>17 or 18</answer>\nThe answer is 18.", "conflicting_answers"),
@@ -544,31 +174,22 @@ def test_a_marker_takes_precedence(completion):
         (r"<think>\boxed{17}</think>The answer is 18.", "wrong_answer"),
     ],
 )
-def test_a_statement_does_not_repair_a_marker(completion, reason):
+def test_a_marker_takes_precedence(completion, reason):
     verdict = graded(completion)
-    assert (verdict.passed, verdict.reason) == (False, reason)
+    assert (verdict.passed, verdict.reason) == (reason == "correct", reason)
 
 
 @pytest.mark.parametrize("space", [r"\,", "\u2009", "\u202f", "\u00a0"])
-@pytest.mark.parametrize(
-    "text", [r"\boxed{{{}}}", "#### {}", "<answer>${}</answer>", "The answer is {}.", "Total = ${}\n"]
-)
+@pytest.mark.parametrize("text", [r"\boxed{{{}}}", "<answer>${}</answer>", "The answer is {}."])
 def test_thin_spaces_group_digits_like_commas(text, space):
     assert graded(text.format(f"1{space}000"), "1000").extracted == "1,000"
     assert graded(text.format(f"12{space}345{space}678.50"), "12345678.5").passed
-    for other in (
-        f"1{space}8",
-        f"1{space}00",
-        f"1{space}0000",
-        f"0{space}018",
-        f"1{space}{space}000",
-        f"1000{space}000",
-    ):
+    for other in (f"1{space}8", f"1{space}0000", f"0{space}018", f"1{space}{space}000", f"1000{space}000"):
         assert graded(text.format(other), "1000000").extracted is None, other
 
 
 @pytest.mark.parametrize(
-    "unit", ["The answer is 18. ", "The answer is 18.\n", "So he has 18\n", "**", "$a", ". ", " ", "is "]
+    "unit", ["The answer is 18. ", "The answer is 18.\n", "So he has 18\n", "**", "$a", " ", "is "]
 )
 def test_grading_takes_linear_time(unit):
     def seconds(characters):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import gsm8k, sources
+from lora_grpo.tasks import gsm8k
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 STYLES = ("xml", "hashes", "think")
@@ -282,11 +282,6 @@ def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
     assert work(2000) <= 2 * work(1000) + len(unit) * 8
 
 
-@pytest.mark.parametrize("completion", ["\ud800 #### 18", "\x00#### 18", "#### 18\u2028", "\N{ARABIC-INDIC DIGIT ONE}"])
-def test_odd_characters_do_not_raise(completion):
-    gsm8k.check(completion, row("18"))
-
-
 def test_a_row_without_a_readable_answer_is_the_rows_fault():
     with pytest.raises(UserError, match=r"row t/0: no readable number in answer 'many'.*#### 18"):
         gsm8k.check("#### 18", row("many"))
@@ -313,15 +308,6 @@ def test_blank_lines_a_byte_order_mark_and_line_separators_are_read(tmp_path):
     assert [r["question"] for r in gsm8k.load("eval", str(path))] == ["a\u2028b?", "c"]
 
 
-def test_a_limit_draws_by_seed_and_keeps_file_order(tmp_path):
-    source = write(tmp_path / "m.jsonl", *({"question": f"{i}?", "answer": f"{i}"} for i in range(50)))
-    drawn = [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 1)]
-    assert drawn == [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 1)]
-    assert drawn == sorted(set(drawn), key=lambda name: int(name.split("/")[1])) and len(drawn) == 10
-    assert drawn != [r["id"] for r in sources.sample(gsm8k.load("eval", source), 10, 2)]
-    assert len(sources.sample(gsm8k.load("eval", source), 99, 1)) == 50
-
-
 GOOD = {"question": "a?", "answer": "1"}
 
 
@@ -329,16 +315,11 @@ GOOD = {"question": "a?", "answer": "1"}
     ("line", "message"),
     [
         ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
         ("[1]", "got list; expected an object"),
         ('{"answer": "1"}', "'question' is missing"),
-        ('{"question": "a?"}', "'answer' is missing"),
-        ('{"question": "", "answer": "1"}', "'question' is empty"),
-        ('{"question": "a?", "answer": null}', "'answer' is empty"),
-        ('{"question": "a?", "answer": true}', "'answer' is True; expected a non-empty string"),
-        ('{"question": 5, "answer": "1"}', "'question' is the number 5; expected a non-empty string"),
+        ('{"question": "", "answer": "1"}', "'question' is ''; expected a non-empty string"),
+        ('{"question": 5, "answer": "1"}', "'question' is 5; expected a non-empty string"),
         ('{"question": "a?", "answer": "some"}', "no readable number in answer 'some'"),
-        ('{"question": "a?", "answer": "1 + 2 = 3"}', "no readable number"),
         ('{"question": "a?", "answer": "so\\n#### "}', "no readable number"),
     ],
 )
@@ -352,29 +333,12 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, line, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet", "a.ndjson", "a.JSONL"])
-def test_a_missing_file_is_not_looked_up_on_the_hub(name):
-    with pytest.raises(UserError, match=f"{name} cannot be read: No such file"):
-        gsm8k.load("eval", f"mine/{name}")
-
-
-def test_an_empty_dataset_is_a_one_line_error(monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: [])
-    with pytest.raises(UserError, match="'mine/data' has no rows in split 'test'; pass another"):
-        gsm8k.load("eval", "mine/data")
-
-
 def test_a_file_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match="Is a directory"):
         gsm8k.load("eval", str(tmp_path))
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"empty\.jsonl: no rows"):
         gsm8k.load("eval", str(tmp_path / "empty.jsonl"))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"question": "caf\xe9", "answer": "1"}')
-    with pytest.raises(UserError, match=r"latin\.jsonl:1: byte 0xe9 is not UTF-8"):
-        gsm8k.load("eval", str(tmp_path / "latin.jsonl"))
 
 
 @pytest.fixture
@@ -398,31 +362,26 @@ def test_the_default_source_is_the_hubs_test_split(hub):
     assert hub.calls == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
-def test_another_data_set_on_the_hub(hub):
-    assert gsm8k.load("train", "someone/sums")[0]["id"] == "someone/sums/train/0"
-    assert hub.calls == [(("someone/sums", None), {"split": "train"})]
-
-
 def test_columns_of_a_data_set_on_the_hub(hub):
     hub.records = [{"problem": "a?", "answer": 1, "seen": datetime.date(2026, 1, 2)}]
     assert gsm8k.load("eval", "someone/sums", {"question": "problem"}) == [
         {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
     ]
-    with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing.* question=problem$"):
+    assert hub.calls == [(("someone/sums", None), {"split": "test"})]
+    with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing"):
+        gsm8k.load("eval", "someone/sums")
+    hub.records = []
+    with pytest.raises(UserError, match="'someone/sums' has no rows in split 'test'"):
         gsm8k.load("eval", "someone/sums")
 
 
-@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach\nthe Hub"), RuntimeError("Couldn't reach")])
-def test_an_unreachable_hub_says_what_to_pass_instead(hub, error):
-    hub.records = error
-    with pytest.raises(
-        UserError,
-        match=r"(?-s:openai/gsm8k.*Couldn't reach\).*local JSON Lines, CSV or Parquet file)",
-    ):
+def test_an_unreachable_hub_says_what_to_pass_instead(hub):
+    hub.records = ConnectionError("Couldn't reach\nthe Hub")
+    with pytest.raises(UserError, match=r"openai/gsm8k.*Couldn't reach the Hub\).*JSON Lines, CSV or Parquet file"):
         gsm8k.load("eval")
 
 
-@pytest.mark.parametrize("source", ["missing.jsonl", "some/missing.json", "./missing", "../missing", "~/missing/x"])
+@pytest.mark.parametrize("source", ["missing.jsonl", "a.csv", "a.parquet", "./missing", "~/missing/x"])
 def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
     with pytest.raises(UserError, match="No such file"):
         gsm8k.load("eval", source)

@@ -61,9 +61,8 @@ def test_both_splits_are_all_rows_and_a_limit_draws(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task_id": None}, "'task_id' is empty"),
-        ({"prompt": ""}, "'prompt' is empty"),
-        ({"test": 3}, "'test' is the number 3"),
+        ({"task_id": None}, "'task_id' is None"),
+        ({"test": 3}, "'test' is 3"),
         ({"prompt": "def f(x:\n"}, r"'prompt' is not Python \(line 1: "),
         ({"prompt": "import math\n"}, "'prompt' defines no function 'f'"),
         ({"canonical_solution": "    return (\n"}, "'canonical_solution' is not Python"),

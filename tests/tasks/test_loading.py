@@ -8,7 +8,6 @@ from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, Sampling
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
 from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prompt_order, start_sandbox
-from lora_grpo.tasks.sources import is_on_hub
 
 
 class Words:
@@ -126,11 +125,6 @@ def test_the_whole_conversation_of_a_task_file_is_its_question(tmp_path):
     assert (len(data.train), len(data.eval)) == (3, 3)
 
 
-def test_nothing_is_printed_for_disjoint_splits(configure, capsys):
-    load_data(configure([row("a"), row("b")], [row("c")]))
-    assert capsys.readouterr().err == ""
-
-
 def test_few_shot_examples_are_shown_and_not_trained_on(configure):
     data = load_data(configure([row("a", "2+3\n#### 5"), row("b"), row("c")], [row("d")], few_shot=1))
     assert questions(data.train) == ["b", "c"]
@@ -139,12 +133,6 @@ def test_few_shot_examples_are_shown_and_not_trained_on(configure):
         assert shown == ["a", entry["question"]]
         solved = [message["content"] for message in entry["prompt"] if message["role"] == "assistant"]
         assert "2+3" in solved[0] and "<answer>" in solved[0]
-
-
-def test_few_shot_examples_are_not_evaluation_rows(configure):
-    data = load_data(configure([row("a"), row("b"), row("c"), row("d")], [row("a")], few_shot=1))
-    assert questions(data.train) == ["c", "d"]
-    assert "a" not in [message["content"] for message in data.train[0]["prompt"]]
 
 
 @pytest.mark.parametrize(
@@ -156,11 +144,6 @@ def test_too_few_rows_for_one_step(configure, train, validation, few_shot, left)
     with pytest.raises(UserError) as error:
         load_data(config)
     assert f"{left} training rows are left, fewer than --train.prompts-per-step 2" in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet", "me/a.ndjson", "me/a.JSONL"])
-def test_a_missing_file_is_not_looked_up_on_the_hub(name):
-    assert not is_on_hub(name) and is_on_hub(name.partition(".")[0])
 
 
 def test_the_record_says_which_rows(configure):
@@ -190,10 +173,9 @@ def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
     assert before[other]["sha256"] == after[other]["sha256"]
 
 
-def test_half_a_character_is_refused_by_its_row():
-    with pytest.raises(UserError) as error:
+def test_text_that_no_tokenizer_accepts_is_named_by_its_row():
+    with pytest.raises(UserError, match=r"row train/2: '\\ud83d' is not a character of Unicode"):
         fingerprint([{"id": "train/1", "question": "one"}, {"id": "train/2", "question": "two \ud83d"}])
-    assert str(error.value) == "row train/2: '\\ud83d' is half of a character; expected valid Unicode: remove it"
 
 
 def test_the_fingerprint_does_not_depend_on_the_order_of_columns():
@@ -224,23 +206,17 @@ def rows_of_words(*lengths):
 def test_a_prompt_fits_where_it_leaves_room_for_the_completion(capsys):
     rows = rows_of_words(10, 11, 12)
     assert fit_to_context(rows, Words(), context(21, 10), "train") == rows[:2]
-    message = capsys.readouterr().err
-    assert message.startswith("dropped 1 of 3 train rows: their prompts have more than 11 tokens")
+    assert "dropped 1 of 3 train rows: their prompts have more than 11 tokens" in capsys.readouterr().err
     assert fit_to_context(rows, Words(), context(22, 10), "train") == rows
     assert capsys.readouterr().err == ""
 
 
 def test_too_few_rows_fit():
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"without 2 of 3 train rows: .* more than 10 tokens .*longest has 15"):
         fit_to_context(rows_of_words(10, 12, 15), Words(), context(20, 10, 2), "train")
-    assert "1 of 3 train rows have prompts of at most 10 tokens (the longest has 15)" in str(error.value)
-    assert "raise --model.max-sequence-tokens" in str(error.value)
-
-
-def test_one_evaluation_row_is_enough():
     rows = rows_of_words(10, 12)
     assert fit_to_context(rows, Words(), context(20, 10, 2), "eval") == rows[:1]
-    with pytest.raises(UserError, match="0 of 1 eval rows"):
+    with pytest.raises(UserError, match="1 of 1 eval rows"):
         fit_to_context(rows[1:], Words(), context(20, 10, 2), "eval")
 
 
@@ -336,17 +312,13 @@ def test_one_program_with_two_tests_is_refused(humaneval, tmp_path):
             load_data(humaneval())
 
 
-def test_evaluation_may_use_another_task(humaneval, capsys):
-    data = load_data(humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code"))
-    assert {row["task"] for row in data.train} == {"starter-code"}
-    assert {row["task"] for row in data.eval} == {"humaneval"} and len(data.eval) == 6
-    assert "CONTAMINATED" not in capsys.readouterr().err
-    assert data.record["left_out_as_trained_on"] == 0
-
-
 def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, configure, capsys):
     config = humaneval("starter-code", eval_task="humaneval", train_limit=4, prompt_style="code")
     start_sandbox(config.data, config.sandbox)
-    line = load_data(config).record["sandbox"]
-    assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in capsys.readouterr().err
+    started = capsys.readouterr().err
+    data = load_data(config)
+    assert {row["task"] for row in data.train} == {"starter-code"} and len(data.eval) == 6
+    assert "CONTAMINATED" not in capsys.readouterr().err
+    line = data.record["sandbox"]
+    assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in started
     assert load_data(configure([row("a"), row("b")], [row("c")])).record["sandbox"] is None
