@@ -160,9 +160,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None, others: str) -
     rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed. `others`
     says, with the flags of the command, what to pass if no row is left.
     """
-    train = []
-    if train_seed is not None:
-        train = _load_unique(data, "train")
+    train = [] if train_seed is None else _load_unique(data, "train")
     one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
     evaluation = _load_unique(data, "eval")
     if train and not one_split and not _without_questions_of(evaluation, train):
@@ -171,8 +169,6 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None, others: str) -
             f"{others}"
         )
     train = sources.sample(train, data.train_limit, train_seed or 0)
-    if not one_split:
-        evaluation = sources.sample(evaluation, data.eval_limit, seed)
     contaminated = 0
     if one_split:
         left = _without_questions_of(train, evaluation)
@@ -184,6 +180,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None, others: str) -
             file=sys.stderr,
         )
     else:
+        evaluation = sources.sample(evaluation, data.eval_limit, seed)
         left = _without_questions_of(evaluation, train)
         if len(left) < len(train):
             dropped = len(train) - len(left)
