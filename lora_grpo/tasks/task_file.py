@@ -97,7 +97,7 @@ class TaskFile:
             found = found.item()
         if isinstance(found, bool):
             return Verdict(found, "correct" if found else "wrong_answer")
-        score = found.score if isinstance(found, Verdict) else found
+        score: Any = found.score if isinstance(found, Verdict) else found
         is_score = isinstance(score, (int, float)) and 0 <= score <= 1
         if isinstance(found, Verdict) and isinstance(found.passed, bool) and (score is None or is_score):
             return found
