@@ -11,11 +11,12 @@ generated problems.
 
 plan.py          builds the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, longest context
-suggestions.py   the cheapest change for a run that does not fit
+suggestions.py   finds the cheapest change for a run that does not fit
 work.py          counts the steps, completions and tokens of a run
 disk_space.py    estimates what a run writes to its folder
 text.py          prints the plan
-preview.py            samples groups from the base model, with the prompts of the first training steps; --dry-run
+dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
+preview.py            samples groups from the base model, with the prompts of the first training steps
 preview_groups.py     a group, and the summary of all groups with 95% intervals
 diagnosis.py          the verdict, its reason, and what to change
 preview_page.py       prints the preview
@@ -25,8 +26,9 @@ random_model.py       builds models with Qwen2.5's shapes and random weights
 measured_command.py   runs a command with a time limit and a log, and measures its peak GPU memory
 """
 
+from lora_grpo.planning.dry_run import dry_run, show_settings
 from lora_grpo.planning.gpu_check import Options, check_gpu
 from lora_grpo.planning.plan import make_plan
-from lora_grpo.planning.preview import dry_run, preview, show_settings
+from lora_grpo.planning.preview import preview
 from lora_grpo.planning.suggestions import as_flags, cheaper_settings
 from lora_grpo.planning.text import show_plan, summary

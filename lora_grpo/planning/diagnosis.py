@@ -94,61 +94,51 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 
 
 def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
+    """Return what to change if the problems are too hard, too easy, or both."""
     always, mixed, never = found.difficulty
-    larger = f"--sampling.num-generations {2 * size}"
     source = source_of_rows(config.data.task)
+    larger = f"--sampling.num-generations {2 * size}"
     if never == found.groups:
         ways = [*_gold_solutions(config), f"easier problems ({source})"]
         if config.data.task in CODE_TASKS:
-            ways += ["--rewards share_of_tests_passed, which gives partial credit"]
+            ways.append("--rewards share_of_tests_passed, which gives partial credit")
+        elif isinstance(get_task(config.data.task), TaskFile):
+            ways.append("a score from 0 to 1 from check, for partial credit")
         elif len(config.rewards) == 1:
-            ways += [_finer_reward(config)]
+            ways.append(f"a second, finer reward, e.g. {_format_reward(config)}")
         most = 100 * found.solved.high
         text = f"none of {found.completions} completions is correct (95% upper bound: {most:.0f}%)"
         return Finding(text, "; ".join([*ways, larger]))
     if always == found.groups:
         text = f"all of {found.completions} completions are correct: nothing is left to learn"
         return Finding(text, f"harder problems ({source})")
-    if 2 * mixed < found.groups and not config.data.filter_by_difficulty:
-        text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
-        return Finding(text, "; ".join([*_filter(found, size), larger]))
-    return None
-
-
-def _filter(found: Summary, size: int) -> list[str]:
-    """Return the filter if problems differ in difficulty, because otherwise it keeps some of them by chance.
-
-    With a pass rate of p, a share of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different pass
-    rates have fewer mixed groups than problems that all have the mean pass rate.
-    """
-    rate, mixed = found.solved.value, found.difficulty[1]
-    if_equal = 1 - rate**size - (1 - rate) ** size
-    if not mixed or 2 * mixed >= if_equal * found.groups:
-        return []
-    return ["--data.filter-by-difficulty, which trains only on problems that are solved sometimes"]
+    if 2 * mixed >= found.groups or config.data.filter_by_difficulty:
+        return None
+    text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
+    # Advise the filter only where problems differ in difficulty, because otherwise it keeps some of them by chance.
+    # With a pass rate of p, a share of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different
+    # pass rates have fewer mixed groups than problems that all have the mean pass rate.
+    rate = found.solved.value
+    if 0 < mixed < found.groups * (1 - rate**size - (1 - rate) ** size) / 2:
+        larger = f"--data.filter-by-difficulty, which trains only on problems that are solved sometimes; {larger}"
+    return Finding(text, larger)
 
 
 def _readable(config: RunConfig, varying: Sequence[str]) -> str:
-    taught = [name for name in varying if is_format_reward(name) or name in RIGHT_REWARDS]
-    if taught:
+    """Return what to change if answers cannot be parsed."""
+    if taught := [name for name in varying if is_format_reward(name) or name in RIGHT_REWARDS]:
         return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"
     ways = _gold_solutions(config)
     if isinstance(task := get_task(config.data.task), TaskFile):
-        ways += [f"a prompt in {task.path.name} that shows the format"]
+        ways.append(f"a prompt in {task.path.name} that shows the format")
     elif config.data.task not in CODE_TASKS and not any(map(is_format_reward, config.rewards)):
-        ways += [f"a reward for the format, e.g. {_format_reward(config)}"]
+        ways.append(f"a reward for the format, e.g. {_format_reward(config)}")
     return "; ".join(ways)
 
 
 def _gold_solutions(config: RunConfig) -> list[str]:
     has_gold = getattr(get_task(config.data.task), "has_gold", True)
     return [f"{command('train sft')} first, which trains on gold solutions"] if has_gold else []
-
-
-def _finer_reward(config: RunConfig) -> str:
-    if isinstance(get_task(config.data.task), TaskFile):
-        return "a score from 0 to 1 from check, for partial credit"
-    return f"a second, finer reward, e.g. {_format_reward(config)}"
 
 
 def _format_reward(config: RunConfig) -> str:

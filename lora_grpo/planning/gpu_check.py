@@ -81,14 +81,15 @@ def check_gpu(options: Options, recipe: Path) -> None:
         seconds = 60 * options.minutes - (time.monotonic() - started)
         results = run_rows(all_rows(), CheckSettings(recipe, options.output, seconds), machine)
     print((options.output / "results.md").read_text(encoding="utf-8"))
-    sentence, works = conclude(results)
-    if not works:
-        raise RunError(sentence)
-    print(sentence)
+    print(conclude(results))
 
 
-def conclude(results: Sequence[dict[str, Any]]) -> tuple[str, bool]:
-    """Return which engines and backends work and what to do, in one sentence, and whether no row failed."""
+def conclude(results: Sequence[dict[str, Any]]) -> str:
+    """Return which engines and backends work, in one sentence.
+
+    Raises:
+        RunError: a row failed, or no row ran. The message says what to do.
+    """
     ran = {(each["engine"], each["backend"]) for each in results if each["status"] == "ran"}
     failed = [each for each in results if each["status"] == "failed"]
     if not ran:
@@ -96,17 +97,16 @@ def conclude(results: Sequence[dict[str, Any]]) -> tuple[str, bool]:
         first = (failed or could_start or results)[0]
         fix = "pass more --minutes, or stop other programs that use the GPU" if could_start else "run `make install`"
         fix = "see results.md" if failed else fix
-        return f"no row ran: {first['row']} {first['status']}, {first['reason']}; {fix}", False
+        raise RunError(f"no row ran: {first['row']} {first['status']}, {first['reason']}; {fix}")
     with_failures = {(each["engine"], each["backend"]) for each in failed}
     pairs = [pair for pair in _PREFERRED if pair in ran - with_failures] or [pair for pair in _PREFERRED if pair in ran]
     works = f"this GPU works with {', '.join(map(' + '.join, pairs))}"
     if not failed:
-        return works, True
+        return works
     first, (engine, backend) = failed[0], pairs[0]
-    return (
+    raise RunError(
         f"{works}; {len(failed)} of {len(results)} rows failed, the first is {first['row']}: {first['reason']}; "
-        f"train with --model.engine {engine} --sampling.backend {backend}",
-        False,
+        f"train with --model.engine {engine} --sampling.backend {backend}"
     )
 
 

@@ -113,9 +113,7 @@ def _result(status: str, reason: str | None) -> dict[str, Any]:
 
 def _measurements(record: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the speed of a row, the median of its steps after the first, and its memory."""
-    config, memory, last = record["config"], record.get("memory") or {}, steps[-1]
-    completions = config["train"]["prompts_per_step"] * config["sampling"]["num_generations"]
-    completion_tokens = last["completions/mean_length"]
+    config, memory = record["config"], record.get("memory") or {}
 
     def median(name: str) -> float:
         return round(statistics.median(step[name] for step in steps[1:] or steps), 3)
@@ -124,9 +122,7 @@ def _measurements(record: dict[str, Any], steps: list[dict[str, Any]]) -> dict[s
         "steps": len(steps),
         "bits": config["model"]["bits"],
         "micro_batch_size": memory.get("micro_batch_size", config["train"]["micro_batch_size"]),
-        "completions_per_step": completions,
-        "prompt_tokens": round(last["num_tokens"] / len(steps) / completions - completion_tokens, 1),
-        "completion_tokens": completion_tokens,
+        "completion_tokens": steps[-1]["completions/mean_length"],
         "step_seconds": median("step_time"),
         "rollout_seconds": median("time/rollouts"),
         "reward_seconds": median("time/rewards"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_grpo.evaluation import UNPARSED, bootstrap_interval, wilson_interval
@@ -30,10 +30,6 @@ class Answer:
         graded = [value for value in self.rewards.values() if value is not None]
         return sum(graded) if graded else None
 
-    @property
-    def is_correct(self) -> bool:
-        return self.verdict.passed
-
 
 @dataclass(frozen=True)
 class Group:
@@ -44,16 +40,21 @@ class Group:
 
     @property
     def solved(self) -> int:
-        return sum(answer.is_correct for answer in self.answers)
+        return sum(answer.verdict.passed for answer in self.answers)
 
     @property
     def is_mixed(self) -> bool:
         """Whether some completions are correct and others are not."""
         return 0 < self.solved < len(self.answers)
 
+    def values(self, reward: str) -> list[float]:
+        """Return the values of a reward, or of the `sum` of the rewards, without those that could not be graded."""
+        values = [answer.total if reward == "sum" else answer.rewards[reward] for answer in self.answers]
+        return [value for value in values if value is not None]
+
     def differs_in(self, reward: str) -> bool:
         """Whether the completions have different values of a reward, or of the `sum` of the rewards."""
-        values = _graded([self], reward)
+        values = self.values(reward)
         return bool(values) and max(values) - min(values) > _EQUAL
 
 
@@ -97,43 +98,34 @@ class Summary:
 def measure(groups: Sequence[Group]) -> Summary:
     """Return the summary of groups of equal size.
 
-    Shares of completions have intervals that are bootstrapped over groups; shares of groups have Wilson intervals.
+    Shares of completions have intervals that are bootstrapped over groups, because the completions of one prompt are
+    alike; shares of groups have Wilson intervals.
     """
     answers = [answer for group in groups for answer in group.answers]
     names = list(answers[0].rewards)
     always, mixed = sum(group.solved == len(group.answers) for group in groups), sum(g.is_mixed for g in groups)
-    values = {name: _graded(groups, name) for name in (*names, "sum")}
+    values = {name: [value for group in groups for value in group.values(name)] for name in (*names, "sum")}
+
+    def share(holds: Callable[[Answer], bool]) -> Share:
+        rates = [statistics.mean(float(holds(answer)) for answer in group.answers) for group in groups]
+        return Share(statistics.mean(rates), *bootstrap_interval(rates))
+
     return Summary(
         groups=len(groups),
         completions=len(answers),
         rewards={name: (statistics.mean(v), statistics.pstdev(v)) if v else None for name, v in values.items()},
         varying=tuple(name for name in names if any(group.differs_in(name) for group in groups)),
         flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),
-        solved=_share([[a.is_correct for a in g.answers] for g in groups]),
+        solved=share(lambda answer: answer.verdict.passed),
         difficulty=(always, mixed, len(groups) - always - mixed),
         partial_credit=any(0 < answer.verdict.value < 1 for answer in answers),
-        unparsed=_share([[_is_unparsed(a) for a in g.answers] for g in groups]),
-        truncated=_share([[a.truncated for a in g.answers] for g in groups]),
-        distinct=statistics.mean(len({a.text for a in g.answers}) for g in groups),
-        num_tokens=statistics.mean(a.num_tokens for a in answers),
+        unparsed=share(lambda answer: answer.verdict.reason in UNPARSED and not answer.truncated),
+        truncated=share(lambda answer: answer.truncated),
+        distinct=statistics.mean(len({answer.text for answer in group.answers}) for group in groups),
+        num_tokens=statistics.mean(answer.num_tokens for answer in answers),
     )
 
 
 def share_of(count: int, total: int) -> Share:
+    """Return the share of groups with its interval."""
     return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
-
-
-def _graded(groups: Sequence[Group], reward: str) -> list[float]:
-    """Return the values of a reward, or of the `sum` of the rewards, without those that could not be graded."""
-    answers = [answer for group in groups for answer in group.answers]
-    values = [answer.total if reward == "sum" else answer.rewards[reward] for answer in answers]
-    return [value for value in values if value is not None]
-
-
-def _is_unparsed(answer: Answer) -> bool:
-    return answer.verdict.reason in UNPARSED and not answer.truncated
-
-
-def _share(groups: Sequence[Sequence[bool]]) -> Share:
-    values = [statistics.mean(map(float, group)) for group in groups]
-    return Share(statistics.mean(values), *bootstrap_interval(values))

@@ -14,6 +14,7 @@ from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.files import atomic, json_files
+from lora_grpo.models import KNOWN_MODELS
 
 _GPU_BUILD_BYTES = 7 * 2**30
 """With less free GPU memory than this, weights are initialized on the CPU. 3B parameters take 6 GiB in bfloat16."""
@@ -25,30 +26,11 @@ build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 """
 
 
-def qwen2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocabulary: int = 151_936) -> dict[str, Any]:
-    """Return the config.json of a Qwen2 model with tied embeddings and the bundled tokenizer's special tokens."""
-    return {
-        "model_type": "qwen2",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-
-
 QWEN = {
-    "0.5B": qwen2(896, 4864, 24, 14, 2),
-    "1.5B": qwen2(1536, 8960, 28, 12, 2),
-    "3B": qwen2(2048, 11008, 36, 16, 2),
+    size: {**KNOWN_MODELS[f"Qwen/Qwen2.5-{size}-Instruct"].config, "eos_token_id": 2, "pad_token_id": 0}
+    for size in ("0.5B", "1.5B", "3B")
 }
+"""config.json of each model, with the special tokens of the bundled tokenizer."""
 
 
 def build_command(folder: Path, config: dict[str, Any]) -> list[str]:

@@ -22,3 +22,14 @@ LLAMA_ONE = {
     "vocab_size": 128256,
     "tie_word_embeddings": True,
 }
+
+TINY_QWEN2 = {
+    **QWEN25_HALF,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 4096,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}

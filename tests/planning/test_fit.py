@@ -135,17 +135,6 @@ def test_the_settings_that_are_offered_need_less_each():
     assert cheaper_settings(CONFIG)[0] == [{"lora.rank": 16}, {"lora.rank": 8}, {"lora.rank": 4}]
 
 
-def test_what_the_user_names_is_taken_though_it_is_too_much():
-    named = replace(CONFIG, {"train": {"micro_batch_size": 64}})
-    found = fit(SHAPE, named, card(8), sampler="vllm")
-    assert found.micro_batch_size == 64
-    assert not found.fits
-    assert found.sampling <= card(8).usable  # what is left open still fits
-    small = fit(SHAPE, replace(CONFIG, {"train": {"micro_batch_size": 2}}), card(24), sampler="vllm")
-    assert small.micro_batch_size == 2
-    assert small.fits
-
-
 def test_a_named_share_is_filled_with_the_cache():
     found = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
     assert found.gpu_memory_share == 0.3

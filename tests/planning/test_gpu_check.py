@@ -10,16 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.model_configs import TINY_QWEN2 as TINY
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.planning import gpu_check
 from lora_grpo.planning.gpu_check import Options, all_rows, check_gpu
 from lora_grpo.planning.gpu_check_row import CheckSettings, Row
-from lora_grpo.planning.random_model import qwen2
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
-TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
 ON_CPU = (
     *("--preset", "starter", "--sampling.max-completion-tokens", "8", "--sampling.num-generations", "4"),
     *("--train.prompts-per-step", "2", "--train.micro-batch-size", "4"),
@@ -99,8 +98,8 @@ def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
     [result] = run_rows([row()], settings)
     log = Path(result["log"]).read_text()
     assert result["status"] == "ran", log
-    assert result["steps"] == 2 and result["bits"] == 4 and result["completions_per_step"] == 8
-    assert result["completion_tokens"] == 8 and 430 <= result["prompt_tokens"] <= 512
+    assert result["steps"] == 2 and result["bits"] == 4
+    assert result["completion_tokens"] == 8
     assert result["rollout_seconds"] > 0 and result["reward_seconds"] > 0 and result["training_seconds"] > 0
     phases = result["rollout_seconds"] + result["reward_seconds"] + result["training_seconds"]
     assert phases == pytest.approx(result["step_seconds"], abs=0.01)
@@ -117,18 +116,10 @@ def test_what_is_read_of_a_run(stand_in):
     assert result["status"] == "ran" and result["reason"] is None
     assert result["step_seconds"] == 11 and result["rollout_seconds"] == 5.5  # the first step is for warming up
     assert result["reward_seconds"] == 0.5 and result["training_seconds"] == 4 and result["tokens_per_second"] == 6000
-    assert result["prompt_tokens"] == 400 and result["micro_batch_size"] == 16
-    assert result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
+    assert result["micro_batch_size"] == 16 and result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
     _, table = read(settings)
     cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
     assert cells[4:9] == ["11.00", "5.50", "0.50", "4.00", "6,000"] and cells[-3:] == ["4.25", "3.00", "–"]
-
-
-def test_a_run_that_trains_nothing_has_failed(stand_in):
-    settings = stand_in(finishes(gradient="0.0"))
-    [result] = run_rows([row()], settings)
-    assert result["status"] == "failed" and result["reason"].startswith("no step had a gradient")
-    assert read(settings)[0]["rows"] == [result]
 
 
 def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in):
@@ -142,16 +133,8 @@ if "unsloth" not in sys.argv:
     assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
     assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
     assert "- tiny-peft-transformers: failed, error: the GPU's memory did not suffice" in read(settings)[1]
-
-
-def test_a_model_that_cannot_be_built_fails_its_rows(stand_in, monkeypatch):
-    settings = stand_in(finishes())
-    monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", "raise OSError('No space left on device')")
-    results = run_rows([row(), row("unsloth")], settings)
-    assert [result["reason"] for result in results] == [
-        "the random model was not built: OSError: No space left on device"
-    ] * 2
-    assert [result["status"] for result in results] == ["failed"] * 2
+    [untrained] = run_rows([row()], stand_in(finishes(gradient="0.0")))
+    assert untrained["status"] == "failed" and untrained["reason"].startswith("no step had a gradient")
 
 
 def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stand_in):
@@ -315,7 +298,10 @@ def test_the_conclusion_names_what_works_and_what_to_pass(statuses, starts, ends
         engine, backend = name.split("_")
         result = {"row": f"0.5B-{name}", "status": "skipped" if status == "missing" else status}
         results.append({**result, "reason": reasons[status], "engine": engine, "backend": backend})
-    sentence, worked = gpu_check.conclude(results)
+    try:
+        sentence, worked = gpu_check.conclude(results), True
+    except RunError as error:
+        sentence, worked = str(error), False
     assert sentence.startswith(starts) and sentence.endswith(ends) and worked is works
 
 
@@ -323,7 +309,8 @@ def test_the_conclusion_names_what_works_and_what_to_pass(statuses, starts, ends
 def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     for package in ("unsloth", "vllm"):
         pytest.importorskip(package, reason=f"{package} is not installed: make engines")
-    wide = qwen2(64, 128, 2, 2, 1, vocabulary=4096)  # heads that vLLM's CPU build takes
+    heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    wide = {**TINY, **heads}  # which vLLM's CPU build takes
     # The one combination that no other test trains by.
     settings = CheckSettings(RECIPE, tmp_path / "out", 900, ON_CPU)
     [result] = run_rows([Row("tiny", wide, "unsloth", "vllm")], settings)

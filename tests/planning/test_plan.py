@@ -149,20 +149,6 @@ def folder_of(tmp_path, config):
     return str(folder)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_the_plan_loads_nothing_heavy_and_no_weights(path, tmp_path):
-    missing_weights = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
-    missing_data = ["--data.train", "none.jsonl", "--data.eval", "none.jsonl", "--output-dir", str(tmp_path / "run")]
-    command_lines = (["--plan"], ["--plan", *missing_weights, *missing_data])
-    result = run_recipe(path, *command_lines, heavy=(*HEAVY, "matplotlib", "rich.progress"))
-    *plans, rest = result.stdout.split("loaded [] code 0\n")
-    assert (len(plans), rest) == (2, ""), result.stderr
-    for plan in plans:
-        for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "disk", "Assumptions:"):
-            assert f"\n{word}" in plan
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, capsys):
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
     _, plan = recipe(*flags)
@@ -185,21 +171,16 @@ def test_the_longest_context_is_accepted_and_one_token_more_is_not(machine, tmp_
 
 
 LARGE = {
-    "1.5B": {"hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28, "intermediate_size": 8960},
     "3B": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36, "intermediate_size": 11008},
     "7B": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
            "intermediate_size": 18944, "tie_word_embeddings": False},
-    "14B": {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 48,
-            "intermediate_size": 13824, "tie_word_embeddings": False},
     "32B": {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8, "num_hidden_layers": 64,
             "intermediate_size": 27648, "tie_word_embeddings": False},
 }  # fmt: skip
 REFUSED = [
-    (8, "1.5B", "3B", "--model.bits 16"),
     (8, "3B", "3B", "--train.no-gradient-checkpointing --model.max-sequence-tokens 8192"),
-    (12, "7B", "7B", "--model.max-sequence-tokens 65536"),
-    (16, "7B", "14B", "--lora.rank 128 --train.optimizer adamw_torch --train.no-gradient-checkpointing"),
-    (24, "14B", "32B", "--lora.rank 256"),
+    (12, "7B", "7B", "--model.max-sequence-tokens 65536 --train.optimizer adamw_torch"),
+    (24, "7B", "32B", "--lora.rank 256"),
 ]
 
 
@@ -261,16 +242,7 @@ def test_on_a_cpu_a_refusal_speaks_of_the_micro_batch_of_the_run(machine, model,
         assert start_lines(config)[-1] == f"warning: {error.value}"
 
 
-def test_a_named_share_that_is_too_large_is_better_left_out(machine, model):
-    machine(8192)
-    shared = {"sampling": {"backend": "vllm"}, "model": {"gpu_memory_share": 0.95}}
-    with pytest.raises(UserError, match=r"; pass no --model\.gpu-memory-share \(needs "):
-        planned(replace(asked(model), shared))
-    shared["model"] = {"gpu_memory_share": None}
-    assert make_plan(replace(asked(model), shared), Invocation())[1].fit.fits
-
-
-@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 0), ("head_dim", "64"), ("vocab_size", None)])
+@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 0), ("head_dim", "64")])
 def test_an_odd_configuration_is_refused_by_the_name_of_its_field(machine, tmp_path, name, value):
     folder = folder_of(tmp_path, {**QWEN25_HALF, name: value})
     with pytest.raises(UserError, match=f"config.json has {name} {value!r}; expected a whole number of at least 1"):
@@ -298,22 +270,21 @@ def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, t
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_preset_and_every_listed_model_is_planned_without_a_network_or_torch(
-    path, machine, tmp_path, monkeypatch
-):
+def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(path, machine, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     presets = runpy.run_path(str(path))["PRESETS"]
-    command_lines = [["--plan", "--preset", name] for name in presets]
+    command_lines = [["--plan", "--preset", name, "--output-dir", str(tmp_path / "run")] for name in presets]
+    command_lines[-1] += ["--data.train", "none.jsonl", "--data.eval", "none.jsonl"]
     if path == GSM8K:
         command_lines += [["--plan", "--preset", "24gb", "--model.name", name] for name in KNOWN_MODELS]
-    result = run_recipe(path, *command_lines)
+    result = run_recipe(path, *command_lines, heavy=(*HEAVY, "matplotlib"))
     *plans, rest = result.stdout.split("loaded [] code 0\n")
     assert (len(plans), rest) == (len(command_lines), ""), result.stderr
     for plan, arguments in zip(plans, command_lines, strict=True):
-        assert "\nmicro-batch " in plan
-        assert ("come from the kit, not from its config.json: it is not cached, and HF" in plan) is (
-            arguments[2] != "starter"
-        )
+        for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "disk", "Assumptions:"):
+            assert f"\n{word}" in plan
+        assert ("come from the kit, not from its config.json" in plan) is (arguments[2] != "starter")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_does_not_use_the_shipped_dimensions(machine, tmp_path, monkeypatch):
@@ -353,23 +324,16 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert plan.fit.device.on_cpu and plan.fit.sampler == "merged"
     assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
-    record = plan.record()["plan"]
-    assert json.loads(json.dumps(record)) == record
-    assert record["work"] == {
-        "steps": 60, "completions_per_step": 128, "prompt_tokens": 960, "completion_tokens": 64, "evaluated": 2000,
-        "trained_on": "completions", "hours": None}  # fmt: skip
+    work = plan.record()["plan"]["work"]
+    assert (work["steps"], work["completions_per_step"], work["evaluated"]) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
 
 
 def test_a_vllm_on_a_cpu_is_not_planned(machine, capsys):
-    _, plan = recipe("--sampling.backend", "vllm")
-    assert plan.fit is None
-    show_plan(plan)
-    printed = capsys.readouterr().out
-    assert "memory      not planned: vLLM's memory on a CPU is unknown" in printed
-    assert "disk        not planned, because the memory is not\n" in printed
+    show_plan(recipe("--sampling.backend", "vllm")[1])
+    assert "memory      not planned: vLLM's memory on a CPU is unknown" in capsys.readouterr().out
 
 
 # The work of a run that resumes, or has hours
@@ -415,19 +379,3 @@ def test_a_trained_run_has_no_steps_left_though_it_has_hours(machine, tmp_path):
     (tmp_path / "run/adapter").mkdir()
     for hours, has_steps in ((0.5, False), (1.0, True)):
         assert ("no steps are left" in told(replace(config, {"hours": hours}), resume=True)) != has_steps
-
-
-@pytest.mark.parametrize("engine", ["unsloth", "peft"])
-def test_the_share_of_vllm_does_not_depend_on_the_memory_that_is_free(machine, tmp_path, engine):
-    """It is a share of the total memory with both engines, as vLLM reads it."""
-    flags = ["--preset", "12gb", "--model.name", folder_of(tmp_path, {**QWEN25_HALF, **LARGE["1.5B"]})]
-    flags += ["--sampling.backend", "vllm", "--model.engine", engine]
-    shares = []
-    for free in (12288, 9000):
-        machine(script=f"echo '0, GPU-1, Card, 12288, {free}'")
-        config, plan = recipe(*flags)
-        names = ["kv_cache", "vllm_adapter", "vllm_workspace", "weights" if engine == "unsloth" else "vllm_weights"]
-        needed = sum(plan.fit.parts[name] for name in names) / plan.fit.device.total
-        assert needed <= config.model.gpu_memory_share < needed + 0.001
-        shares.append(config.model.gpu_memory_share)
-    assert shares[0] == shares[1]

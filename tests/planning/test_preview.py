@@ -14,8 +14,9 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
+from lora_grpo.planning import dry_run, preview
 from lora_grpo.planning.diagnosis import judge
-from lora_grpo.planning.preview import dry_run, preview, sample_groups
+from lora_grpo.planning.preview import sample_groups
 from lora_grpo.planning.preview_groups import Answer, Group, measure
 from lora_grpo.planning.preview_page import show
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
@@ -76,14 +77,6 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     assert step["completions/mean_length"] == pytest.approx(found.num_tokens, abs=1e-3)
 
 
-def test_a_constant_reward_cannot_be_learned(starter, tmp_path):
-    (tmp_path / "mine.py").write_text("def flat(completions, **columns):\n    return [0.5 for _ in completions]\n")
-    config = replace(starter[0], {"rewards": (f"{tmp_path}/mine.py:flat",)})
-    found = judge(sample_groups(config, starter[3], starter[1].train), config)
-    assert found.word == "cannot learn"
-    assert [finding.found for finding in found.findings] == ["constant within each group: flat"]
-
-
 def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
     config = replace(starter[0], {"sampling": {"max_completion_tokens": 4}})
     found = judge(sample_groups(config, starter[3], starter[1].train), config)
@@ -132,78 +125,36 @@ FILTER = {"data": {"filter_by_difficulty": True}}
 LARGER = "--sampling.num-generations 8"
 
 
-@pytest.mark.parametrize(
-    ("groups", "changes", "word", "seen", "advice"),
-    [
-        ([MIXED] * 8, {}, "can learn", None, None),
-        ([NEVER] * 8, {}, "cannot learn", "none of 32 completions is correct (95% upper bound: 32%)", "--data.train"),
-        ([NEVER] * 8, {}, "cannot learn", "none of 32", "soft_xml_format=0.5"),
-        ([NEVER] * 8, {"data": {"task": "mbpp"}}, "cannot learn", "none of 32", "share_of_tests_passed"),
-        ([ALWAYS] * 8, {}, "cannot learn", "all of 32 completions are correct", "harder problems"),
-        ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, "can learn", "3 of 8 problems are always solved and 3 never", "filter"),
-        ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, "can learn", None, None),
-        ([NEVER] * 7 + [MOSTLY], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", "filter"),
-        ([NEVER] * 7 + [MIXED], {}, "can barely learn", "0 of 8 problems are always solved and 7 never", LARGER),
-        ([NEVER] * 4 + [MIXED], {}, "can barely learn", "0 of 5 problems are always solved and 4 never", LARGER),
-        ([NEVER] * 7 + [MIXED], FILTER, "can learn", None, None),
-        ([NEVER] * 8, FILTER, "can barely learn", "none of 32", "easier problems"),
-        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "100% [68, 100] of completions end without", "train sft"),
-        ([graded(*[UNREAD] * 4)] * 8, {}, "cannot learn", "end without", "soft_xml_format"),
-        (
-            [graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8,
-            {},
-            "can learn",
-            "50% [",
-            "no change needed: training can fix this",
-        ),
-        (
-            [graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8,
-            {},
-            "can barely learn",
-            "100% [68, 100] of completions are truncated at 256 tokens",
-            "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,",
-        ),
-        (
-            [graded(*[WRONG] * 4, texts="aaaa")] * 8,
-            {},
-            "cannot learn",
-            "has 1.0 distinct",
-            "--sampling.temperature 1.2",
-        ),
-        (
-            [graded(*[WRONG] * 4, texts="aaaa")] * 8,
-            {"sampling": {"temperature": 0.7}},
-            "cannot learn",
-            "has 1.0 distinct",
-            "--sampling.temperature 1,",
-        ),
-        ([FORMAT_ALONE] * 8, {}, "can barely learn", "none of 32", "--sampling.num-generations 8"),
-        ([group({"mine": [1, 1, 1, 1]})] * 8, {}, "cannot learn", "within each group: mine", "a finer reward"),
-        (
-            [group({"mine": [n / 8] * 4}) for n in range(8)],
-            {},
-            "cannot learn",
-            "within each group: mine",
-            "a finer reward",
-        ),
-        ([group({"mine": [None] * 4})] * 8, {}, "cannot learn", "within each group: mine", "a finer reward"),
-        (
-            [group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8,
-            {},
-            "can learn",
-            "within each group: other",
-            "nothing, if mine should decide",
-        ),
-        # Each varies, and what they come to does not.
-        (
-            [group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8,
-            {},
-            "cannot learn",
-            "their rewards do not",
-            "reward",
-        ),
-    ],
-)
+UNREADABLE, ALIKE = graded(*[UNREAD] * 4), graded(*[WRONG] * 4, texts="aaaa")
+CAN, BARELY, CANNOT = "can learn", "can barely learn", "cannot learn"
+FAILURES = [
+    ([MIXED] * 8, {}, CAN, None, None),
+    ([NEVER] * 8, {}, CANNOT, "none of 32 completions is correct (95% upper bound: 32%)", "--data.train"),
+    ([NEVER] * 8, {}, CANNOT, "none of 32", "soft_xml_format=0.5"),
+    ([NEVER] * 8, {"data": {"task": "mbpp"}}, CANNOT, "none of 32", "share_of_tests_passed"),
+    ([ALWAYS] * 8, {}, CANNOT, "all of 32 completions are correct", "harder problems"),
+    ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, CAN, "3 of 8 problems are always solved and 3 never", "filter"),
+    ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, CAN, None, None),
+    ([NEVER] * 7 + [MOSTLY], {}, BARELY, "0 of 8 problems are always solved and 7 never", "filter"),
+    ([NEVER] * 7 + [MIXED], {}, BARELY, "0 of 8 problems are always solved and 7 never", LARGER),
+    ([NEVER] * 8, FILTER, BARELY, "none of 32", "easier problems"),
+    ([UNREADABLE] * 8, {}, CANNOT, "100% [68, 100] of completions end without", "train sft"),
+    ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, CAN, "50% [", "no change needed: training can fix this"),
+    ([graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8, {}, BARELY,
+     "100% [68, 100] of completions are truncated at 256 tokens",
+     "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,"),
+    ([ALIKE] * 8, {}, CANNOT, "has 1.0 distinct", "--sampling.temperature 1.2"),
+    ([FORMAT_ALONE] * 8, {}, BARELY, "none of 32", "--sampling.num-generations 8"),
+    ([group({"mine": [n / 8] * 4}) for n in range(8)], {}, CANNOT, "within each group: mine", "a finer reward"),
+    ([group({"mine": [None] * 4})] * 8, {}, CANNOT, "within each group: mine", "a finer reward"),
+    ([group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8, {}, CAN, "within each group: other",
+     "nothing, if mine should decide"),
+    # Each varies, and their sum does not.
+    ([group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8, {}, CANNOT, "their rewards do not", "reward"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "changes", "word", "seen", "advice"), FAILURES)
 def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
     found = judge(groups, replace(RunConfig(), changes))
     assert found.word == word
@@ -257,7 +208,7 @@ def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_
     assert said.count("--- prompt of own/train/0") == 1 and said.endswith("nothing was trained\n")
 
 
-@pytest.mark.parametrize("rates", [(0.05,), (0.3,), (0.95,), (0.0, 1.0, 1.0, 0.0, 0.5), (0.0, 0.0, 0.0, 0.5)])
+@pytest.mark.parametrize("rates", [(0.05,), (0.95,), (0.0, 1.0, 1.0, 0.0, 0.5)])
 def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(rates):
     """200 previews of 8 groups of 8. Problems of one difficulty are kept by chance, so the filter gains nothing."""
     draw, advised = random.Random(0), 0
@@ -271,12 +222,6 @@ def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(ra
         offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
         advised += "--data.filter-by-difficulty" in offered
     assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
-
-
-def test_what_was_seen_once_is_not_said_again_by_its_consequences():
-    cut_off = [graded(*[WRONG] * 4, truncated=True)] * 8
-    assert len(judge(cut_off, RunConfig()).findings) == 1
-    assert len(judge([graded(*[UNREAD] * 4)] * 8, RunConfig()).findings) == 1
 
 
 def test_a_reason_names_the_rewards_that_decide():
@@ -310,28 +255,15 @@ def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     out.encode()
 
 
-@pytest.mark.parametrize("recipe", ["gsm8k_lora", "code_lora", "length_lora"])
-def test_a_preview_beside_a_run_leaves_everything_as_it_is(recipe, warm, tmp_path):
+def test_a_preview_beside_a_run_leaves_everything_as_it_is(warm, tmp_path):
+    recipe = "code_lora"
     folder = tmp_path / "outputs" / recipe
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    done = finish(
-        warm.start(
-            RECIPES / f"{recipe}.py",
-            *(
-                "--preview",
-                "--sampling.num-generations",
-                "4",
-                "--train.micro-batch-size",
-                "4",
-                "--data.train-limit",
-                "8",
-            ),
-            *("--data.eval-limit", "4", "--model.engine", "peft"),
-            cwd=tmp_path,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        )
-    )
+    flags = ["--preview", "--sampling.num-generations", "4", "--train.micro-batch-size", "4", "--model.engine", "peft"]
+    flags += ["--data.train-limit", "8", "--data.eval-limit", "4"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = finish(warm.start(RECIPES / f"{recipe}.py", *flags, cwd=tmp_path, env=environment))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "run.json"]
     assert (folder / "run.json").read_text() == "{}"
     assert "\nverdict   can" in done.stdout and "\nsample    8 prompts x 4 completions" in done.stdout

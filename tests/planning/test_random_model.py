@@ -1,14 +1,13 @@
 """Random models: published shapes, loadable by transformers, and completions that do not end."""
 
 import pytest
+from helpers.model_configs import TINY_QWEN2 as TINY
 
 from lora_grpo import starter
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.models import base_model
 from lora_grpo.models.shape import Shape
-from lora_grpo.planning.random_model import QWEN, build, qwen2
-
-TINY = qwen2(32, 64, 2, 4, 2, vocabulary=4096)
+from lora_grpo.planning.random_model import QWEN, build
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +37,10 @@ def test_transformers_finds_every_weight_and_no_other(folder):
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert model.config.rope_parameters["rope_theta"] == 1_000_000
     assert model.generation_config.eos_token_id == 2
-    assert 0.015 < model.model.embed_tokens.weight.float().std() < 0.025
-    assert 0.015 < model.model.layers[1].mlp.down_proj.weight.float().std() < 0.025
-
-
-def test_next_tokens_are_about_equally_likely_so_that_nothing_ends(folder):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        probabilities = model(torch.tensor([[5, 9, 700, 1300, 4095]])).logits.softmax(-1)
-    assert probabilities.max() < 20 / TINY["vocab_size"]
-    assert probabilities[..., 2].max() < 5 / TINY["vocab_size"]
+    with torch.no_grad():  # tokens are about equally likely, so that nothing ends
+        probabilities = model.float()(torch.tensor([[5, 9, 700, 1300, 4095]])).logits.softmax(-1)
+    assert probabilities.max() < 20 / TINY["vocab_size"] and probabilities[..., 2].max() < 5 / TINY["vocab_size"]
 
 
 def test_the_tokenizer_reads_as_the_embedded_one_and_decodes_every_id(folder):

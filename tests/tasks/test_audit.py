@@ -210,11 +210,6 @@ def test_an_answer_in_the_prompt_of_every_row_is_no_leak(task):
     assert find(path, rows, FULL).problems == {}
 
 
-def test_a_file_without_gold_says_what_is_left_out(task):
-    path, rows = task(*GOOD["without gold"])
-    assert find(path, rows, FULL).notes == ["my_task defines no gold(row), so only texts without an answer are tried"]
-
-
 def test_a_score_for_an_empty_text_is_reported(task):
     path, rows = task(SUMS, "return max(0.25, completion.strip() == str(row['sum']))")
     findings = find(path, rows, FULL)
@@ -222,17 +217,11 @@ def test_a_score_for_an_empty_text_is_reported(task):
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
 
 
-def test_an_ignored_attack_is_not_tried_and_an_unknown_one_is_an_error(task):
-    path, rows = task(WORDS + 'AUDIT_IGNORE = ("answers of other rows",)\n', "return completion in NAMES.values()")
-    assert "answers of other rows" not in find(path, rows, FULL).problems
-
-
 @pytest.mark.parametrize(
     ("ignored", "message"),
     [
         ('("wrong valeu",)', "AUDIT_IGNORE has 'wrong valeu'; did you mean 'wrong value'?"),
         ('"wrong value"', "AUDIT_IGNORE is 'wrong value'; expected a tuple such as ('wrong value',)"),
-        ('("gold",)', "AUDIT_IGNORE has 'gold'"),
     ],
 )
 def test_a_wrong_list_of_ignored_attacks_is_one_line(task, ignored, message):
@@ -248,13 +237,6 @@ def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
     with pytest.raises(RunError, match=r"^the audit found problems in my_task \(.*wrong value.*\); fix check"):
         audit(config, data_of(rows))
     assert "FOUND wrong value: accepted on 12 of 12 rows, such as my_task/train/0: '677'" in capsys.readouterr().out
-
-
-def test_before_a_run_findings_are_warnings(task, capsys):
-    path, rows = task(SUMS, "return str(row['sum']) in completion")
-    config = replace(RunConfig(), {"data": {"task": path}})
-    quick_audit(config, data_of(rows))
-    assert "warning: audit: wrong value: accepted on 4 of 4 rows" in capsys.readouterr().err
 
 
 def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
@@ -274,7 +256,10 @@ def test_before_a_run_a_slow_check_gets_a_limited_time_and_a_warning(task, capsy
     assert slow.startswith("warning: audit: check is slow: ") and result.startswith("audit: ")
 
 
-def test_before_a_run_a_rejected_gold_is_an_error(task):
+def test_before_a_run_findings_are_warnings_and_a_rejected_gold_is_an_error(task, capsys):
+    path, rows = task(SUMS, "return str(row['sum']) in completion")
+    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    assert "warning: audit: wrong value: accepted on 4 of 4 rows" in capsys.readouterr().err
     path, rows = task(WORDS, "return completion.lower().strip() == row['city']")
     with pytest.raises(UserError, match=r"gold: rejected on 6 of 6 rows.*; fix gold or check"):
         quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))

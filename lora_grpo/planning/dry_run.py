@@ -1,0 +1,52 @@
+"""`--dry-run`: the settings, one prompt and the rewards of its reference answer, without the weights of a model."""
+
+from __future__ import annotations
+
+from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.models import base_model, prepare_tokenizer, start_folder
+from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
+from lora_grpo.tasks import Data, TaskFile, chat, fit_to_context, get_task, gold_tokens
+
+
+def show_settings(config: RunConfig) -> None:
+    """Print the settings as YAML for `--config`."""
+    import yaml
+
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), flush=True)
+
+
+def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
+    """Print one rendered prompt, and the rewards of its reference answer."""
+    tokenizer = base_model.load_tokenizer(config.model)
+    prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
+    rows = fit_to_context(data.train, tokenizer, config, "train")
+    evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
+    scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
+    task, shape = get_task(config.data.task), batch_shape(config)
+    print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    gold = None
+    if isinstance(task, TaskFile) and not task.has_gold:
+        print(f"--- no reference answer: {task.path.name} defines no gold(row)")
+    else:
+        gold = task.gold(rows[0])
+        print(f"--- reference answer\n{gold}")
+    if config.method == "sft":
+        tokens = len(gold_tokens(tokenizer, rows[:1], config)[0]) + 1
+        print(f"--- {tokens} tokens with its end: the loss is on these, not on the prompt")
+        step = f"{shape.completions_per_step} gold solutions"
+    else:
+        step = f"{config.train.prompts_per_step} prompts x {config.sampling.num_generations} generations"
+        step += f" = {shape.completions_per_step} completions"
+    if gold is not None and config.method == "grpo":
+        batch = scorer.score([rows[0]["id"]], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
+        print("--- its rewards")
+        for reward in scorer.rewards:
+            value = batch.values[0][reward.name]
+            graded = "not gradable" if value is None else f"{value:g} of 1, weight {reward.weight:g}"
+            print(f"{reward.name:24} {graded}")
+        print(f"{'sum':24} {batch.rewards[0]:g}")
+    steps = f"{config.step_limit} steps" if config.step_limit else f"as many steps as fit in {config.hours:g} h"
+    print(
+        f"--- {steps} of {step}, in {shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} "
+        "evaluation rows; nothing was trained"
+    )
