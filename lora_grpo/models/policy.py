@@ -5,12 +5,12 @@ An adapter is saved in the folder format of PEFT, which vLLM and Unsloth also re
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,16 @@ _PEFT = ("--model.engine", "peft")
 def check_model(config: RunConfig) -> None:
     """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
     model_files.check_folder(config.model.name, "--model.name")
-    if config.model.engine == "unsloth" and importlib.util.find_spec("unsloth") is None:
-        raise _not_installed("--model.engine", "unsloth", "peft")
-    if config.sampling.backend == "vllm" and not config.sampling.server_url and not vllm_available():
-        raise _not_installed("--sampling.backend", "vllm", "transformers")
-
-
-def _not_installed(flag: str, package: str, instead: str) -> UserError:
-    return UserError(
-        f"{flag} {package} needs the package {package}; run `pip install -e .[gpu]` (on a CPU: `make engines`), or "
-        f"pass {flag} {instead}"
-    )
+    with_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
+    for flag, package, missing, instead in (
+        ("--model.engine", "unsloth", config.model.engine == "unsloth" and not find_spec("unsloth"), "peft"),
+        ("--sampling.backend", "vllm", with_vllm and not vllm_available(), "transformers"),
+    ):
+        if missing:
+            raise UserError(
+                f"{flag} {package} needs the package {package}; run `pip install -e .[gpu]` (on a CPU: `make "
+                f"engines`), or pass {flag} {instead}"
+            )
 
 
 def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:

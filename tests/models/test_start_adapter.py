@@ -13,7 +13,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, model_files, prepare_tokenizer, start_folder
 from lora_grpo.models.memory import Step, parts
 from lora_grpo.models.shape import Shape
-from lora_grpo.runs import check_settings
 from lora_grpo.tasks import chat
 
 PRESETS = {"starter": {"model": {"engine": "peft"}}}
@@ -86,19 +85,6 @@ def test_the_second_run_uses_the_commit_of_the_first(adapter):
     assert read("--lora.from a --model.name owner/model --plan").model.revision == "c" * 40
     with pytest.raises(UserError, match=r"--model\.revision is v2, but the adapter in a/adapter was trained on cccc"):
         read("--lora.from a --model.name owner/model --model.revision v2 --plan")
-
-
-def test_a_plan_of_a_resumed_run_refuses_another_start(adapter):
-    adapter()
-    adapter("other")
-    adapter("run/start")
-    run_json(Path("run"))
-    record = json.loads(Path("run/run.json").read_text())
-    config = read("--lora.from sft --output-dir run")
-    Path("run/run.json").write_text(json.dumps(record | {"config": config.to_dict()}))
-    check_settings(read("--resume --plan --output-dir run"))
-    with pytest.raises(UserError, match=r"the run in run has lora\.from='sft', this command has 'other'"):
-        check_settings(read("--resume --plan --output-dir run --lora.from other"))
 
 
 def test_another_precision_of_the_base_is_a_note(adapter, capsys):
