@@ -12,7 +12,7 @@ from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 
 _BASE_LAYERS = re.compile(r"\.base_layer(?=\.|$)")
-"""What PEFT's wrappers add to names. Those of experts are nested."""
+"""What PEFT's wrappers add to names."""
 
 
 class MergedCopySampler(Sampler):
@@ -28,10 +28,7 @@ class MergedCopySampler(Sampler):
         for name, layer in policy_model.get_base_model().named_modules():
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):
                 module = self.model.get_submodule(_BASE_LAYERS.sub("", name))
-                if parameter := getattr(layer, "parameter_name", None):  # stacked experts
-                    weight = getattr(module, parameter).detach()
-                else:
-                    weight = _as_linear(module, transpose=not layer.fan_in_fan_out)
+                weight = _as_linear(module, transpose=not layer.fan_in_fan_out)
                 self._layers.append((weight, weight.clone(), layer))
 
     def wake_up(self, *, adapter: bool) -> None:
@@ -46,10 +43,10 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers and experts."""
+    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers."""
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
     found = set(features(policy_model.peft_config["default"].to_dict()))
-    return not embeds and found <= {*PATTERNS, *SELECTION, "target_parameters", "init_lora_weights"}
+    return not embeds and found <= {*PATTERNS, *SELECTION, "init_lora_weights"}
 
 
 def plain_copy(model: Any) -> Any:

@@ -1,13 +1,9 @@
-import contextlib
 import types
 
 import pytest
 import torch
 from helpers.made_runs import WIDTH, make_adapter
 from helpers.sampling import sample
-from helpers.tiny_models import CONFIGS, make_model
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
@@ -15,7 +11,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.models.target import Overrides, resolve
 from lora_grpo.sampling import build, vllm_engine
-from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge
+from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
@@ -62,22 +58,6 @@ def test_the_merged_copy_is_the_policy(policy, prompts, sampler):
     with torch.no_grad():
         live, copy = policy.model(**inputs).logits, sampler.model(**inputs).logits
     assert (live - copy).abs().max() < 1e-3 < live.abs().max()
-
-
-def test_the_merged_copy_has_the_adapters_of_stacked_experts(tmp_path):
-    base = AutoModelForCausalLM.from_pretrained(make_model(tmp_path / "base", CONFIGS["qwen3 moe"]))
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")).eval()
-    assert model.peft_config["default"].target_parameters and can_merge(model)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.05)
-    sampler = MergedCopySampler(model, None, [2])
-    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-    for adapter in (True, False, True):
-        sampler.wake_up(adapter=adapter)
-        with torch.no_grad(), contextlib.nullcontext() if adapter else model.disable_adapter():
-            assert (sampler.model(ids).logits - model(ids).logits).abs().max() < 1e-5
 
 
 def test_wake_up_follows_the_adapter_or_leaves_it_out(policy, prompts, sampler):
