@@ -17,13 +17,14 @@ run.py            samples and grades rows, with one or several processes; the ev
 results.py        the files of an evaluation: results.jsonl, and evaluation.json with what it is of
 measurement.py    metrics of one model
 comparison.py     compares two models on the same tasks: paired tests, fixed and regressed tasks
-gain.py           how much of a gain comes from the answer format, and why samples fail
+gain.py           how much of a gain comes from the answer format
 pass_at_k.py      pass@k, confidence intervals and paired tests, with references
 report.py         the schema of report.json; makes, reads, writes and prints reports
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.comparison import percent
+from lora_grpo.evaluation.gain import FORMAT_NOTE
 from lora_grpo.evaluation.measurement import UNPARSED
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
-from lora_grpo.evaluation.gain import Gain, split_gain
+from lora_grpo.evaluation.gain import FORMAT_NOTE, Part, split_gain
 from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown_table, printable
@@ -75,8 +77,8 @@ class Report(Schema):
     """Comparison of the baseline with the evaluated model, one row per score."""
     fixed: list[TaskChange]
     regressed: list[TaskChange]
-    gain: Gain | None = None
-    """How much of the difference in pass@1 comes from the answer format. None without a baseline."""
+    gain: list[Part] = Field(default_factory=list)
+    """The difference in pass@1, the part from the answer format and the other; empty if they cannot be separated."""
 
     @property
     def models(self) -> list[Measurement]:
@@ -124,9 +126,9 @@ class Report(Schema):
                     rows.append((f"{wording.format(name)}{how}", *cells))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
-    def gain_tables(self) -> list[Table]:
-        """Return the parts of the gain, and why samples failed before and after; [] without a baseline."""
-        return self.gain.tables(self.baseline.label, self.evaluated.label) if self.baseline and self.gain else []
+    def gain_table(self) -> Table:
+        """Return the parts of the gain in percentage points."""
+        return ["", "points [95% interval]"], [part.cells() for part in self.gain]
 
     @property
     def changed(self) -> str:
@@ -146,11 +148,11 @@ class Report(Schema):
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
         lines = [self.title, ""]
-        for table in (self.scores_table(), self.details_table(), *self.gain_tables()):
+        for table in (self.scores_table(), self.details_table(), *([self.gain_table()] if self.gain else [])):
             lines += markdown_table(*table)
         lines += [f"- {self.cost}"] if self.cost else []
         lines += [f"- {row.verdict}" for row in self.table]
-        lines += [f"- {self.gain.note}"] if self.gain else []
+        lines += [f"- {FORMAT_NOTE}"] if self.gain else []
         for model in self.models:
             if model.curve:
                 points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
@@ -243,7 +245,7 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
         table=compare(baseline.results, evaluated.results, ks, seed) if baseline else [],
         fixed=fixed,
         regressed=regressed,
-        gain=split_gain(baseline.results, evaluated.results, seed) if baseline else None,
+        gain=split_gain(baseline.results, evaluated.results, seed) if baseline else [],
     )
 
 

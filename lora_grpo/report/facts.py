@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from lora_grpo import commands
 from lora_grpo.config import RunConfig, endless_steps
+from lora_grpo.evaluation import FORMAT_NOTE as FORMAT_NOTE
 from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import is_number, method, reward_names
 from lora_grpo.runs import Line, RunFiles, duration, flat, time_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_grpo.evaluation import Report
+from lora_grpo.evaluation import FORMAT_NOTE, Report
 from lora_grpo.files import markdown, markdown_table
 from lora_grpo.gguf import GgufSection
 from lora_grpo.report import facts
@@ -21,8 +21,7 @@ def report_markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[Gg
         lines += [*(f"- {markdown(sentence)}" for sentence in facts.verdicts(evaluation)), ""]
     if evaluation and evaluation.gain:
         lines += ["## Where the gain comes from", ""]
-        lines += [line for shown in evaluation.gain_tables() for line in markdown_table(*shown)]
-        lines += [f"- {markdown(evaluation.gain.note)}", ""]
+        lines += [*markdown_table(*evaluation.gain_table()), markdown(FORMAT_NOTE), ""]
     for section in ggufs:
         lines += [
             f"## {section.heading}",

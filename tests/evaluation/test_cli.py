@@ -200,18 +200,6 @@ def test_the_settings_of_a_run_are_the_defaults(run_folder, tmp_path):
     assert (sampling.temperature, sampling.num_samples) == (0.0, 1)  # one sample is greedy
 
 
-def test_results_are_read_back_as_samples(finished, copied, tmp_path):
-    _, report, _ = finished
-    results = copied.output_dir / "results.jsonl"
-    graded = evaluate_and_report(EvaluateOptions(str(results), "starter", output_dir=tmp_path / "graded", k=(1, 2)))
-    assert (
-        graded.evaluated.scores == report.evaluated.scores
-        and graded.evaluated.sample_stats["sampled"].rules == report.evaluated.sample_stats["sampled"].rules
-    )
-    against = evaluate_and_report(replace(copied, compare=str(results)))
-    assert against.table[0].difference == 0 and against.fixed == against.regressed == []
-
-
 def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypatch, real_data):
     """Three HumanEval prompts, answered in three ways by a fake sampler."""
     data = real_data / "humaneval" / "HumanEval.jsonl.gz"

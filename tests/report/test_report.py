@@ -19,7 +19,6 @@ from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
 from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
-from lora_grpo.report.facts import changes
 from lora_grpo.report.plots import MAX_POINTS, plots_of
 from lora_grpo.report.sampled_texts import sampled_texts
 from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
@@ -60,15 +59,13 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
 
 def test_the_report_says_where_the_gain_comes_from(tmp_path):
     run = write_run(tmp_path / "mine")
-    page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
-    for text in ("Where the gain comes from", "truncated", "62.5 (5)"):
-        assert text in page and text in markdown, text
+    assert "Where the gain comes from" not in page_of(run)  # its samples have no `flexible` rule
     report = read_report(run / "evaluation")
-    parts = [{"name": name, "value": 0.25, "interval": [0.1, 0.4]} for name in ("gain in pass@1", "from the format")]
-    gain = {**report.gain.model_dump(), "parts": parts}  # as a task with a `flexible` rule has it
+    gain = [{"name": name, "value": 0.25, "interval": [0.1, 0.4]} for name in ("gain in pass@1", "from the format")]
     write_evaluation(run / "evaluation", report.model_validate({**report.model_dump(), "gain": gain}))
-    page = text_of(page_of(run))
+    page, text = text_of(page_of(run)), (run / "report/report.md").read_text()
     assert "from the format" in page and "+25.0 [+10.0, +40.0]" in page
+    assert "| from the format | +25.0 [+10.0, +40.0] |" in text
 
 
 def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling):
@@ -165,20 +162,6 @@ def test_validation_results_are_plotted_at_the_steps_that_have_them(tmp_path):
     assert "kl from the start from nan at 4 to nan at 4" in page and "NaN" not in page
 
 
-@pytest.mark.parametrize("value", [None, "x"])
-def test_a_step_without_a_number_is_left_out(value, tmp_path):
-    run = write_run(tmp_path / "run", steps=3)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for name in [name for name in lines[0] if name.startswith("rewards/")] + ["loss"]:
-        for line in lines:
-            line[name] = 0.5
-        lines[2][name] = value
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert page_of(run)
-    assert {plot.key: plot for plot in plots(run)}["loss"].curves[0].x == [1, 2]
-    assert {name: last for name, _, last in changes(read_run(run))}["correct_answer"] == "0.500"
-
-
 def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):
     run = write_run(tmp_path / "run", steps=4, stopped_early={"step": 4, "passes": 2})
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -239,7 +222,7 @@ def test_a_finished_run_without_its_samples_or_its_report_says_how_to_get_them_a
     assert "--resume" not in page_of(run)
     for path in (run / "evaluation").glob("*.samples.jsonl"):
         path.unlink()
-    assert "are missing: the recipe with --resume draws them again" in page_of(run) and "pass@1" in page_of(run)
+    assert "are missing: the recipe with --resume samples them again" in page_of(run) and "pass@1" in page_of(run)
     (run / "evaluation/report.json").unlink()
     page = page_of(run)
     assert "evaluation/report.json is missing: the recipe with --resume" in page and "Not evaluated" not in page
@@ -367,14 +350,6 @@ def test_a_folder_that_cannot_be_read_is_a_one_line_error(tmp_path, capsys, spoi
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and message in printed.err and printed.err.count("\n") == 1
     assert printed.out == "" and not (run / "report").exists()
-
-
-def test_the_command_prints_where_the_report_is_and_what_to_do_next(tmp_path, capsys):
-    run = write_run(tmp_path / "run")
-    assert exit_code(run) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"report    {run / 'report' / 'report.html'}\n") and "report.md" in printed
-    assert f"compare   lora-grpo report {run} OTHER_RUN" in printed
 
 
 @pytest.mark.parametrize(

@@ -227,16 +227,6 @@ def test_going_on_with_another_base_is_refused_and_the_record_kept(tmp_path, nam
     assert snapshot(tmp_path) == before
 
 
-def test_other_versions_are_said_and_not_refused(tmp_path, capsys):
-    finished(tmp_path)
-    record = read_record(tmp_path)
-    record["versions"]["trl"] = "0.1"
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    capsys.readouterr()
-    open_in(tmp_path, RESUME)
-    assert f"versions changed since the run began: trl 0.1 -> {metadata.version('trl')}" in capsys.readouterr().err
-
-
 # Reading
 
 
