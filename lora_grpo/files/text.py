@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -21,22 +20,16 @@ def markdown(text: str) -> str:
     return re.sub(r"([\\`*|~]|(?<!\w)_|_(?!\w)|(?<=\])[(\[])", r"\\\1", line)
 
 
-def markdown_table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    left: int | None = None,
-    escape: Callable[[Any], str] = markdown,
-) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> list[str]:
     """Return the lines of a table followed by an empty line. Cells may contain any text.
 
     Args:
         left: number of columns that are aligned to the left; the others are aligned to the right. Default: one, or both
             of two.
-        escape: makes Markdown of a cell.
     """
     if left is None:
         left = 1 if len(headings) > 2 else len(headings)
     alignment = ["---"] * left + ["---:"] * (len(headings) - left)
-    cells = [list(map(escape, row)) for row in (headings, *rows)]
+    cells = [list(map(markdown, row)) for row in (headings, *rows)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return [lines[0], f"|{'|'.join(alignment)}|", *lines[1:], ""]
