@@ -17,7 +17,7 @@ from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics, time_table
+from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -145,9 +145,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         next_steps["0% right"] = advice
     else:
         next_steps["longer"] = f"the same command with --resume {_longer(run)}"
-    if times := time_table(run.record):
-        rows = [("time", "planned", "used"), *times]
-        print("", *(f"{phase:22}{planned:>22}{used:>22}" for phase, planned, used in rows), sep="\n")
     print("", line, sep="\n")
     print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
 

@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from lora_grpo import commands
-from lora_grpo.config import RunConfig, endless_steps
+from lora_grpo.config import endless_steps
 from lora_grpo.evaluation import FORMAT_NOTE as FORMAT_NOTE
 from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import is_number, method, reward_names
-from lora_grpo.runs import Line, RunFiles, duration, flat, time_table
+from lora_grpo.runs import RunFiles, duration, flat
 from lora_grpo.tasks import task_title
 
 _SECTIONS = ("policy", "data", "machine", "logprob_check", "plan", "memory", "filter")
@@ -53,32 +53,13 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         pauses = ", without the time between stop and resume" if record.get("resumed") else ""
         rows.append(("Duration", duration(record["seconds_worked"]) + pauses))
     if correction := record.get("importance_sampling"):
-        rows.append(("Importance sampling", f"{correction['mode']}; {_limited(run.metrics)}"))
+        rows.append(("Importance sampling", correction["mode"]))
     if best := record.get("best"):
         accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
         rows.append(
             ("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{accuracy}; in best/")
         )
     return [(label, str(value)) for label, value in rows]
-
-
-def _limited(lines: Sequence[Line]) -> str:
-    """Return how much of the rollouts the importance sampling correction limited, as means over the steps."""
-    shares = []
-    for name in ("tokens", "completions"):
-        values = [line[f"sampling/masked_{name}"] for line in lines if is_number(line.get(f"sampling/masked_{name}"))]
-        if values:
-            shares.append(f"{100 * sum(values) / len(values):.2g}% of the {name}")
-    return f"masked or truncated {', in '.join(shares)}" if shares else "no step yet"
-
-
-def times(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return phase, planned and used time of a run with `--hours`, and the evaluated rows if some were left out."""
-    rows = time_table(run.record)
-    evaluated = (run.record.get("time_budget") or {}).get("eval_rows")
-    if rows and evaluated:
-        rows.append(("evaluated rows", str(run.record["data"]["eval"]["rows"]), str(evaluated)))
-    return rows
 
 
 def related_runs(run: RunFiles) -> list[tuple[str, str, str | None]]:
@@ -128,17 +109,10 @@ def settings(run: RunFiles) -> dict[str, str]:
 
 
 def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return the name of the defaults, and name, value and default of each setting that differs from them.
-
-    The defaults are those of the preset, or of this version if the run.json is older than that entry.
-    """
-    values, of_preset = settings(run), run.record.get("changed_settings")
-    if of_preset is not None:
-        rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
-        return f"preset {run.record['config'].get('preset')}", rows
-    defaults = {name: shown(value) for name, value in flat(RunConfig().to_dict()).items()}
-    rows = [(name, value, defaults.get(name, "no such setting")) for name, value in values.items()]
-    return "default", [row for row in rows if row[1] != row[2]]
+    """Return the name of the preset, and name, value and preset's value of each setting that differs from it."""
+    values, of_preset = settings(run), run.record.get("changed_settings") or {}
+    rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
+    return f"preset {run.record['config'].get('preset')}", rows
 
 
 def versions(run: RunFiles) -> dict[str, str]:

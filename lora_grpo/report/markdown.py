@@ -32,8 +32,6 @@ def report_markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[Gg
         lines += [*(f"- {markdown(note)}" for note in section.notes), ""]
     if changes := facts.changes(run):
         lines += [f"## {facts.trained_metrics(run)[0]}", "", *markdown_table(["", "first step", "last step"], changes)]
-    if times := facts.times(run):
-        lines += ["## Time", "", *markdown_table(["", "planned", "used"], times)]
     if alarms := run.record.get("alarms"):
         rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
         lines += ["## Alarms", "", *markdown_table(["step", "alarm", "message"], rows)]

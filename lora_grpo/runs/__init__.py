@@ -8,12 +8,12 @@
 record.py       the schema of run.json; versions and git revision
 run.py          the open run: creates, resumes and closes its folder
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
-durations.py    durations as text; the time of a run with --hours, by phase
+durations.py    durations as text
 reader.py       reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
-from lora_grpo.runs.durations import duration, time_table
+from lora_grpo.runs.durations import duration
 from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
 from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
 from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run

@@ -274,7 +274,8 @@ def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
 
 
 def test_the_markdown_has_tables_for_a_pull_request(tmp_path):
-    run = write_run(tmp_path / "run", config=RunConfig(output_dir="x", train=TrainConfig(warmup_steps=3)))
+    config = RunConfig(output_dir="x", train=TrainConfig(warmup_steps=3))
+    run = write_run(tmp_path / "run", config=config, changed_settings={"train.warmup_steps": 5})
     write_report(run)
     lines = (run / "report" / "report.md").read_text().splitlines()
     assert any(line.startswith("| pass@1 | 12.5 [") and "| 37.5 [" in line for line in lines)

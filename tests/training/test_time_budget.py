@@ -17,7 +17,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import run as evaluation_run
 from lora_grpo.files import lock
 from lora_grpo.pipeline import train_and_evaluate
-from lora_grpo.runs import Run, open_run, read_run, time_table
+from lora_grpo.runs import Run, open_run, read_run
 from lora_grpo.tasks import load_data
 from lora_grpo.training import time_budget
 from lora_grpo.training.step_metrics import StepMetrics
@@ -140,9 +140,6 @@ def test_the_plan_is_made_after_three_steps_and_makes_room_for_validation(tmp_pa
     used = budget["used"]
     assert used["steps"] == pytest.approx(planned["steps"], abs=3)
     assert all(used[phase] == pytest.approx(planned[phase], abs=15) for phase in ("start", "training", "evaluation"))
-    table = time_table(run.run.record | {"config": run.run.config.to_dict()})
-    assert [row[0] for row in table] == ["until the first step", "training", "validation", "final evaluation", "in all"]
-    assert table[-1][1] == "6 min 0 s"
 
 
 def test_reused_rollouts_are_used_up(tmp_path):
@@ -346,11 +343,10 @@ def test_a_run_ends_in_time_with_its_table(whole):
     steps = run.out_of_time
     assert 0.85 * 3600 * HOURS < seconds <= 3600 * HOURS
     assert len(rewards(run)) == steps == run.record["trained_steps"] and run.record["status"] == "complete"
-    assert "pass@1" in said and "in all " in said and f"GRPO {steps}/{steps}" in said
+    assert "pass@1" in said and f"GRPO {steps}/{steps}" in said
     assert "plan for 4 min 12 s: 40 s until the first step" in said
     report = (run.folder / "report" / "report.md").read_text()
-    assert "## Time" in report and f"{steps} in 0.07 h" in report
-    assert '<h2 id="time">' in (run.folder / "report" / "report.html").read_text()
+    assert f"{steps} in 0.07 h" in report
     assert (run.validation / f"step-{steps:05d}.jsonl").exists(), "the last step competes for the best adapter"
     assert read_run(run.folder).status == "complete"  # run.json has the right types
 
