@@ -1,14 +1,13 @@
 """Attack programs: each tries to pass with a wrong answer, escape, or do harm. All must fail in every isolation tier.
 
-Each attack is a file in `attacks/`. Its docstring describes the attack. The comments below it set the expectations:
+The tables are in `attacks/`. The first comment of an attack describes it. The following ones set the expectations:
 
-    # status: failed, crashed       allowed statuses; `broken` if the tests are rejected for every candidate
+    # status: failed, timeout       allowed statuses, if not those of STATUSES
     # fools: exec, exit-code        naive graders that the attack fools, as checked by `test_the_attacks_are_real`
     # test: assert total([]) == 0   tests that replace TESTS, one per line
     # functions: total, Node        names that the candidate defines
 
-An attack that succeeds in another way (reads a file, starts a process) then gives the correct answer, so that every
-escape results in a pass. Words in @...@ are replaced with the paths, ports, and processes of the canaries.
+Words in @...@ are replaced with the paths, ports, and processes of the canaries.
 """
 
 import contextlib
@@ -17,12 +16,12 @@ import os
 import platform
 import re
 import resource
+import runpy
 import socket
 import subprocess
 import sys
 import sysconfig
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +29,13 @@ import pytest
 from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
-from lora_grpo.sandbox import BrokenTest, Program, Settings
+from lora_grpo.sandbox import Program, Settings
 
-ATTACKS = sorted((Path(__file__).parent / "attacks").glob("*.py"))
+FOLDER = Path(__file__).parent / "attacks"
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = Settings(workers=1, timeout_seconds=0.7, memory_mb=256)
 SCRATCH = ("/", "/tmp", "/dev/shm", "/var/tmp", "/run", str(ROOT), str(Path(os.__file__).parent))
+STATUSES = {"failed", "crashed", "blocked"}
 
 TESTS = """
 assert total([1, 2, 3]) == 6
@@ -66,32 +66,46 @@ def total(numbers):
 
 @dataclass(frozen=True)
 class Attack:
-    """One file in `attacks/`."""
+    """One program of a table."""
 
     name: str
     text: str
+    header: str
 
-    def header(self, key: str) -> list[str]:
+    def lines(self, key: str) -> list[str]:
         return re.findall(rf"(?m)^# {key}: (.*)$", self.text)
 
     def words(self, key: str) -> set[str]:
-        return {word for line in self.header(key) for word in line.split(", ")}
+        return {word for line in self.lines(key) for word in line.split(", ")}
 
     @property
     def test(self) -> str:
-        return "\n".join(self.header("test")) or TESTS
+        return "\n".join(self.lines("test")) or TESTS
+
+    @property
+    def fools(self) -> set[str]:
+        return self.words("fools") or ({"exec", "exit-code", "marker"} if self.name.startswith("equal") else set())
 
     def program(self, canaries: dict[str, object] | None = None) -> Program:
-        # Drop the header, because some attacks search memory for the tests, which the header may contain.
-        source = re.sub(r"(?m)^# [a-z]+: .*$", "#", self.text)
-        for word, value in (canaries or {}).items():
-            source = source.replace(f"@{word}@", str(value))
+        # Drop the comments, because some attacks search memory for the tests.
+        source = re.sub(r"(?m)^# [a-z]+: .*$", "#", f"{self.header}\ndef total(numbers): return -1\n{self.text}")
         functions = tuple(sorted(self.words("functions"))) or ("total",)
-        return Program(source, self.test, functions, name=self.name)
+        return Program(fill(source, canaries or {}), self.test, functions, name=self.name)
 
 
-def load(path: Path) -> Attack:
-    return Attack(path.stem, path.read_text(encoding="utf-8"))
+def fill(source: str, words: dict[str, object]) -> str:
+    for word, value in words.items():
+        source = source.replace(f"@{word}@", str(value))
+    return source
+
+
+TABLES = {path.stem: runpy.run_path(str(path)) for path in sorted(FOLDER.glob("*.py"))}
+DOORS = TABLES["doors"]
+ATTACKS = {
+    f"{kind}_{name}": Attack(f"{kind}_{name}", text, table.get("HEADER", ""))
+    for kind, table in TABLES.items()
+    for name, text in table.get("ATTACKS", {}).items()
+}
 
 
 class Canaries:
@@ -102,8 +116,7 @@ class Canaries:
         self.folder = home / "canaries"
         self.secret.parent.mkdir(parents=True)
         (self.folder / "inner").mkdir(parents=True)
-        (home / ".ssh").mkdir()
-        for path in (self.secret, home / ".ssh" / "id_rsa", self.folder / "kept.txt"):
+        for path in (self.secret, self.folder / "kept.txt"):
             path.write_text("canary-" + os.urandom(8).hex(), encoding="utf-8")
         self.listeners = [socket.create_server(("127.0.0.1", 0))]
         self.port = self.listeners[0].getsockname()[1]
@@ -112,9 +125,7 @@ class Canaries:
             self.listeners.append(socket.socket(socket.AF_UNIX))
             self.listeners[-1].bind(name)
             self.listeners[-1].listen()
-        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.datagrams.bind(("127.0.0.1", self.port))
-        for listener in (*self.listeners, self.datagrams):
+        for listener in self.listeners:
             listener.setblocking(False)
         sleep = "import time; print(1, flush=True); time.sleep(600)"
         # Do not inherit stderr. Otherwise, a process that waits for the end of our stderr would wait for the victim.
@@ -149,17 +160,13 @@ class Canaries:
             content = path.read_bytes() if path.is_file() else b""
             files[str(path)] = (kept, content, *os.listxattr(path, follow_symlinks=False))
         library = Path(os.__file__).lstat()
-        names = ("RLIMIT_CORE", "RLIMIT_NOFILE", "RLIMIT_AS")
-        limits = [
-            resource.prlimit(pid, getattr(resource, name)) for pid in (self.victim.pid, os.getpid()) for name in names
-        ]
         process = Path(f"/proc/{self.victim.pid}/stat").read_text().rpartition(")")[2].split()
         return {
             "files": files,
             "library": (library.st_mode, library.st_mtime_ns, library.st_ctime_ns),
             "left": [path for folder in SCRATCH for path in Path(folder).glob("*left_by_attack*")],
             "victim": (process[0] in "RSD", process[16], os.sched_getaffinity(self.victim.pid)),
-            "limits": limits,
+            "limits": [resource.prlimit(pid, resource.RLIMIT_CORE) for pid in (self.victim.pid, os.getpid())],
             "priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
         }
 
@@ -168,18 +175,16 @@ class Canaries:
         for listener in self.listeners:
             with pytest.raises(BlockingIOError):
                 listener.accept()
-        with pytest.raises(BlockingIOError):
-            self.datagrams.recv(1)
 
     def close(self) -> None:
         self.victim.kill()
         self.victim.wait()
-        for listener in (*self.listeners, self.datagrams):
+        for listener in self.listeners:
             listener.close()
 
 
 def descendants() -> list[str]:
-    """Return the command names of all live descendants of this process, including orphans (see `adopt_orphans`)."""
+    """Return the command names of all live descendants of this process, including orphans (see `canaries`)."""
     parents, names = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -195,16 +200,9 @@ def descendants() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def adopt_orphans():
-    """Make orphaned descendants children of this process, so that `descendants` finds them."""
+def canaries(tmp_path_factory):
     libc = ctypes.CDLL(None)
-    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    yield
-    libc.prctl(36, 0, 0, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def canaries(tmp_path_factory, adopt_orphans):
+    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
     # A short name, because the path of a Unix socket is limited to 108 bytes.
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
@@ -213,6 +211,7 @@ def canaries(tmp_path_factory, adopt_orphans):
         found = Canaries(home)
         yield found
         found.close()
+    libc.prctl(36, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -240,30 +239,16 @@ def settled(expected: list[str]) -> list[str]:
     return found
 
 
-def test_there_are_attacks_of_every_category():
-    categories = {path.stem.partition("_")[0] for path in ATTACKS}
-    assert categories >= {
-        "forge", "wire", "equal", "frame", "read", "write", "fork", "bomb", "net", "signal", "syscall", "poison",
-    }  # fmt: skip
-    assert len(ATTACKS) >= 70
-
-
-@pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
-def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes, path):
-    attack = load(path)
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes, attack):
     programs = [attack.program(canaries.words()), Program(RIGHT, TESTS, ("total",), name="right")]
-    if attack.words("status") == {"broken"}:
-        # Tests that pass functions to the candidate or use undefined names are rejected for every candidate.
-        with pytest.raises(BrokenTest):
-            sandbox.run(programs)
-        return
+    statuses = attack.words("status") or STATUSES
     for _ in range(3):  # On a busy machine, programs that end quickly may exceed the short limit.
         verdict, right = sandbox.run(programs)
-        unexpected = verdict.status == "timeout" and "timeout" not in attack.words("status")
-        if not unexpected and right.status != "timeout":
+        if (verdict.status != "timeout" or "timeout" in statuses) and right.status != "timeout":
             break
     assert not verdict.passed
-    assert verdict.status in attack.words("status"), verdict
+    assert verdict.status in statuses, verdict
     assert verdict.message.isprintable() and len(verdict.message) <= 600
     assert verdict.seconds < SETTINGS.timeout_seconds + 3
     assert right.passed, right
@@ -271,12 +256,36 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
     assert settled(pool_processes) == pool_processes
 
 
+@pytest.mark.parametrize("place", DOORS["DOORS"])
+def test_no_door_is_open(tier, canaries, pool_processes, place):
+    doors = DOORS["DOORS"][place].strip().splitlines()
+    words = canaries.words()
+    source = fill(f"{DOORS['HEADER']}\nDOORS = {[fill(door, words) for door in doors]!r}", words)
+    for _ in range(3):
+        (verdict,) = sandbox.run([Program(source, "found = opened()\nassert found == [], found", ("opened",))])
+        if verdict.status != "timeout":
+            break
+    assert verdict.passed, verdict
+    canaries.check()
+    assert settled(pool_processes) == pool_processes
+
+
+def test_the_doors_are_real(tmp_path):
+    """Harmless doors open without a sandbox, so the test above would notice one."""
+    names = ("pipe", "umask", "getloadavg", "/etc/passwd", "/proc/self", "listdir(path)", "getaffinity")
+    doors = [door for group in DOORS["DOORS"].values() for door in group.splitlines() if any(n in door for n in names)]
+    words = dict.fromkeys(("SECRET_FILE", "CANARY", "HOME", "UNIX", "ROOT", "SITE_PACKAGES", "PYTHON"), tmp_path)
+    words |= dict.fromkeys(("TCP", "VICTIM", "PARENT"), os.getpid())
+    source = fill(f"{DOORS['HEADER']}\nDOORS = {doors!r}\nassert len(opened()) >= 9, opened()", words)
+    subprocess.run([sys.executable, "-I", "-c", source], check=True)
+
+
 def test_nothing_of_a_program_or_its_tests_is_left_for_the_next(tier, canaries):
     """Later processes contain no text or objects of earlier candidates and tests."""
     earlier = Program(
         "kept = 'left' 'over'\ndef total(numbers): return sum(numbers)", TESTS + "\n_ = 'left' 'over'", ("total",)
     )
-    searcher = load(Path(__file__).parent / "attacks" / "poison_leftovers.py").program()
+    searcher = ATTACKS["poison_leftovers"].program()
     verdicts = sandbox.run([earlier, searcher, earlier, searcher])
     assert [verdict.status for verdict in verdicts] == ["passed", "failed", "passed", "failed"]
 
@@ -298,7 +307,7 @@ assert total(given, results) == 6.125, results
 
 @pytest.mark.parametrize("test", [TESTS, CONFUSING_TESTS])
 def test_no_random_answers_pass_or_stop_the_run(tier, test):
-    source = load(Path(__file__).parent / "attacks" / "wire_random_frames.py").program().source
+    source = ATTACKS["wire_random_frames"].program().source
     programs = [Program(source.replace("@SEED@", str(seed)), test, ("total",)) for seed in range(100)]
     verdicts = sandbox.run(programs)
     assert [seed for seed, verdict in enumerate(verdicts) if verdict.passed] == []
@@ -315,41 +324,21 @@ ALLOWED_CALLS = {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
 def test_no_other_system_call_is_answered(tier):
-    source = load(Path(__file__).parent / "attacks" / "syscall_by_number.py").program().source
+    source = ATTACKS["kernel_by_number"].program().source
     numbers = [number for number in (*range(340), *range(420, 480)) if number not in ALLOWED_CALLS]
     verdicts = sandbox.run([Program(source.replace("@NUMBER@", str(number)), TESTS, ("total",)) for number in numbers])
-    answered = [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.passed]
-    assert answered == []
+    assert [number for number, verdict in zip(numbers, verdicts, strict=True) if verdict.passed] == []
 
 
-# The attacks are real: they fool naive graders. Only programs that are harmless without a sandbox run here.
-
-HARMLESS = [
-    "forge_exit_zero", "forge_os_exit", "forge_exit_in_call", "forge_exit_in_call_hard",
-    "forge_atexit", "forge_excepthook", "forge_markers", "forge_timer_exit",
-    "forge_patched_exec", "forge_patched_builtins", "forge_patched_modules", "forge_patched_unittest",
-    "forge_patched_import", "forge_trace_jump", "forge_profile", "forge_destructors",
-    "forge_stop_iteration", "equal_everything", "equal_every_operator", "equal_int",
-    "equal_int_conversions", "equal_float", "equal_bool", "equal_str",
-    "equal_bytes", "equal_list", "equal_list_items", "equal_list_iteration",
-    "equal_tuple", "equal_dict", "equal_set", "equal_hash",
-    "equal_decimal", "equal_class_lie", "equal_metaclass", "equal_mock_any",
-    "equal_repr", "equal_attributes", "equal_generator", "equal_exception_text",
-    "equal_exception_class", "equal_arguments_replaced", "equal_callback", "equal_callback_globals",
-    "frame_tests_in_frames", "frame_caller_constants", "frame_tracebacks", "frame_callback_frames",
-]  # fmt: skip
-UNDER_PYTEST = ["forge_skip", "forge_patched_modules", "equal_everything", "equal_mock_any", "frame_caller_constants"]
+# The attacks are real: they fool naive graders. Those of other tables might do harm without a sandbox.
 
 SAME_PROCESS = """
 import sys
-source, test, verdict = sys.argv[1:]
+source, test = sys.argv[1:]
 namespace = {"__name__": "solution"}
-try:
-    exec(source, namespace)
-    exec(test, namespace)
-except BaseException:
-    sys.exit(1)
-open(verdict, "w").write("passed")
+exec(source, namespace)
+exec(test, namespace)
+open("verdict", "w").write("passed")
 """
 
 
@@ -361,35 +350,27 @@ def graded(source: str, test: str, folder: Path) -> set[str]:
             [sys.executable, "-I", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=False
         )
 
-    verdict = folder / "verdict"
-    joined = f"{source}\n{test}\n"
-    with ThreadPoolExecutor(3) as pool:
-        same_process = pool.submit(run, "-c", SAME_PROCESS, source, test, str(verdict))
-        exit_code = pool.submit(run, "-c", joined)
-        marked = pool.submit(run, "-c", joined + "print('ALL TESTS PASSED')")
-    same_process.result()
-    passed = {"exec"} if verdict.exists() else set()
-    passed |= {"exit-code"} if exit_code.result().returncode == 0 else set()
-    return passed | ({"marker"} if "ALL TESTS PASSED" in marked.result().stdout else set())
+    run("-c", SAME_PROCESS, source, test)
+    passed = {"exec"} if (folder / "verdict").exists() else set()
+    marked = run("-c", f"{source}\n{test}\nprint('ALL TESTS PASSED')")
+    passed |= {"marker"} if "ALL TESTS PASSED" in marked.stdout else set()
+    return passed | ({"exit-code"} if run("-c", f"{source}\n{test}\n").returncode == 0 else set())
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_the_attacks_are_real(tmp_path, name):
-    program = load(Path(__file__).parent / "attacks" / f"{name}.py")
-    claimed = program.words("fools") - {"pytest"}
-    assert claimed, "an attack of this list says whom it fools"
-    assert graded(program.program().source, program.test, tmp_path) >= claimed
-
-
-@pytest.mark.parametrize("name", UNDER_PYTEST)
-def test_the_attacks_are_real_under_pytest(tmp_path, name):
-    attack = load(Path(__file__).parent / "attacks" / f"{name}.py")
-    assert "pytest" in attack.words("fools")
-    body = "".join(f"    {line}\n" for line in attack.test.strip().split("\n"))
-    (tmp_path / "test_total.py").write_text(f"{attack.program().source}\n\ndef test_total():\n{body}")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    done = subprocess.run([*command, "test_total.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize(
+    "attack", [attack for attack in ATTACKS.values() if attack.name.split("_")[0] in ("forge", "equal", "frame")],
+    ids=lambda attack: attack.name,
+)  # fmt: skip
+def test_the_attacks_are_real(tmp_path, attack):
+    claimed = attack.fools - {"pytest", "nobody"}
+    if claimed:
+        assert graded(attack.program().source, attack.test, tmp_path) >= claimed
+    if "pytest" in attack.fools:
+        body = "".join(f"    {line}\n" for line in attack.test.strip().split("\n"))
+        (tmp_path / "test_total.py").write_text(f"{attack.program().source}\n\ndef test_total():\n{body}")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        done = subprocess.run([*command, "test_total.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_naive_graders_are_right_about_honest_programs(tmp_path):

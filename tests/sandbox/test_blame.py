@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from lora_grpo import sandbox
-from lora_grpo.rewards.functions import passes_tests, share_of_tests_passed
 from lora_grpo.sandbox import Program, Settings, exam
 from lora_grpo.sandbox.examiner import examine
 
@@ -56,14 +55,6 @@ def test_a_program_with_an_unusual_exception_fails(test):
     )
 
 
-@pytest.mark.parametrize("reward", [passes_tests, share_of_tests_passed])
-def test_a_reward_for_it_is_zero(reward):
-    completions = [f"```python\ndef f(x): pass\n{source}\n```" for source in PROGRAMS.values()]
-    columns = {"id": "t/0", "entry_point": "f", "test": TEST, "prelude": ""}
-    rewards = reward(completions, **{name: [value] * len(completions) for name, value in columns.items()})
-    assert rewards == [0.0] * len(PROGRAMS)
-
-
 NAMES = [
     *sorted(name for name, kind in vars(builtins).items() if isinstance(kind, type)),
     "__loader__",
@@ -99,8 +90,8 @@ def random_frames(rng):
     return [message] if rng.random() < 0.5 else [["ready"], message, message]
 
 
-def check_random_frames(number, seed):
-    rng = random.Random(seed)
+def test_ten_thousand_random_exceptions_are_never_the_tests_fault():
+    rng = random.Random(0)
     tests = [
         TEST,
         "try:\n r = f(2)\nexcept Exception as e:\n r = str(e), repr(e), e.args\nassert r == 6.125",
@@ -108,7 +99,7 @@ def check_random_frames(number, seed):
     ]
     exams = [exam.prepare(Program("", test, ("f",))) for test in tests]
     statuses = dict.fromkeys(STATUSES, 0)
-    for _ in range(number):
+    for _ in range(10_000):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             frames = random_frames(rng)
@@ -120,14 +111,4 @@ def check_random_frames(number, seed):
         assert report["status"] in STATUSES, (frames, report)
         json.dumps(report)
         statuses[report["status"]] += 1
-    return statuses
-
-
-def test_ten_thousand_random_exceptions_are_never_the_tests_fault():
-    statuses = check_random_frames(10_000, seed=0)
     assert statuses["failed"] > 5_000 and statuses["memory"] > 10 and statuses["blocked"] > 10
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_random_exceptions_are_never_the_tests_fault():
-    assert sum(check_random_frames(100_000, seed=1).values()) == 100_000

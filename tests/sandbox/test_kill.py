@@ -98,9 +98,8 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed):
-    rng = random.Random(seed)
+def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier):
+    rng = random.Random(0)
     sandbox.run([RIGHT, WRONG])
     thread, outcome = run_aside(MIXED * 3)
     killed, seen = 0, dict.fromkeys(generations(os.getpid())[0], -1.0)
@@ -120,10 +119,9 @@ def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier, seed)
     assert [verdict.passed for verdict in outcome[0]] == [True, False] * 60
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_wrong_program_passes_when_anything_is_killed(tier, seed):
+def test_no_wrong_program_passes_when_anything_is_killed(tier):
     """A program that is killed runs again, so correct programs pass. One may be killed three times in a row."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     thread, outcome = run_aside(MIXED)
     for _ in moments(thread, rng, 8):
         # None for a moment, while the workers that were killed are replaced.
@@ -162,16 +160,6 @@ def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypat
     assert len(set(workers)) == 4
 
 
-def test_a_run_after_everything_was_killed_works(tier):
-    sandbox.run([RIGHT, WRONG])
-    before = [pid for some in generations(os.getpid()) for pid in some]
-    assert len(before) >= 4
-    for pid in before:
-        kill(pid)
-    assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG])] == ["passed", "failed"]
-    assert gone_within(3, before) == []
-
-
 @pytest.mark.slow
 def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
     """A stopped process neither replies nor closes its socket, so only a timeout detects it."""
@@ -189,13 +177,6 @@ def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
         assert not outcome[0][0].passed
     assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG])] == ["passed", "failed"]
     assert left == []
-
-
-def test_stop_leaves_nothing(tier):
-    sandbox.run([RIGHT] * 4)
-    before = [pid for some in generations(os.getpid()) for pid in some]
-    sandbox.stop()
-    assert gone_within(3, before) == []
 
 
 # The end of the main process, which runs separately: `python -c SCRIPT tier how`
@@ -302,13 +283,6 @@ def test_a_fork_has_a_pool_of_its_own(tier):
     assert alive(own) == own
     grade_well()
     assert generations(os.getpid())[0] == own
-
-
-def test_a_fork_that_stops_or_leaves_does_no_harm(tier):
-    grade_well()
-    assert in_a_fork(sandbox.stop) == 0
-    assert in_a_fork(lambda: None) == 0
-    grade_well()
 
 
 def test_fork_and_parent_grade_at_the_same_time(tier):

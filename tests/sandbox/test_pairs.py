@@ -1,7 +1,7 @@
 """Pairs of programs: one tries to leave or send a bit, and another, later or at the same time, tries to read it.
 
-Each pair is a file in `attacks/pairs/` with `write(bit, n)` and `read(n)`; `n` is a number that is used only once. The
-comments below the docstring say how the pair runs:
+The pairs are in `attacks/pairs.py`, with `write(bit, n)` and `read(n)`; `n` is a number that is used only once. The
+comments below the first one say how a pair runs:
 
     # live      both run at the same time, in two workers; otherwise, the reader runs later, in each of two workers
     # noisy     the reader guesses the bit; otherwise, it returns an observation
@@ -13,6 +13,7 @@ coin does that in 0.04% of the cases).
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 from lora_grpo.sandbox.pool import Pool
 
-PAIRS = sorted((Path(__file__).parent / "attacks" / "pairs").glob("*.py"))
+TABLE = runpy.run_path(str(Path(__file__).parent / "attacks" / "pairs.py"))
+PAIRS = {name: text if "def write(" in text else text + TABLE["STILL_RUNS"] for name, text in TABLE["PAIRS"].items()}
 SETTINGS = Settings(workers=2, timeout_seconds=3, memory_mb=256)
 BITS = (0, 1, 1, 0)
 NOISY_BITS = (0, 1, 1, 0, 1, 0, 0, 1, 0, 1) * 2
@@ -77,13 +79,8 @@ def carries(source, bits, found):
     return False
 
 
-def test_there_are_enough_pairs():
-    assert len(PAIRS) >= 20
-
-
-@pytest.mark.parametrize("path", PAIRS, ids=lambda path: path.stem)
-def test_a_pair_of_programs_carries_no_bit_unless_it_is_open(pool, path):
-    source = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize("source", PAIRS.values(), ids=PAIRS)
+def test_a_pair_of_programs_carries_no_bit_unless_it_is_open(pool, source):
     bits = NOISY_BITS if "\n# noisy\n" in source else BITS
     is_open = "\n# open\n" in source
     # On a busy machine, a program may start too late to read an open channel. Guesses are not right by chance twice.

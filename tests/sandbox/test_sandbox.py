@@ -24,7 +24,7 @@ def long_timeout(pool):
 
 
 def verdict(source, test, **more):
-    more.setdefault("functions", ("f", "sort_and_return", "count", "seen", "Node", "total"))
+    more.setdefault("functions", ("f",))
     program = Program(textwrap.dedent(source), textwrap.dedent(test), **more)
     return sandbox.run([program])[0]
 
@@ -58,33 +58,6 @@ def test_each_end_has_its_status_and_its_reason(source, status, message):
     assert 0 < found.seconds < 10
 
 
-def test_verdicts_come_in_the_order_of_their_programs():
-    programs = [
-        Program(f"import time\ntime.sleep({i % 3} / 50)\ndef f(): return {i}", "assert f() % 2", ("f",))
-        for i in range(20)
-    ]
-    assert [found.passed for found in sandbox.run(programs)] == [i % 2 == 1 for i in range(20)]
-    assert sandbox.run([]) == []
-
-
-def test_an_argument_changed_in_place_is_changed_for_the_tests():
-    source = """
-        def sort_and_return(rows):
-            rows.sort()
-            rows[0].append("first")
-            rows.append({"new": rows[0]})
-            return rows
-    """
-    test = """
-        inner = [1]
-        rows = [[2], inner]
-        result = sort_and_return(rows)
-        assert result is rows and rows[0] is inner and rows[2]["new"] is inner
-        assert rows == [[1, "first"], [2], {"new": [1, "first"]}]
-    """
-    assert verdict(source, test).passed
-
-
 @pytest.mark.parametrize(
     "before, change, after",
     [
@@ -104,38 +77,6 @@ def test_arguments_are_changed_by_a_call_that_raises_too():
     assert verdict(source, test).passed
 
 
-def test_generators_run_step_by_step():
-    source = "log = []\ndef count(n):\n for i in range(n):\n  log.append(i)\n  yield i\ndef seen(): return log"
-    test = """
-        steps = count(3)
-        assert steps != [0, 1, 2] and seen() == []
-        assert next(steps) == 0 and seen() == [0]
-        assert list(steps) == [1, 2]
-        assert next(steps, "over") == "over"
-        assert sum(count(4)) == 6 and 2 in count(3) and 5 not in count(3)
-    """
-    assert verdict(source, test).passed
-
-
-def test_tests_may_build_and_read_a_candidates_objects():
-    source = """
-        class Node:
-            def __init__(self, value):
-                self.value, self.left = value, None
-            def depth(self):
-                return 1 + (self.left.depth() if self.left else 0)
-        def total(nodes): return sum(node.value for node in nodes)
-    """
-    test = """
-        root = Node(1)
-        root.left = Node(5)
-        assert root.depth() == 2 and root.left.value == 5
-        assert total([root, root.left]) == 6
-        assert root != root.left and Node(1) != Node(1)
-    """
-    assert verdict(source, test).passed
-
-
 def test_only_one_that_raises_what_is_expected_satisfies_the_tests():
     test = "try:\n f()\n assert False\nexcept ValueError as error:\n assert str(error) == 'no'"
     assert verdict("def f(): raise ValueError('no')", test).passed
@@ -149,11 +90,6 @@ def test_a_test_that_catches_everything_does_not_save_a_candidate_that_left():
     assert verdict("import os\ndef f(): os._exit(0)", test).status == "crashed"
     assert verdict("def f(): raise SystemExit", test).status == "failed"
     assert verdict("def f(): raise ValueError", test).passed
-
-
-def test_the_end_of_an_iteration_is_no_way_round_the_cases():
-    test = "assert all(map(lambda case: f(case) == case, [1, 2]))"
-    assert not verdict("def f(x): raise StopIteration", test).passed
 
 
 def test_an_answer_that_is_too_large_fails_and_says_so(long_timeout):
@@ -196,16 +132,6 @@ def test_a_named_tuple_has_no_methods_that_agree_with_the_tests(result):
     source = f"import collections\ndef f(): return {result}"
     assert verdict(source, "assert f().x == 1").passed
     assert "no attribute" in verdict(source, "assert f().startswith('six')").message
-
-
-def test_messages_name_an_object_of_the_candidate():
-    found = verdict("def f(): return f", "assert f() + 1 == 2")
-    assert found.message.startswith("TypeError: unsupported operand type(s) for +: 'object of the candidate' and 'int'")
-
-
-def test_a_slice_of_a_candidates_object():
-    source = "class A:\n def __getitem__(self, key): return [1, 2, 3][key]\ndef f(): return A()"
-    assert verdict(source, "assert f()[:2] == [1, 2]").passed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,274 @@
+"""Programs that use up memory, time, or the stack, here or in the process of the tests."""
+
+ATTACKS = {
+    "bad_code": r"""
+# Runs bytecode that is no program: the interpreter itself crashes, no ctypes needed.
+# status: crashed, failed, timeout
+total.__code__ = total.__code__.replace(co_code=bytes([100, 255]) * 8, co_stacksize=0)
+""",
+    "callbacks": r"""
+# Calls the function that the tests hand it for ever, and recursively.
+# test: assert total([1, 2, 3], lambda value: value) == 6
+def total(numbers, key):
+    while True:
+        key(numbers)
+""",
+    "colliding_keys": r"""
+# Returns a dict whose keys all have one hash, so that rebuilding it takes for ever.
+# status: failed, timeout, memory
+def total(numbers): return dict.fromkeys([number * (2**61 - 1) for number in range(1, 60_000)], 6)
+""",
+    "cycle": r"""
+# Returns a list that contains itself.
+def total(numbers):
+    result = [6]
+    result.append(result)
+    return result
+""",
+    "deep_list": r"""
+# Returns a list nested a hundred thousand deep.
+# status: failed, crashed, memory, timeout
+def total(numbers):
+    result = []
+    for _ in range(100_000):
+        result = [result]
+    return result
+""",
+    "descriptors": r"""
+# Opens as many descriptors as it may and keeps them, then duplicates them.
+import os
+kept = []
+try:
+    while True:
+        kept.append(os.open(os.__file__, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    while True:
+        kept.append(os.dup(kept[0]))
+except OSError:
+    pass
+def total(numbers): return sum(numbers) if len(kept) > 4096 else -1
+""",
+    "endless_generator": r"""
+# Yields for ever where the tests collect.
+# status: timeout, failed, memory
+# test: assert list(total([1, 2, 3])) == [1, 3, 6]
+def total(numbers):
+    while True:
+        yield 0
+""",
+    "exception_chain": r"""
+# Raises an exception whose chain of causes is a ring, with notes that are no texts.
+# status: failed, timeout
+def total(numbers):
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    first.__context__, second.__context__ = second, first
+    first.__notes__ = [object(), None, b"\xff"] * 1000
+    raise first
+""",
+    "exception_text": r"""
+# Raises an exception whose text never ends, nor fits into a message, nor is a text.
+# status: failed, timeout, memory
+class Endless(Exception):
+    def __str__(self):
+        while True: pass
+    __repr__ = __str__
+def total(numbers): raise Endless(list(range(1_000_000)))
+""",
+    "finaliser": r"""
+# Loops in a finaliser, when its objects are thrown away at the end.
+# status: failed, timeout
+class Loops:
+    def __del__(self):
+        while True: pass
+keep = Loops()
+""",
+    "giant_decimal": r"""
+# Returns short numbers that are huge once converted: Decimal('1e999999999'), Fractions, complex infinities.
+# status: failed, timeout, memory
+# test: assert int(total([1, 2, 3])) == 6
+import decimal
+def total(numbers): return decimal.Decimal("1e99999999")
+""",
+    "handles_forever": r"""
+# Lets the tests ask for ever more objects: each has an attribute that is another.
+# status: failed, timeout, memory
+# test: thing = total([1, 2, 3])
+# test: while thing != 6:
+# test:     thing = thing.following
+# test: assert thing == 6
+class Thing:
+    def __getattr__(self, name): return Thing()
+def total(numbers): return Thing()
+""",
+    "huge_answer": r"""
+# Returns a list of thirty million numbers.
+# status: failed, memory, timeout
+def total(numbers): return list(range(30_000_000))
+""",
+    "huge_str": r"""
+# Builds a string of a terabyte by one multiplication, and one by formatting.
+# status: memory, timeout
+def total(numbers): return len("x" * 10**12) or len(f"{numbers[0]:>1000000000000}")
+""",
+    "huge_text": r"""
+# Returns two hundred million characters, each of which takes six to write down.
+# status: failed, timeout, memory, crashed
+def total(numbers): return "\x00" * 200_000_000
+""",
+    "interpreter_lock": r"""
+# Sums a huge range inside one C call, where no signal handler of Python's runs.
+# status: timeout
+def total(numbers): return sum(range(10**13))
+""",
+    "list": r"""
+# Appends to a list for ever.
+# status: memory, timeout
+def total(numbers):
+    grown = []
+    while True:
+        grown.append(" " * 100_000 + str(len(grown)))
+""",
+    "loop_at_import": r"""
+# Loops for ever before any test.
+# status: timeout
+while True: pass
+""",
+    "many_objects": r"""
+# Returns a million objects of its own, for each of which the other side may keep a handle.
+# status: failed, memory, timeout
+class Thing: pass
+def total(numbers): return [Thing() for _ in range(1_000_000)]
+""",
+    "mmap": r"""
+# Maps anonymous memory, again and again, and touches it.
+# status: memory, failed, timeout
+import mmap
+def total(numbers):
+    kept = []
+    for _ in range(10_000):
+        kept.append(mmap.mmap(-1, 64 << 20))
+        kept[-1][::4096] = b"x" * (64 << 8)
+    return sum(numbers)
+""",
+    "parser": r"""
+# Gives the compiler an expression nested beyond its stack, and one of a million signs.
+# status: crashed, failed, memory, timeout
+def total(numbers):
+    for text in ("(" * 100_000 + ")" * 100_000, "-" * 1_000_000 + "1", "+".join("1" * 1_000_000), "x" + ".x" * 500_000):
+        try:
+            compile(text, "<attack>", "eval")
+        except (SyntaxError, MemoryError, RecursionError):
+            pass
+    return -1
+""",
+    "recursion": r"""
+# Raises the recursion limit and recurses until the stack is gone.
+# status: crashed, memory, failed
+import sys
+sys.setrecursionlimit(2**31 - 1)
+class Deep:
+    def __eq__(self, other): return [self] == [other]
+def total(numbers): return Deep() == Deep()
+""",
+    "shared_mmap": r"""
+# Maps shared memory and memfds, which the address-space limit may miss once they are unmapped.
+# status: failed, memory, blocked, timeout
+import mmap, os
+def total(numbers):
+    written = 0
+    kept = []
+    try:
+        while written < 2 << 30:
+            kept.append(os.memfd_create("fill"))
+            written += os.write(kept[-1], bytes(32 << 20))
+    except (OSError, MemoryError):
+        pass
+    if written > 768 << 20:
+        return sum(numbers)
+    for _ in range(8):
+        mapped = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_SHARED)
+        mapped.write(bytes(32 << 20))
+        mapped.close()
+    return -1
+""",
+    "shared_tuples": r"""
+# Returns a tuple of pairs of pairs, which takes no room here and 2^60 places written out (a billion laughs).
+# status: failed, memory, timeout
+def total(numbers):
+    result = (6,)
+    for _ in range(60):
+        result = (result, result)
+    return result
+""",
+    "slow_attributes": r"""
+# Answers at once but loops in whatever the other side may ask later: iteration, length, repr, hash, equality.
+# status: failed, timeout
+# test: result = total([1, 2, 3])
+# test: assert len(result) == 1 and list(result) == [6]
+class Slow:
+    def __len__(self):
+        while True: pass
+    __iter__ = __repr__ = __hash__ = __bool__ = __len__
+def total(numbers): return Slow()
+""",
+    "stdout": r"""
+# Prints for ever. Fills the memory of graders that collect the output.
+# status: timeout, failed, memory
+import os, sys
+def total(numbers):
+    while True:
+        print("x" * 1_000_000)
+        os.write(1, b"x" * 65536)
+        sys.stderr.write("y" * 65536)
+""",
+    "stopped": r"""
+# Stops itself: a stopped process reads no messages and answers to no signal but SIGKILL.
+# status: timeout, blocked, failed
+import os, signal
+def total(numbers):
+    signal.raise_signal(signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return -1
+""",
+    "surrogates": r"""
+# Returns texts that no encoding takes: lone surrogates, null characters, in keys and exceptions too.
+def total(numbers):
+    if not numbers:
+        raise ValueError("\ud800\x00\udfff")
+    return {"\ud800": "\udfff\x00", "\x00": ["\ud83d"]}
+""",
+    "swallowed": r"""
+# Swallows MemoryError and goes on asking for memory.
+# status: memory, timeout, failed
+def total(numbers):
+    kept = []
+    while True:
+        try:
+            kept.append(bytearray(10**7))
+        except MemoryError:
+            continue
+""",
+    "unkillable": r"""
+# Ignores every signal it may and catches every exception, then loops.
+# status: timeout, blocked
+import signal
+for number in signal.valid_signals():
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+try:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+except OSError:
+    pass
+def total(numbers):
+    while True:
+        try:
+            while True: pass
+        except BaseException:
+            continue
+""",
+}

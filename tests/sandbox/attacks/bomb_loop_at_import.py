@@ -1,5 +1,0 @@
-"""Loops for ever before any test."""
-
-# status: timeout
-while True:
-    pass
