@@ -65,7 +65,7 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
         others = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
         measured = divergences_from(reference, others, model.network, ids, keep)
         of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
-        found = {"texts": len(ids), "tokens": keep * len(ids), "of_run": of_run}
+        found = {"tokens": keep * len(ids), "of_run": of_run}
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         kind_of_error = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         found = {"not_measured": kind_of_error + first_line(error)}

@@ -32,7 +32,6 @@ class ExportedFile(BaseModel):
     bytes: int
     kl: float | None = None
     """KL(model || file) in nats per token; None if it was not measured, or not yet when the export was killed."""
-    texts: int = 0
     tokens: int = 0
     of_run: bool = False
     """Whether the texts are completions of the run, or plain text."""

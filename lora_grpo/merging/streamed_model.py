@@ -77,9 +77,14 @@ class StreamedModel:
         return States(hidden, weights.get(self._head_name) or rows)
 
     def _read(self, name: str, module: Any, inputs: Any) -> None:
+        import torch
+
         for part, _ in list(module.named_parameters(recurse=False)):
             weight = _find(self._weights, f"{name}.{part}")
-            setattr(module, part, _parameter(weight.rows(0, weight.shape[0])))
+            values = torch.empty(weight.shape)
+            for start, stop in row_blocks(weight.shape):  # a whole weight in its own dtype would need as much again
+                values[start:stop] = weight.rows(start, stop)
+            setattr(module, part, _parameter(values))
 
 
 def _drop(module: Any, inputs: Any, output: Any) -> None:

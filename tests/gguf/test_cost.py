@@ -41,7 +41,7 @@ def test_a_type_costs_what_its_weights_in_transformers_differ_by(tmp_path, capsy
         assert files[name].kl == pytest.approx(expected, rel=1e-3) and expected > 1e-5
         assert f"KL(model || file) {expected:.2g} nats per token" in printed
         assert (files[name].type, files[name].bytes) == (kind, (tmp_path / "out" / name).stat().st_size)
-        assert (files[name].texts, files[name].tokens, files[name].of_run) == (len(ids), keep * len(ids), False)
+        assert (files[name].tokens, files[name].of_run) == (keep * len(ids), False)
     assert files["m.F32.gguf"].kl == 0
     assert files["m.Q4_0.gguf"].kl > 10 * files["m.Q8_0.gguf"].kl
 
@@ -57,7 +57,7 @@ def test_the_texts_are_completions_of_the_run_if_it_has_any(tmp_path):
     (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     export(ExportOptions(run / "merged"))
     file = exported_files(run / "gguf")["run.Q8_0.gguf"]
-    assert (file.of_run, file.texts, file.tokens) == (True, cost.TEXTS, cost.TEXTS * 64)
+    assert (file.of_run, file.tokens) == (True, cost.TEXTS * 64)
 
 
 def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path, capsys, monkeypatch):
@@ -79,6 +79,6 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     files = exported_files(out)
     assert files.keys() == {"m.Q8_0.gguf", "m.F16.gguf"}
     assert files["m.Q8_0.gguf"].kl is not None
-    assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].texts) == (None, 0)
+    assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].tokens) == (None, 0)
     (out / REPORT).write_text("{")
     assert exported_files(out) == {}

@@ -137,17 +137,6 @@ def test_a_public_repository_needs_public_and_a_private_one_stays_private(server
 # Failures during a push
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("PUT", "/lfs/", 503), ("POST", "/preupload/", 500), ("PUT", "/lfs/", None)]
-)
-def test_a_passing_failure_is_retried_by_the_client(server, client, method, path, status, capfd):
-    fault = server.fail(method, path, status=status)
-    push.send(NAME, "merged", MERGED)
-    assert fault.times == 0
-    assert_holds(server, MERGED)
-    assert_nothing_leaked(*capfd.readouterr())
-
-
 LASTING = {
     "every upload is cut off": ("PUT", "/lfs/.*", {"status": None}),
     "the commit is rejected with the token": ("POST", "/commit/", {"status": 500, "message": f"Bearer {TOKEN} bad"}),
