@@ -90,7 +90,6 @@ def read_adapter(folder: Path) -> SavedAdapter:
     values = json_files.read_object(path)
     if values.get("peft_type") != "LORA":
         raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters are supported")
-    _check_patterns(path, values)
     try:
         return SavedAdapter.model_validate({**values, "folder": folder, "features": features(values)})
     except ValidationError as error:
@@ -110,18 +109,6 @@ def features(values: Mapping[str, Any]) -> tuple[str, ...]:
 def adapter_sha256(folder: Path) -> str:
     """Return a SHA-256 of an adapter's weights and configuration."""
     return digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
-
-
-def _check_patterns(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise a UserError for regular expressions with catastrophic backtracking, such as `(a+)+` and `.*.*.*.*`."""
-    for name in ("target_modules", "exclude_modules", *PATTERNS):
-        patterns = values.get(name)
-        for pattern in patterns if isinstance(patterns, dict) else [patterns] if isinstance(patterns, str) else []:
-            if re.search(r"\)[*+{]", pattern) or (name in PATTERNS and len(re.findall("[*+{]", pattern)) > 3):
-                raise UserError(
-                    f"{path}: {name} has a regular expression with catastrophic backtracking, {pattern!r:.60}; write "
-                    "the names of the modules"
-                )
 
 
 def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:

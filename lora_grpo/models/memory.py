@@ -191,11 +191,9 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     if shape.head_norms:
         heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
     ranks = step.config.lora.rank * len(shape.linears())
-    # Experts have no adapter that needs the product of gate and up projection. Their outputs are saved to be weighted.
-    inner = 6 * i + 2 * h * shape.experts_per_token if shape.experts else 8 * i
     if step.on_cpu:
-        return 16 * (h + q) + 2 * inner + 4 * ranks + heads
-    return 18 * h + 10 * q + inner + 2 * ranks + heads
+        return 16 * (h + q) + 16 * i + 4 * ranks + heads
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
 
 
 def _kept_by_fused_layer(shape: Shape) -> int:
@@ -229,12 +227,6 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
-    elif shape.experts:  # the maximum is where the experts' outputs are put back in order, or in their gates
-        chosen = h * shape.experts_per_token
-        added = width * max(3 * chosen, 2 * i + chosen)
-        if checkpointing:
-            added = width * max(3 * chosen + 3 * h, 2 * i + chosen + 4 * h)
-        added = max(added, 8 * width * h)
     elif step.on_cpu:
         added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:

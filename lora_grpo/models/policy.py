@@ -43,7 +43,6 @@ class Policy:
     """Folder of the adapter that training starts from; None for a new one."""
 
 
-_GET_CUDA = "install torch's CUDA build or a newer driver"
 _PEFT = ("--model.engine", "peft")
 
 
@@ -81,13 +80,13 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     distributed.join()
     import torch
 
-    if hardware.preset_gigabytes(config.preset):
-        _check_gpu(config.preset)
-    elif hardware.nvidia_gpus()[0] and not torch.cuda.is_available() and distributed.is_main():
-        print(
-            f"note: torch {torch.__version__} sees no GPU while nvidia-smi does, so this run uses the CPU; {_GET_CUDA}",
-            file=sys.stderr,
-        )
+    if not torch.cuda.is_available():
+        problem = f"torch {torch.__version__} sees no GPU while nvidia-smi does"
+        fix = "install torch's CUDA build or a newer driver"
+        if hardware.preset_gigabytes(config.preset):
+            raise UserError(f"preset {config.preset} needs CUDA, but {problem}; {fix}, or pass --preset starter")
+        if hardware.nvidia_gpus()[0] and distributed.is_main():
+            print(f"note: {problem}, so this run uses the CPU; {fix}", file=sys.stderr)
     model_files.announce_download(config.model)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
@@ -126,26 +125,6 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return Policy(model, tokenizer, eos_token_ids, engine, record, start)
-
-
-def _check_gpu(preset: str) -> None:
-    """Check that torch can use the GPU, or raise a UserError."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UserError(
-            f"preset {preset} needs CUDA, but torch {torch.__version__} sees no GPU while nvidia-smi does; "
-            f"{_GET_CUDA}, or pass --preset starter"
-        )
-    major, minor = torch.cuda.get_device_capability()
-    compiled = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch[:3] == "sm_" and arch[3:].isdigit()]
-    oldest = min(compiled, default=0)
-    if 10 * major + minor < oldest:
-        raise UserError(
-            f"{torch.cuda.get_device_name()} has compute capability {major}.{minor}, but torch {torch.__version__} has "
-            f"kernels from {oldest / 10:.1f}; use a newer GPU, or set CUDA_VISIBLE_DEVICES= to train the bundled model "
-            "on the CPU"
-        )
 
 
 def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:

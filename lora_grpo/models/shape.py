@@ -9,14 +9,11 @@ from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
 
-_FAMILIES = (
-    *("gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
-    "smollm3",
-)
+_FAMILIES = (*("gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),)
 """Supported values of `model_type`."""
 _HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
-_HEAD_NORMS = ("gemma3_text", "qwen3", "qwen3_moe")
+_HEAD_NORMS = ("gemma3_text", "qwen3")
 _WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "mistral": 4096}
 """Defaults of `sliding_window`."""
 _TIED = ("gemma2", "gemma3_text", "smollm3")
@@ -40,7 +37,7 @@ class Shape:
     head: int
     """Width of one head."""
     inner: int
-    """Width of the feed-forward block; in a mixture of experts, of all experts that one token uses."""
+    """Width of the feed-forward block."""
     vocabulary: int
     tied: bool
     """Whether the output head shares the weights of the embedding."""
@@ -52,9 +49,6 @@ class Shape:
     """Norms of the hidden size in each layer."""
     fused: bool = False
     """Whether queries, keys and values are one linear layer, and gate and up projection another."""
-    experts: int = 0
-    """Experts in each layer; 0 for a dense model. bitsandbytes does not quantize them, and they get no adapter."""
-    experts_per_token: int = 1
     context: int | None = None
     """The declared maximum length of a sequence, in tokens."""
     window: int | None = None
@@ -73,8 +67,6 @@ class Shape:
             raise UnknownFamily(
                 f"the memory of a model of type {family} cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
-        if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
-            raise UnknownFamily(f"the memory of a model of type {family} with layers without experts cannot be planned")
         hidden, heads = _positive_int(values, "hidden_size"), _positive_int(values, "num_attention_heads")
         width = _optional_int(values, "head_dim") or _HEAD_WIDTHS.get(family, max(1, hidden // heads))
         biases: list[str] = []
@@ -84,33 +76,25 @@ class Shape:
             biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
         if family in ("granite", "llama", "smollm3") and values.get("mlp_bias", False):
             biases += ["gate_proj", "up_proj", "down_proj"]
-        inner, experts, experts_per_token = "intermediate_size", 0, 1
-        if family in ("mixtral", "qwen3_moe"):
-            # Qwen's own files have num_experts, but transformers (5.17) writes num_local_experts.
-            experts = _positive_int(values, "num_experts" if "num_experts" in values else "num_local_experts")
-            experts_per_token = _positive_int(values, "num_experts_per_tok")
-            inner = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
         return cls(
             hidden=hidden,
             layers=_positive_int(values, "num_hidden_layers"),
             queries=heads * width,
             keys=(_optional_int(values, "num_key_value_heads") or heads) * width,
             head=width,
-            inner=experts_per_token * _positive_int(values, inner),
+            inner=_positive_int(values, "intermediate_size"),
             vocabulary=_positive_int(values, "vocab_size"),
             tied=bool(values.get("tie_word_embeddings", family in _TIED)),
             biases=tuple(biases),
             head_norms=family in _HEAD_NORMS,
             norms=4 if family in ("gemma2", "gemma3_text") else 2,
             fused=family == "phi3",
-            experts=experts,
-            experts_per_token=experts_per_token,
             context=_optional_int(values, "max_position_embeddings"),
             window=_window(family, values),
         )
 
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return (inputs, outputs) of each linear layer of one transformer layer. Experts are not linear layers."""
+        """Return (inputs, outputs) of each linear layer of one transformer layer."""
         if self.fused:
             attention = {"self_attn.qkv_proj": (self.hidden, self.queries + 2 * self.keys)}
             feed_forward = {"mlp.gate_up_proj": (self.hidden, 2 * self.inner)}
@@ -123,7 +107,7 @@ class Shape:
             feed_forward = {"mlp.gate_proj": (self.hidden, self.inner), "mlp.up_proj": (self.hidden, self.inner)}
         attention["self_attn.o_proj"] = self.queries, self.hidden
         feed_forward["mlp.down_proj"] = self.inner, self.hidden
-        return attention if self.experts else attention | feed_forward
+        return attention | feed_forward
 
     @property
     def linear_parameters(self) -> int:
@@ -132,12 +116,11 @@ class Shape:
 
     @property
     def other_parameters(self) -> int:
-        """Number of parameters that are not quantized: embedding, untied head, norms, biases, experts and routers."""
+        """Number of parameters that are not quantized: embedding, untied head, norms and biases."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
         norms = self.norms * self.hidden + (2 * self.head if self.head_norms else 0)
-        experts = self.experts * (3 * self.hidden * self.inner // self.experts_per_token + self.hidden)
-        return embeddings + self.layers * (norms + biases + experts) + self.hidden
+        return embeddings + self.layers * (norms + biases) + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -158,8 +141,8 @@ class Shape:
         return sum(inputs * outputs for inputs, outputs in self._adapted(targets))
 
     def check_targets(self, targets: Sequence[str]) -> None:
-        """Raise a UserError for a target that names no linear layer. The names of experts are not known here."""
-        for target in () if self.experts else targets:
+        """Raise a UserError for a target that names no linear layer."""
+        for target in targets:
             if not self._adapted((target,)):
                 raise unknown_target(target, {name.split(".")[-1] for name in self.linears()})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -138,8 +137,8 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
     """
     name, folder, run = config.model.name, adapter.folder, run_of(adapter.folder)
     record = read_record(run) if run else None
-    model = record["config"]["model"] if record else {"name": adapter.base_model_name_or_path}
-    policy, trained = record["policy"] if record else {}, model["name"]
+    policy = record["policy"] if record else {}
+    trained = record["config"]["model"]["name"] if record else adapter.base_model_name_or_path
     if not trained:
         raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
     here = Path(source(name))
@@ -148,13 +147,6 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
         raise UserError(
             f"--model.name is {name}, but the adapter in {folder} was trained on {trained}, another model or other "
             f"weights; pass --model.name {trained}"
-        )
-    bits = model.get("bits", config.model.bits)
-    if bits != config.model.bits:
-        print(
-            f"note: the adapter in {folder} was trained on the base in {bits} bits, and this run uses it in "
-            f"{config.model.bits}; --model.bits {bits} uses the same",
-            file=sys.stderr,
         )
     commit, revision = policy.get("revision"), config.model.revision
     if commit and revision not in (None, commit):

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="llama-server")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--parallel", type=int, required=True)
-    parser.add_argument("--ctx-size", type=int, required=True)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--jinja", action="store_true")  # the default here
-    flags = parser.parse_args()
-
+    arguments = iter(sys.argv[1:])
+    flags = {name: next(arguments) for name in arguments if name != "--jinja"}  # the default here
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = flags.model
-    params.hostnames = [flags.host]
-    params.port = flags.port
-    params.n_parallel = flags.parallel
-    params.n_ctx = flags.ctx_size
+    params.model.path = flags["--model"]
+    params.hostnames = [flags["--host"]]
+    params.port = int(flags["--port"])
+    params.n_parallel = int(flags["--parallel"])
+    params.n_ctx = int(flags["--ctx-size"])
     params.cache_ram_mib = 0
-    if flags.threads:
-        params.cpuparams.n_threads = flags.threads
-        params.cpuparams_batch.n_threads = flags.threads
+    if threads := int(flags.get("--threads", 0)):
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     try:
         server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as error:

@@ -92,8 +92,8 @@ def test_every_family_that_is_accepted_is_tested():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_plan_counts_every_parameter(name):
     config = CONFIGS[name]
-    if name == "gpt2":
-        with pytest.raises(UserError, match="the memory of a model of type gpt2 cannot be planned"):
+    if name in ("gpt2", "mixtral", "qwen3 moe"):
+        with pytest.raises(UserError, match=r"the memory of a model of type .* cannot be planned"):
             Shape.of(config)
         return
     with torch.device("meta"):

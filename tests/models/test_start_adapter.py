@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,17 +84,6 @@ def test_the_second_run_uses_the_commit_of_the_first(adapter):
     assert read("--lora.from a --model.name owner/model --plan").model.revision == "c" * 40
     with pytest.raises(UserError, match=r"--model\.revision is v2, but the adapter in a/adapter was trained on cccc"):
         read("--lora.from a --model.name owner/model --model.revision v2 --plan")
-
-
-def test_another_precision_of_the_base_is_a_note(adapter, capsys):
-    adapter("a/adapter", base_model_name_or_path="owner/model")
-    run_json(adapter("a"), "owner/model")
-    record = json.loads(Path("a/run.json").read_text())
-    record["config"]["model"]["bits"] = 4
-    Path("a/run.json").write_text(json.dumps(record))
-    for bits in (4, 16):
-        read(f"--lora.from a --model.name owner/model --model.bits {bits} --plan")
-        assert ("--model.bits 4" in capsys.readouterr().err) == (bits == 16)
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
