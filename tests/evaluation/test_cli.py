@@ -142,17 +142,6 @@ def test_only_missing_samples_are_sampled(finished, copied, sampled, monkeypatch
     assert sampled == [20] and (copied.output_dir / "results.jsonl").read_text() == "".join(lines)
 
 
-def test_the_base_below_an_adapter_is_the_base_evaluated_alone(finished, tmp_path, monkeypatch):
-    options, report, _ = finished
-    monkeypatch.chdir(tmp_path)
-    alone = evaluate_and_report(
-        EvaluateOptions("starter", "starter", k=(1, 2), bits=4, limit=12, max_completion_tokens=40)
-    )
-    assert alone.evaluated.scores == report.baseline.scores
-    (folder,) = (tmp_path / "outputs" / "evaluation").glob("starter-starter-????????")
-    assert (folder / "results.jsonl").read_bytes() == compared_results(options.output_dir).read_bytes()
-
-
 def test_a_model_that_others_are_compared_with_is_sampled_once(finished, run_folder, tmp_path, sampled, capsys):
     options, report, _ = finished
     other = shutil.copytree(run_folder, tmp_path / "other")
@@ -251,8 +240,6 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"source": "starter", "task": "starter"}, "needs an adapter"),
         ({"source": "starter", "compare": None}, "--task is missing"),
         ({"limit": 0}, "--limit is 0"),
-        ({"source": "TOKENIZERLESS", "compare": None, "task": "starter"}, "the tokenizer of .* cannot be loaded"),
-        ({"task": "mbpp", "data": "ONLY 123"}, "no mbpp row is left to evaluate"),
         ({"task": "humaneval", "data": "x.jsonl", "few_shot": 2}, "humaneval has no training rows"),
         ({"backend": "vllm"}, "--backend vllm needs the package vllm"),
     ],
@@ -260,15 +247,6 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
 def test_a_mistake_is_one_line_and_writes_nothing(change, message, run_folder, monkeypatch, tmp_path):
     if change.get("backend") == "vllm":
         monkeypatch.setattr(build, "vllm_available", lambda: False)
-    if change.get("data") == "ONLY 123":
-        row = {"task_id": 123, "text": "?", "code": "def amicable_numbers_sum(x):\n    return x"}
-        (tmp_path / "123.jsonl").write_text(json.dumps({**row, "test_list": ["assert amicable_numbers_sum(1) == 1"]}))
-        change = {**change, "data": str(tmp_path / "123.jsonl")}
-    if str(change.get("source")).endswith("LESS"):
-        model = shutil.copytree(starter.model_path(), tmp_path / "model")
-        for path in model.glob("tokenizer*"):
-            path.unlink()
-        change = {**change, "source": str(model)}
     options = EvaluateOptions(str(run_folder), compare="base", k=(1, 2), output_dir=tmp_path / "out")
     with pytest.raises(UserError, match=message) as caught:
         evaluate_and_report(replace(options, **change))

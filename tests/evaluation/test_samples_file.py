@@ -242,17 +242,6 @@ def test_damaged_results_are_noticed(damage, message, asked):
         evaluate_and_report(asked)
 
 
-@pytest.mark.parametrize(
-    "text", ['{"results.jsonl": ', '{"results.jsonl": {}}', '{"results.jsonl": {"request": 3, "environment": {}}}']
-)
-def test_a_damaged_record_of_an_evaluation_is_a_one_line_error(text, asked):
-    asked.output_dir.mkdir()
-    (asked.output_dir / "evaluation.json").write_text(text)
-    with pytest.raises(UserError, match=r"evaluation\.json ") as error:
-        evaluate_and_report(asked)
-    assert "\n" not in str(error.value)
-
-
 # Mistakes
 
 
