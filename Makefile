@@ -28,10 +28,9 @@ check: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# Without a GPU, request PyTorch's CPU build (torch==X+cpu) first: a plain version number selects the CUDA build if pip
-# finds both. With a GPU, install the locked versions, also into an environment that was made without one.
-$(VENV)/installed: pyproject.toml scripts/install.sh \
-		$(if $(EXTRA),requirements-gpu.lock $(if $(shell cat $(VENV)/installed 2>/dev/null),,add-gpu))
+# With a GPU, install the versions of requirements-gpu.lock, also into an environment that was made without one.
+$(VENV)/installed: pyproject.toml scripts/install.sh $(if $(EXTRA),requirements-gpu.lock,requirements-cpu.lock) \
+		$(if $(EXTRA),$(if $(shell cat $(VENV)/installed 2>/dev/null),,add-gpu))
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # llama.cpp, and Unsloth's and vLLM's CPU backends for a machine without a GPU (with a GPU, the gpu extra has both).
@@ -47,10 +46,12 @@ ifeq ($(EXTRA),)
 endif
 	touch $@
 
-# Update requirements-gpu.lock after a change of pyproject.toml. Versions that still fit stay as they are.
+# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are.
 lock: $(VENV)/installed
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra gpu --extra dev --no-annotate --quiet pyproject.toml \
-		-o requirements-gpu.lock
+	for kind in cpu gpu; do \
+		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra gpu) --extra dev \
+			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
+	done
 
 # The gpu extra with its CUDA wheels, for tests of the GPU's training path on a machine without a GPU (tests/gpu_rig).
 gpu-rig: .venv-gpu/installed

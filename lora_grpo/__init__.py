@@ -28,25 +28,11 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, and what was meas
 hub/           files, model card and push
 files/         files that are complete or absent, locks, JSON lines, safetensors
 
-distributed.py, progress.py and errors.py serve all folders. A folder imports only names that another
-folder's `__init__.py` imports, and only from folders listed above it in the table of tests/test_structure.py.
-Heavy packages (torch,
-transformers, trl, peft, unsloth, vllm, datasets) are imported inside functions, so that --help and --plan start
-quickly; see docs/decisions/0015-packages-and-faces.md.
+__main__.py is `lora-grpo`. commands.py, distributed.py, progress.py and errors.py serve all folders.
+
+A folder imports only names that another folder's `__init__.py` imports, and only from folders listed above it in the
+table of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are imported
+inside functions, so that --help and --plan start quickly.
 """
 
-import sys
-from types import TracebackType
-
 __version__ = "0.1.0"
-
-
-def _end_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Print Ctrl-C as one line. It may come while a recipe imports its modules, before `run_command` can catch it."""
-    if not issubclass(kind, KeyboardInterrupt):
-        return _excepthook(kind, error, traceback)
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
-
-
-_excepthook, sys.excepthook = sys.excepthook, _end_interrupted

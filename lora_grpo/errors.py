@@ -41,11 +41,7 @@ def first_line(error: BaseException) -> str:
 
     A first line that only announces the reason, "validation failed:", is joined with the next one.
     """
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 - reported; the exception is of a user's file
-        text = f"no message, because its __str__ raised {type(broken).__name__}"
-    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 

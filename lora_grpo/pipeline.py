@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 from lora_grpo import distributed
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import command
-from lora_grpo.config import Overrides, RunConfig, flag
+from lora_grpo.config import Overrides, RunConfig, choose_engine, flag, typed_grpo_overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
@@ -58,6 +58,8 @@ def run_recipe(
         config, plan = make_plan(config, invocation)
         if invocation.plan:
             return show_plan(plan)
+        if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
+            typed_grpo_overrides(config.grpo)
         if invocation.dry_run:
             show_settings(config)
         start_sandbox(config.data, config.sandbox)
@@ -111,42 +113,45 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     if not distributed.is_main():
         return
     report = report_run(run, before, after)
-    is_sft = run.config.method == "sft"
-    metric = "loss" if is_sft else "reward"
+    metric = "loss" if run.config.method == "sft" else "reward"
     change = metric_change(run, metric)
     run.finish({"table": [row.model_dump() for row in report.table], metric: change})
-    line = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
+    page = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
     report.show()
     print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
-    best = run.record.get("best")
-    if best:
+    if best := run.record.get("best"):
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    folder, task = run.folder, run.config.data.evaluation_task
+    print("", page, sep="\n")
+    for name, value in _next_steps(run, none_right=not any(result["passed"] for result in after)).items():
+        print(f"{name:9} {value}")
+
+
+def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
+    """Return where a run's files are and the commands to go on with, by a short name."""
+    config, folder = run.config, run.folder
+    task = config.data.evaluation_task
     named = ["--task", task] if is_task_file(task) else []
-    trust = ["--trust-remote-code"] if run.config.model.trust_remote_code else []
-    grpo = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
-    same = _same_model_and_data(run.config)
-    none_right = not any(result["passed"] for result in after)
-    next_steps = {
+    trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
+    steps = {
         "adapter": run.adapter,
-        "best": run.best if best else None,
+        **({"best": run.best} if run.record.get("best") else {}),
         "samples": f"{run.evaluation}/*.samples.jsonl",
         "evaluate": command("evaluate", folder, "--compare", "base", *named, *trust),
         "merge": command("merge", folder, *trust),
         "share": command("push", folder, "YOU/NAME", "--dry-run"),
-        "GRPO": command(grpo, "--lora.from", folder, *named, *same) if is_sft and not none_right else None,
     }
-    if none_right and not is_sft:  # GRPO has nothing to reinforce
-        trained = run.config.data.task
-        first = command("train sft", "--task", trained, *same)
-        sft = f"{first}, then this command with --lora.from outputs/sft_lora and another --output-dir"
-        has_gold = getattr(get_task(trained), "has_gold", True)
-        advice = f"train on gold solutions first: {sft}" if has_gold else "train on easier rows"
-        next_steps["0% right"] = advice
-    else:
-        next_steps["longer"] = f"the same command with --resume {_longer(run)}"
-    print("", line, sep="\n")
-    print("\n".join(f"{name:9} {value}" for name, value in next_steps.items() if value))
+    same = _same_model_and_data(config)
+    if none_right and config.method == "grpo":  # GRPO has nothing to reinforce
+        first = command("train sft", "--task", config.data.task, *same)
+        has_gold = getattr(get_task(config.data.task), "has_gold", True)
+        advice = f"train on gold solutions first: {first}, then this command with --lora.from outputs/sft_lora and "
+        steps["0% right"] = f"{advice}another --output-dir" if has_gold else "train on easier rows"
+        return steps
+    if config.method == "sft" and not none_right:
+        recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
+        steps["GRPO"] = command(recipe, "--lora.from", folder, *named, *same)
+    steps["longer"] = f"the same command with --resume {_longer(run)}"
+    return steps
 
 
 def _longer(run: Run) -> str:

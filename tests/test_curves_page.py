@@ -2,13 +2,13 @@
 
 import ast
 import re
+import typing
 from pathlib import Path
 
 from helpers.flags import flag_names
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo.commands import RECIPES
-from lora_grpo.config.trl_fields import grpo_fields
 from lora_grpo.planning import diagnosis
 from lora_grpo.runs import read_metrics
 from lora_grpo.training import alarms
@@ -41,6 +41,8 @@ def texts_of(module):
 
 
 def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
+    from trl import GRPOConfig
+
     tables = tables_of("What the advice is based on")
     shown, rejected = ({setting for row in table for setting in settings_in(row[0])} for table in tables)
     assert "--train.beta" in rejected
@@ -49,7 +51,7 @@ def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
     assert advised - shown == set()
     for setting in shown | rejected:
         kind, _, field = setting.partition(" ")
-        known = {"--grpo": grpo_fields(), "train": RECIPES}.get(kind, flag_names())
+        known = {"--grpo": typing.get_type_hints(GRPOConfig), "train": RECIPES}.get(kind, flag_names())
         assert (field or kind) in known, setting
 
 

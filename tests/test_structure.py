@@ -190,7 +190,7 @@ def test_help_all_loads_nothing_heavy_and_names_every_setting(recipe):
     assert ast.get_docstring(ast.parse(recipe.read_text())).split("\n")[0] in result.stdout
 
 
-MISTAKES = (["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "x=1"])
+MISTAKES = (["--sead", "1"], ["--train.micro-batch-size", "7"], ["--model.name", "./missing"], ["--grpo", "seed=1"])
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)

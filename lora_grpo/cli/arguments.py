@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,9 @@ _MAIN_FLAGS = (
 )
 """The settings that `--help` lists; `--help-all` lists all settings."""
 
+_UNSET = "(unset)"
+"""What the first parse takes for a text that no flag sets."""
+
 
 @dataclass(frozen=True)
 class _Arguments:
@@ -51,25 +53,6 @@ class _Arguments:
     )
     config: str | None = None
     """YAML or JSON file with settings, or the run.json of another run. Flags override it."""
-
-
-@dataclass(frozen=True)
-class _EarlyData:
-    task: str | None = None
-
-
-@dataclass(frozen=True)
-class _EarlyArguments:
-    """The flags that determine the defaults of all other flags."""
-
-    config: str | None = None
-    preset: str | None = None
-    output_dir: str | None = None
-    resume: bool = False
-    plan: bool = False
-    audit: bool = False
-    dry_run: bool = False
-    data: _EarlyData = field(default_factory=lambda: _EarlyData())
 
 
 def parse(
@@ -82,80 +65,94 @@ def parse(
 ) -> tuple[RunConfig, Invocation]:
     """Read the command line of a recipe and return a checked configuration.
 
+    The defaults of flags depend on other flags (`--preset`, `--config`, `--resume`), so the flags are parsed twice:
+    first for the layers below them, then with the merged layers as defaults.
+
     See `pipeline.run_recipe` for the arguments. `--help` exits.
 
     Raises:
         UserError: an error in the arguments or in a settings file.
     """
     base = RunConfig(method=method, output_dir=f"outputs/{recipe}")
+    unused = UNUSED_BY_SFT if method == "sft" else ()
     if {"-h", "--help", "--help-all"} & set(arguments):
-        hint = "" if "--help-all" in arguments else " --help-all lists every setting."
-        asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
-        preset = asked[0] if asked and asked[0] in presets else STARTER
-        about = f"{commands.described(description)}\nPresets: auto, {', '.join(presets)}. "
-        about += f"The defaults shown are those of `{preset}`.{hint}\n"
-        hidden = {"method", *(UNUSED_BY_SFT if method == "sft" else ())}
-        _show_help(replace(base, presets[preset]), about, hidden, only_main=bool(hint))
-    arguments = [re.sub("^--task(?=$|=)", "--data.task", argument) for argument in arguments]
-    early: _EarlyArguments = read_flags(_EarlyArguments, arguments, return_unknown_args=True)[0]  # type: ignore[index]
-    layers = [(f"--config {early.config}", _read_settings(Path(early.config)))] if early.config else []
-    in_file = layers[0][1].get("output_dir") if layers else None
-    if isinstance(in_file, str):
-        layers[0][1]["output_dir"] = in_file = str(Path(in_file).expanduser())
-    folder = early.output_dir or in_file or base.output_dir
-    record = Path(folder) / "run.json"
-    if early.resume and record.is_file():
-        layers.insert(0, (str(record), {**_read_settings(record, recipe), "output_dir": folder}))
-    in_files = next((layer["preset"] for _, layer in reversed(layers) if "preset" in layer), "auto")
-    requested = in_files if early.preset is None else early.preset
-    preset, reason = choose_preset(requested, presets, planning=early.plan or early.audit or early.dry_run)
-    of_preset = presets[preset].get("data", {}).get("task")
-    config = replace(base, presets[preset])
+        _show_help(base, arguments, description, presets, hidden=("method", *unused))
+
+    # The layers below the flags: a preset, the run that is resumed, a settings file.
+    unset = replace(base, {"preset": _UNSET, "output_dir": _UNSET, "data": {"task": _UNSET}})
+    first = read_flags(_Arguments, arguments, default=_Arguments(unset))
+    _check_invocation(first.invocation)
+    folder, files = _read_files(first, base, recipe, unused)
+    requested = next((layer["preset"] for _, layer in reversed(files) if "preset" in layer), "auto")
+    requested = requested if first.run.preset == _UNSET else first.run.preset
+    how = first.invocation
+    preset, reason = choose_preset(requested, presets, planning=how.plan or how.audit or how.dry_run)
+    defaults = replace(base, presets[preset])
     if method == "grpo":
-        config = _with_rewards_of_task(config, early.data.task or of_preset)
-    without_files = config
-    for path, layer in layers:
-        _drop(layer, ["method", *(UNUSED_BY_SFT if method == "sft" else ())])
+        defaults = _with_rewards_of_task(defaults, first.run.data.task)
+
+    # Merge them, and parse the flags over them.
+    config = defaults
+    for path, layer in files:
         try:
             config = check_fields(replace(config, layer))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    parsed = read_flags(_Arguments, arguments, default=_Arguments(config))
-    _check_invocation(parsed.invocation)
-    if parsed.run.method != method:
-        other = commands.command(f"train {'sft' if method == 'grpo' else 'gsm8k'}")
-        raise UserError(f"this recipe trains with {method}, not {parsed.run.method}; run {other}")
+    run = read_flags(_Arguments, arguments, default=_Arguments(config)).run
     if method == "sft":
-        _refuse_unused(config, parsed)
-    if parsed.invocation.resume:
+        _refuse_unused(config, run, how)
+
+    # Settle what depends on several settings, and check everything.
+    if how.resume:
         check_resume(Path(folder))
-    output_dir = parsed.run.output_dir or base.output_dir
-    config = replace(parsed.run, {"preset": preset, "method": method, "output_dir": output_dir})
-    config = _settle_steps(_settle_task(check_fields(config)), arguments, [layer for _, layer in layers])
-    if layers:
-        named = read_flags(_Arguments, arguments, default=_Arguments(without_files))
-        refuse_unnamed_code(config, named.run, " and ".join(path for path, _ in layers))
+    config = check_fields(replace(run, {"preset": preset, "output_dir": folder}))
+    config = _settle_steps(_settle_task(config), arguments, [layer for _, layer in files])
+    if files:
+        named = read_flags(_Arguments, arguments, default=_Arguments(defaults)).run
+        refuse_unnamed_code(config, named, " and ".join(path for path, _ in files))
     given = {name for name in arguments if name.startswith("--lora.")}
-    config = with_start(config, given, resumed=parsed.invocation.resume and record.is_file())
+    config = with_start(config, given, resumed=how.resume and (Path(folder) / "run.json").is_file())
     check(config)
-    without_model = parsed.invocation.plan or parsed.invocation.audit
-    if not without_model:  # neither weights nor engines are needed
+    if not (how.plan or how.audit):  # which need neither weights nor engines
         check_model(config)
-    chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
-    if chose_model and not without_model:
-        try:
-            check_download(config.model)
-        except model_files.HubUnavailable as error:
-            if parsed.invocation.overwrite:
-                raise UserError(
-                    f"no weights of {config.model.name} ({error}); run this again when the Hub can be reached, or pass "
-                    f"--preset {STARTER} to replace the run by one of the bundled model"
-                ) from None
-            print(f"note: no weights of {config.model.name} ({error}); using --preset {STARTER}", file=sys.stderr)
+        chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
+        if chose_model and (problem := _why_no_weights(config, how)):
+            print(f"note: {problem}; using --preset {STARTER}", file=sys.stderr)
             arguments = [*arguments, "--preset", STARTER]
             return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
     print(reason, file=sys.stderr)
-    return config, parsed.invocation
+    return config, how
+
+
+def _read_files(
+    first: _Arguments, base: RunConfig, recipe: str, unused: Collection[str]
+) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """Return the folder of the run, and the settings of the run that is resumed and of `--config`, with their paths."""
+    layers = [(f"--config {first.config}", _read_settings(Path(first.config)))] if first.config else []
+    in_file = layers[0][1].get("output_dir") if layers else None
+    given = None if first.run.output_dir == _UNSET else first.run.output_dir
+    folder = str(Path(given or (in_file if isinstance(in_file, str) and in_file else base.output_dir)).expanduser())
+    record = Path(folder) / "run.json"
+    if first.invocation.resume and record.is_file():
+        layers.insert(0, (str(record), _read_settings(record, recipe)))
+    for _, layer in layers:
+        _drop(layer, ["method", *unused])  # a settings file for SFT may be that of a GRPO run
+    return folder, layers
+
+
+def _why_no_weights(config: RunConfig, how: Invocation) -> str | None:
+    """Return why the weights that a preset chose cannot be downloaded, or None if they can."""
+    try:
+        check_download(config.model)
+    except model_files.HubUnavailable as error:
+        problem = f"no weights of {config.model.name} ({error})"
+        if how.overwrite:
+            raise UserError(
+                f"{problem}; run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run "
+                "by one of the bundled model"
+            ) from None
+        return problem
+    return None
 
 
 def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
@@ -173,20 +170,34 @@ def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dic
     }
 
 
-def _with_rewards_of_task(config: RunConfig, task: str | None) -> RunConfig:
-    """Return a configuration with the rewards that a task file suggests, instead of the preset's."""
-    if not task or not is_task_file(task):
+def _with_rewards_of_task(config: RunConfig, task: str = _UNSET) -> RunConfig:
+    """Return a configuration with the rewards that its task suggests, or `task` if it is given, if that is a file."""
+    task = config.data.task if task == _UNSET else task
+    if not is_task_file(task):
         return config
     return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards})
 
 
-def _show_help(config: RunConfig, description: str, hidden: Collection[str], *, only_main: bool) -> None:
-    """Print the help, with the values of a configuration as defaults, and exit."""
+def _show_help(
+    base: RunConfig,
+    arguments: Sequence[str],
+    description: str,
+    presets: Mapping[str, Overrides],
+    hidden: Collection[str],
+) -> None:
+    """Print the help, with the values of a preset as defaults, and exit."""
+    show_all = "--help-all" in arguments
+    asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
+    preset = asked[0] if asked and asked[0] in presets else STARTER
+    about = f"{commands.described(description)}\nPresets: auto, {', '.join(presets)}. "
+    about += f"The defaults shown are those of `{preset}`."
+    about += "\n" if show_all else " --help-all lists every setting.\n"
     join_help_lines(_Arguments)
-    settings = _with_shown(config, lambda name: name not in hidden and (not only_main or name in _MAIN_FLAGS))()
+    config = replace(base, presets[preset])
+    settings = _with_shown(config, lambda name: name not in hidden and (show_all or name in _MAIN_FLAGS))()
     run = ("run", Annotated[type(settings), tyro.conf.arg(name="")], settings)
-    arguments = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)
-    read_flags(arguments, ["--help"], prog=commands.program(), description=description)
+    shown = dataclasses.make_dataclass("Arguments", [run], bases=(_Arguments,), frozen=True)
+    read_flags(shown, ["--help"], prog=commands.program(), description=about)
 
 
 def _with_shown(config: Any, is_shown: Callable[[str], bool], prefix: str = "") -> type:
@@ -203,11 +214,10 @@ def _with_shown(config: Any, is_shown: Callable[[str], bool], prefix: str = "") 
     return dataclasses.make_dataclass(type(config).__name__, fields, bases=(type(config),), frozen=True)
 
 
-def _refuse_unused(before: RunConfig, parsed: _Arguments) -> None:
+def _refuse_unused(before: RunConfig, run: RunConfig, how: Invocation) -> None:
     """Reject flags without effect on SFT. In a settings file they are ignored, because it may be from a GRPO run."""
-    old, new = flat(before.to_dict()), flat(parsed.run.to_dict())
-    given = [flag(name) for name in UNUSED_BY_SFT if old[name] != new[name]]
-    given += ["--preview"] * parsed.invocation.preview
+    old, new = flat(before.to_dict()), flat(run.to_dict())
+    given = [flag(name) for name in UNUSED_BY_SFT if old[name] != new[name]] + ["--preview"] * how.preview
     if given:
         raise UserError(
             f"{given[0]} is for GRPO; this recipe trains on the task's gold solutions, without rollouts and rewards; "
@@ -263,8 +273,8 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        settings = json.loads(text, object_pairs_hook=_without_repeats) if path.suffix == ".json" else _load_yaml(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        settings = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"--config {path} cannot be read: {reason}") from None
     if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):
@@ -289,23 +299,16 @@ def _drop(settings: dict[str, Any], names: Iterable[str]) -> None:
             values.pop(key, None)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object, or raise a ValueError if two have the same name."""
-    name, count = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
-    if count > 1:
-        raise ValueError(f"the key {name!r} is repeated; keep one")
-    return dict(pairs)
-
-
 def _load_yaml(text: str) -> Any:
     """Parse YAML, or raise a ValueError if a mapping repeats a key, because PyYAML (6.0) keeps only the last."""
     import yaml
 
     def check(node: Any) -> None:
-        if isinstance(node, yaml.MappingNode):
-            _without_repeats([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            for _, value in node.value:
-                check(value)
+        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"the key {twice[0]!r} is repeated; keep one")
+        for _, value in node.value if keys else ():
+            check(value)
 
     check(yaml.compose(text, Loader=yaml.SafeLoader))
     return yaml.safe_load(text)

@@ -86,28 +86,15 @@ def join_help_lines(flags: type) -> None:
 
 
 def _one_line(box: str) -> str:
-    """Return the message in tyro's box as one line, with the flag or value that is close to what was given."""
+    """Return the message in tyro's box as one line, with the flag that is close to what was given."""
     lines = [line.strip("│|╭╮╰╯─+ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     message = re.split("Perhaps you meant|Argument helptext|For full helptext", text)[0].strip(" .")
     if near := re.search(r"Perhaps you meant[^-]*(--[\w.-]+)", text):
         return f"{message}; did you mean {near[1]}?"
     if number := re.search(r"Error parsing (--\S+): (?:invalid literal for|could not convert).*: ('.*')$", message):
-        kind = "a whole number" if "int()" in message else "a number"
-        return f"{number[1]} is {number[2]}; expected {kind}"
+        return f"{number[1]} is {number[2]}; expected a {'whole ' * ('int()' in message)}number"
     if choice := re.search(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)", message):
         given, flag, known = choice[1], choice[2], re.findall("'([^']*)'", choice[3])
-        close = next((name for name in known if given and name.startswith(given.lower())), None)
-        return f"{flag} is {given!r}; {f'did you mean {close!r}?' if close else suggestion(given, known)}"
-    if values := re.search(
-        r"Error parsing (--\S+): (?:no type matching (.*) could|Could not find).*?(\[.*?\])", message
-    ):
-        kinds = {
-            "{None}|INT": "expected a whole number",
-            "{None}|FLOAT": "expected a number",
-            "{None}|{[INT [INT ...]]}": "expected whole numbers",
-        }
-        expected = kinds.get(values[2], "one of them is of the wrong kind")
-        given = ", ".join(re.findall("'[^']*'", values[3]))
-        return f"{values[1]} is {given}; {expected}"
+        return f"{flag} is {given!r}; {suggestion(given, known)}"
     return f"{message}; see --help"

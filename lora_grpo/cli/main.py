@@ -1,58 +1,55 @@
-"""Runs a recipe or script, turns errors into one line and an exit code, and closes an unfinished run."""
+"""Runs a command, turns errors into one line and an exit code, and closes an unfinished run."""
 
 from __future__ import annotations
 
 import atexit
-import codecs
 import contextlib
 import errno
 import gc
 import io
-import locale
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.cli.named_code import resume_command
-from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError, first_line
+from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
 from lora_grpo.files import disk, streams
 from lora_grpo.runs import Run, begun_run, close_run
 
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR)
+_UNUSABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
+}
 """Errors of a path that the user can fix."""
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a recipe or script, and print an error as one line. A bug in this kit keeps its traceback.
+    """Run a command, and print an error as one line. A bug in this kit keeps its traceback.
 
     If an engine that `auto` chose fails, the command starts again with the next one; see `_start_again`.
 
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    _use_utf8()
     # Otherwise huggingface_hub (1.33) requests a list of agents before anything else, for 3 s if there is no answer.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     limit_spinning()
     environment = dict(os.environ)
-    _prepare_output()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a model's text may hold what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     atexit.register(gc.freeze)  # otherwise Python looks for garbage among all objects when it exits: 0.9 s with torch
     endings = [signal.SIGTERM, *streams.hangup_signals()]
     _handle(endings, _terminate)
     try:
         with distributed.silence_other_processes():
-            try:
-                main()
-            finally:
-                if not sys.stdout.closed:  # a task file may close it
-                    sys.stdout.flush()
+            main()
+            if not sys.stdout.closed:  # a task file may close it
+                sys.stdout.flush()
     except BaseException as error:
-        if isinstance(error, EngineFailed) and distributed.world_size() == 1 and not _reads_pipe():
+        if isinstance(error, EngineFailed) and distributed.world_size() == 1:
             _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _handle(endings, signal.SIG_IGN)
@@ -84,37 +81,29 @@ def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
     memory. A new program has none of it.
     """
     print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
-    streams.drop_unwritable()
-    for file in Path("/proc/self/fd").iterdir():
-        if int(file.name) > 2:  # the lock of the run folder, the GPU's devices, the sandbox's sockets
-            with contextlib.suppress(OSError):  # that of this listing
-                os.close(int(file.name))
+    sys.stdout.flush()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # a driver's devices, which may be inherited and would keep its memory
     os.execve(sys.executable, [*sys.orig_argv, *failure.arguments], environment)
-
-
-def _reads_pipe() -> bool:
-    """Return whether an argument is a file that can be read only once, such as `--config <(...)`."""
-    return any(re.search(r"/fd/\d|/dev/stdin", argument) for argument in sys.argv)
 
 
 def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
-    if isinstance(error, BrokenPipeError) and streams.drop_unwritable():  # `... | head`
+    if isinstance(error, BrokenPipeError) and streams.drop_closed_pipes():  # `... | head`
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
     error = disk.disk_full(error) or error
-    error = _missing(error, run) or error
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)
+    # What another process failed with comes first: this error may only be the connection to it that broke.
+    first_failure = None if isinstance(error, (UserError, RunError)) else distributed.reported_error()
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         command = resume_command(run.config) if run else None
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
-        streams.drop_unwritable()
         fix = ""
         if isinstance(error, disk.DiskFullError):
             rest = run.remaining_bytes if run else None
@@ -124,7 +113,6 @@ def _end(error: BaseException) -> int | None:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
-    first_failure = distributed.reported_error()  # if set, this error is only a broken connection
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("failed" if first_failure else "interrupted", first_failure)
         command = resume_command(run.config) if run else None
@@ -137,42 +125,6 @@ def _end(error: BaseException) -> int | None:
         distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
-
-
-def _missing(error: BaseException, run: Run | None) -> UserError | RunError | None:
-    """Return the error of a folder or file that was deleted while the command ran as one line; None for any other."""
-    failed = isinstance(error, Exception) and not isinstance(error, UserError)
-    if failed and run and run.begun and not run.folder.is_dir():
-        return RunError(f"{run.folder} was deleted during the run; run the command again")
-    if not isinstance(error, FileNotFoundError):
-        return None
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return UserError("the current directory does not exist any more; change to another one")
-    return RunError(f"{error.filename or first_line(error)} was deleted while it was used; run the command again")
-
-
-def _use_utf8() -> None:
-    """Restart Python in UTF-8 mode if the locale has another encoding, which libraries would use for their files."""
-    is_utf8 = sys.flags.utf8_mode or codecs.lookup(locale.getencoding()).name == "utf-8"
-    if not is_utf8 and os.environ.get("PYTHONUTF8") != "1":
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, sys.orig_argv)
-
-
-def _prepare_output() -> None:
-    """Let every text be printed, whatever the encoding of the terminal, and discard the output of closed streams."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed by `>&-`; otherwise the next file would get its number, and the output of libraries
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
-    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _report(run: Run | None) -> None:

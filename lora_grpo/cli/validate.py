@@ -61,8 +61,6 @@ def _check_sampling(config: RunConfig) -> None:
         if sampling.server_folder is not None:
             raise UserError("--sampling.server-folder is given without --sampling.server-url")
         return
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--sampling.server-url {url} is not a URL; expected one such as http://gpu2:8000")
     if sampling.backend == "transformers":
         raise UserError("--sampling.server-url is a vLLM server; leave --sampling.backend transformers out")
     if config.model.engine == "unsloth":
@@ -95,6 +93,8 @@ def _check_training(config: RunConfig) -> None:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
     iterations = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
+    if not isinstance(iterations, int) or iterations < 1:
+        raise UserError(f"--grpo num_iterations={iterations}; expected 1 or more")
     for name in ("max_steps", "checkpoint_steps"):
         steps = getattr(config.train, name)
         if iterations > 1 and steps % iterations:

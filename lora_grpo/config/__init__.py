@@ -10,7 +10,7 @@ presets.py      defaults that the recipes' presets share
 batch.py        splits an optimizer step into micro-batches
 hardware.py     detects this machine's GPU and memory, and chooses the preset
 engines.py      resolves `auto` to a training engine and a sampling backend
-trl_fields.py   parses `--grpo KEY=VALUE` and checks it against TRL's source without importing TRL
+trl_fields.py   parses `--grpo KEY=VALUE`, and checks it against TRL's GRPOConfig
 """
 
 from lora_grpo.config import hardware
@@ -32,4 +32,4 @@ from lora_grpo.config.schema import (
     flag,
     replace,
 )
-from lora_grpo.config.trl_fields import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.config.trl_fields import UNREAD_FIELDS, parse_grpo_overrides, typed_grpo_overrides

@@ -90,7 +90,7 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class DataConfig:
-    task: str = "starter"
+    task: Annotated[str, tyro.conf.arg(aliases=["--task"])] = "starter"
     """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
     `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
@@ -210,7 +210,7 @@ class EvalConfig:
 class RunConfig:
     preset: str = "auto"
     """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
-    method: Literal["grpo", "sft"] = "grpo"
+    method: Annotated[Literal["grpo", "sft"], tyro.conf.Fixed, tyro.conf.Suppress] = "grpo"
     """GRPO, or supervised fine-tuning (SFT) on the task's gold solutions. The recipe decides."""
     output_dir: str = ""
     """Folder of the run."""
@@ -306,28 +306,11 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     return dataclasses.replace(config, **values)
 
 
-def _refuse_true_as_number(given: Any, checked: Any, name: str = "") -> None:
-    """Raise a UserError for `seed: true` in a settings file, which pydantic reads as 1."""
-    if isinstance(given, bool) and not isinstance(checked, bool):
-        raise UserError(f"{flag(name)} is {str(given).lower()}; expected a number")
-    if isinstance(given, Mapping) and isinstance(checked, Mapping):
-        for key in given.keys() & checked.keys():
-            _refuse_true_as_number(given[key], checked[key], f"{name}.{key}" if name else key)
-    if isinstance(given, (list, tuple)) and isinstance(checked, (list, tuple)):
-        for before, after in zip(given, checked, strict=False):
-            _refuse_true_as_number(before, after, name)
-
-
 def check_fields(config: Any) -> Any:
     """Return a configuration with every value converted to its field's type and checked against its range."""
     kind: Any = type(config)
     try:
-        given = _as_dict(config)
-        checked = TypeAdapter(kind).validate_python(given)
-        _refuse_true_as_number(given, _as_dict(checked))
-        return checked
-    except RecursionError:  # a YAML anchor
-        raise UserError("a list contains itself; write out its items") from None
+        return TypeAdapter(kind).validate_python(_as_dict(config))
     except ValidationError as errors:
         error = errors.errors()[0]
     expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")

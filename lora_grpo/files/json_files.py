@@ -6,7 +6,6 @@ contain U+2028, where str.splitlines() would split.
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -18,28 +17,12 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import disk
 
-_DEEPEST = 100
-"""Levels of nesting that are read. This package writes at most 8. Code that walks through deeper values could fail."""
-
-
-def loads(text: str | bytes) -> Any:
-    """Parse JSON, or raise a ValueError or a RecursionError. Nesting is limited."""
-    value = json.loads(text)
-    level = [value]
-    for _ in range(_DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
-        level = [each for values in inner for each in values]
-        if not level:
-            return value
-    raise ValueError(f"it has more than {_DEEPEST} levels of lists and objects")
-
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError for anything else."""
     try:
-        _refuse_endless(path)
-        value = loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object")
@@ -77,8 +60,8 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", loads(line)
-            except (ValueError, RecursionError):
+                yield f"{path}:{number}", json.loads(line)
+            except ValueError:
                 raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
 
 
@@ -100,18 +83,11 @@ def read_text(path: Path, expected: str) -> str:
 def read_bytes(path: Path, expected: str) -> bytes:
     """Return the content of a file, unpacked if its name ends in `.gz`, or raise UserError."""
     try:
-        _refuse_endless(path)
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
-
-
-def _refuse_endless(path: Path) -> None:
-    """Raise an OSError for a pipe or a device, which may never end and cannot be read a second time."""
-    if path.is_fifo() or path.is_char_device() or path.is_socket():
-        raise OSError(errno.EINVAL, "not a regular file")
 
 
 def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list[dict[str, Any]]:
@@ -123,8 +99,8 @@ def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list
     values: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
         try:
-            value = loads(line)
-        except (ValueError, RecursionError):
+            value = json.loads(line)
+        except ValueError:
             value = None
         if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
             keys = f" with {', '.join(required)}" if required else ""

@@ -6,36 +6,19 @@ import ast
 import contextlib
 import functools
 import hashlib
-import importlib.abc
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic
 
 
-class _Helpers(importlib.abc.MetaPathFinder):
-    """Finds the modules beside users' files, by the names that the files import, and nothing else in those folders."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, Path] = {}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return importlib.util.spec_from_file_location(name, self.paths[name]) if name in self.paths else None
-
-
-_helpers = _Helpers()
-
-
 def load(path: Path, expected: str) -> ModuleType:
-    """Run a user's file, once per process.
+    """Run a user's file, once per process. It may import the modules beside it.
 
     Args:
         expected: what the file is, for the error message.
@@ -47,6 +30,29 @@ def load(path: Path, expected: str) -> ModuleType:
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected {expected}")
     return _load(path)
+
+
+@functools.cache
+def _load(path: Path) -> ModuleType:
+    name = f"user_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    if (helpers := _find_helpers(path)) and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that nothing in this folder replaces an installed package
+    for helper, file in helpers.items():
+        other = importlib.util.find_spec(helper)
+        if other is None or other.origin is None or Path(other.origin).resolve() != file:
+            which = f"{file} or {other.origin if other else 'another module'}"
+            raise UserError(f"{path} imports {helper!r}, which is {which}; rename the file")
+    sys.modules[name] = module  # required by dataclasses and pickle
+    try:
+        with keeping_directory():
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        message = f"importing this file raised {type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{line_of(error, path)}: {message}") from error
+    return module
 
 
 def files(path: Path) -> list[Path]:
@@ -62,6 +68,7 @@ def sha256(path: Path) -> str:
 
 
 def _find_helpers(path: Path) -> dict[str, Path]:
+    """Return the modules beside a file that it imports, directly or through each other, by name."""
     found: dict[str, Path] = {}
     waiting = [path]
     while waiting:
@@ -69,65 +76,29 @@ def _find_helpers(path: Path) -> dict[str, Path]:
             tree = ast.parse(waiting.pop().read_bytes())
         except (SyntaxError, ValueError):  # importing it says so
             continue
-        for name in sorted({name.partition(".")[0] for node in ast.walk(tree) for name in _imported(node)}):
+        names: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+        for name in sorted(names - found.keys() - {"lora_grpo"}):
             places = (path.parent / name / "__init__.py", path.parent / f"{name}.py")
-            helper = next((place for place in places if place.is_file()), None)
-            if helper and name != "lora_grpo" and name not in found:
+            if helper := next((place for place in places if place.is_file()), None):
                 found[name] = helper
                 waiting += _of_module(helper)
     return found
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
 
 
 def _of_module(helper: Path) -> list[Path]:
     return sorted(helper.parent.rglob("*.py")) if helper.name == "__init__.py" else [helper]
 
 
-def _add_helpers(path: Path) -> None:
-    """Make the modules beside a file importable, after everything that is installed."""
-    for name, helper in _find_helpers(path).items():
-        other = importlib.util.find_spec(name)
-        if other is None:
-            _helpers.paths[name] = helper
-        elif other.origin is None or Path(other.origin).resolve() != helper:
-            raise UserError(
-                f"{path} imports {name!r}, which is {helper} or {other.origin or 'another module'}; rename the file"
-            )
-    if _helpers not in sys.meta_path:
-        sys.meta_path.append(_helpers)
-
-
-@functools.cache
-def _load(path: Path) -> ModuleType:
-    name = f"user_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    _add_helpers(path)
-    sys.modules[name] = module  # Required by dataclasses and pickle.
-    try:
-        with keeping_directory():
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        message = f"importing this file raised {type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{line_of(error, path)}: {message}") from error
-    return module
-
-
 @contextlib.contextmanager
 def keeping_directory() -> Iterator[None]:
     """Undo a change of the current directory in the block, so that relative paths keep their meaning."""
-    directory = os.open(".", os.O_RDONLY)
-    try:
+    with contextlib.chdir(Path.cwd()):
         yield
-    finally:
-        os.fchdir(directory)
-        os.close(directory)
 
 
 def line_of(error: BaseException, path: Path) -> str:

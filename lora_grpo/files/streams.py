@@ -1,4 +1,4 @@
-"""Standard output and error whose reader is gone, such as `| head` or a closed terminal."""
+"""Standard output and error whose reader is gone: `| head`, or a terminal that was closed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import select
 import signal
 import stat
 import sys
-from typing import Any
+from typing import TextIO
 
 
 def hangup_signals() -> list[signal.Signals]:
@@ -17,37 +17,30 @@ def hangup_signals() -> list[signal.Signals]:
     return [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
 
 
-def drop_unwritable() -> bool:
-    """Redirect output streams that fail to /dev/null, and return whether there were any."""
-    failed = False
+def drop_terminal() -> None:
+    """Redirect all output except that to files to /dev/null: the terminal closes, and printing to it would fail."""
     for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            _discard(stream)
+
+
+def drop_closed_pipes() -> bool:
+    """Redirect output to pipes whose reader is gone to /dev/null, and return whether there were any."""
+    closed = False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(io.UnsupportedOperation):  # not a file, in a test
             readers = select.poll()
             readers.register(stream.fileno(), 0)
-            is_open = not readers.poll(0)  # a pipe without a reader has an error
-        except io.UnsupportedOperation:  # not a file, in a test
-            continue
-        except OSError:
-            is_open = False
-        if not is_open:
-            failed = True
-            _redirect(stream)
-    return failed
+            if readers.poll(0):  # a pipe without a reader has an error
+                closed = True
+                _discard(stream)
+    return closed
 
 
-def drop_terminal() -> None:
-    """Redirect all output except that to files to /dev/null, when the terminal is about to close or has closed."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(io.UnsupportedOperation):
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                with contextlib.suppress(OSError):
-                    stream.flush()
-                _redirect(stream)
-
-
-def _redirect(stream: Any) -> None:
+def _discard(stream: TextIO) -> None:
+    """Redirect a stream, and what libraries write to its file descriptor, to /dev/null."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
-    stream.flush()
+    with contextlib.suppress(OSError):
+        stream.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,27 @@ from lora_grpo.files import json_files
 def read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
     """Return ("file:line", row) for each row of a CSV file with a header, which is gzipped if its name ends in `.gz`.
 
-    All values are strings. A column without a name, such as the index that pandas writes, is dropped.
+    All values are strings, because a reader that guesses types would read the answer "007" as 7. A column without a
+    name, such as the index that pandas writes, is dropped.
 
     Raises:
         UserError: the file cannot be read, has no rows, or a row has more or fewer cells than the header.
     """
     text = json_files.read_text(path, "a CSV file with a header")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[tuple[str, dict[str, str]]] = []
+    rows = []
     try:
         header = [name.strip() for name in next(reader, [])]
-        name, count = Counter(filter(None, header)).most_common(1)[0] if any(header) else ("", 0)
-        if count > 1:
-            raise UserError(f"{path}:1: {count} columns are named {name!r}; give each a name of its own")
-        line = reader.line_num + 1
-        for cells in reader:
-            if cells and len(cells) != len(header):
+        if twice := [name for name in header if name and header.count(name) > 1]:
+            raise UserError(f"{path}:1: {len(twice)} columns are named {twice[0]!r}; give each a name of its own")
+        for cells in filter(None, reader):
+            where = f"{path}:{reader.line_num}"
+            if len(cells) != len(header):
                 raise UserError(
-                    f"{path}:{line}: {len(cells)} cells; expected {len(header)}, one for each name in the header; put "
-                    "texts that contain commas in double quotes"
+                    f"{where}: {len(cells)} cells; expected {len(header)}, one for each name in the header; put texts "
+                    "that contain commas in double quotes"
                 )
-            if cells:
-                rows.append((f"{path}:{line}", {name: cell for name, cell in zip(header, cells, strict=True) if name}))
-            line = reader.line_num + 1
+            rows.append((where, {name: cell for name, cell in zip(header, cells, strict=True) if name}))
     except csv.Error as error:
         raise UserError(f'{path}:{reader.line_num}: {error}; expected CSV, with " in a text written as ""') from None
     if not rows:
@@ -51,12 +48,11 @@ def read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         UserError: the file cannot be read, is not a Parquet file, or has no rows.
     """
-    data = json_files.read_bytes(path, "a Parquet file")
     import pyarrow
     import pyarrow.parquet
 
     try:
-        rows = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
+        rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
     if not rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.config import RunConfig, batch_shape, typed_grpo_overrides
 from lora_grpo.models import base_model
 
 
@@ -16,7 +16,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     (learning rate 5e-5, 8-bit AdamW, importance sampling correction off, another clipping range).
     """
     settings, sampling = config.train, config.sampling
-    overrides = parse_grpo_overrides(config.grpo)
+    overrides = typed_grpo_overrides(config.grpo)
     return {
         **_arguments(config, folder),
         "steps_per_generation": batch_shape(config).accumulation_steps,

@@ -5,7 +5,6 @@ import json
 import random
 import runpy
 import sys
-from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -19,12 +18,10 @@ from helpers.pushed_runs import make_run as make_pushed_run
 
 from lora_grpo.cli import parse
 from lora_grpo.config import DataConfig, RunConfig
-from lora_grpo.errors import UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, read_report
-from lora_grpo.evaluation.results import environment_of
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import Overrides, base_model, resolve
+from lora_grpo.models import Overrides, resolve
 from lora_grpo.runs import read_run
 from lora_grpo.tasks import get_task, load_split
 
@@ -160,17 +157,3 @@ def test_a_task_file(tmp_path, monkeypatch):
         "def load(split):\n    return [{'question': split}]\ndef check(completion, row):\n    return True\n"
     )
     check(tmp_path, [path], load)
-
-
-@pytest.mark.parametrize("declared", ["text", [1.5], -1, [True], {"a": 1}])
-def test_an_end_token_that_is_no_id(declared):
-    with pytest.raises(UserError, match=r"m declares the end-of-sequence token .*; expected the id of a token"):
-        base_model.eos_token_ids(SimpleNamespace(eos_token_id=declared), SimpleNamespace(pad_token_id=0), "m")
-
-
-@pytest.mark.parametrize("value", ["Infinity", "NaN", "3", "[]"])
-def test_the_record_of_an_evaluation_has_numbers_and_texts(value, tmp_path):
-    environment = f'{{"isolation": {value}}}'
-    (tmp_path / "evaluation.json").write_text(f'{{"results.jsonl": {{"request": {{}}, "environment": {environment}}}}}')
-    with pytest.raises(UserError, match=r"evaluation\.json is damaged: .*; pass another --output-dir"):
-        environment_of(tmp_path / "results.jsonl")

@@ -1,7 +1,6 @@
-"""Every command in unusual environments: it prints what the terminal can show, and a mistake stays one line.
+"""Commands in unusual environments: they print what the terminal can show, and a mistake stays one line.
 
-One environment has all at once: no UTF-8, 60 columns, no terminal, no HOME, and a working directory without write
-access.
+One environment has all at once: a terminal of ASCII, 60 columns, no HOME, and a working directory without write access.
 """
 
 import errno
@@ -12,18 +11,17 @@ import signal
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 from helpers.adapters import make_adapter
-from helpers.fresh_imports import RECIPES
+from helpers.fresh_imports import RECIPES, ROOT
 from helpers.report_runs import write_run
 from helpers.small_disk import small_disk
 from helpers.warm_process import finish
 
 from lora_grpo import starter
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = ROOT / "scripts"
 NARROW = {"PYTHONIOENCODING": "ascii", "COLUMNS": "60", "TERM": "dumb"}
 FOLDER = "übung ‖ 1"
 NOT_WRITABLE = "/proc"
@@ -66,19 +64,11 @@ def one_line(ended):
     return "Traceback" not in ended.stderr and ended.stderr.splitlines()[-1].startswith("error: ")
 
 
-QUICK = [("code_lora", "--dry-run"), ("gsm8k_lora", "--plan"), ("length_lora", "--help-all")]
-
-
 @pytest.mark.parametrize(
-    ("recipe", "flag"),
-    [
-        pytest.param(path, flag, id=path.stem + flag, marks=() if (path.stem, flag) in QUICK else pytest.mark.slow)
-        for path in RECIPES
-        for flag in ("--help", "--help-all", "--plan", "--dry-run")
-    ],
+    ("recipe", "flag"), [("code_lora", "--dry-run"), ("gsm8k_lora", "--plan"), ("length_lora", "--help-all")]
 )
 def test_a_recipe_prints_in_ascii(recipe, flag, warm, tmp_path):
-    command = [recipe, flag, "--preset", "starter", "--output-dir", tmp_path / FOLDER]
+    command = [ROOT / "recipes" / f"{recipe}.py", flag, "--preset", "starter", "--output-dir", tmp_path / FOLDER]
     ended = finish(warm.start(*command, cwd=NOT_WRITABLE, env=environment()))
     assert ended.stdout.isascii() and ended.stderr.isascii()
     assert list(tmp_path.iterdir()) == []
@@ -136,7 +126,7 @@ def test_a_closed_pipe_ends_a_command_quietly(before, tmp_path):
 
 
 @pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
-@pytest.mark.parametrize(("number", "path"), [("ENAMETOOLONG", "a" * 300), ("EACCES", "locked"), ("EISDIR", "folder")])
+@pytest.mark.parametrize(("number", "path"), [("ENOENT", "gone"), ("EACCES", "locked"), ("EISDIR", "folder")])
 def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     main = f"import errno, os; raise OSError(errno.{number}, os.strerror(errno.{number}), '{path}')"
     command = [sys.executable, "-c", COMMAND.format(before + main)]
@@ -146,67 +136,10 @@ def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "printed"),
-    [
-        ("os.rmdir(os.getcwd()), os.getcwd()", 2, "error: the current directory does not exist any more; change to"),
-        ("sys.stdout.close()", 0, ""),  # in a task file
-    ],
-)
-def test_a_lost_directory_or_output_has_no_traceback(body, code, printed, tmp_path):
-    program = f"import os, sys\nfrom lora_grpo.cli import run_command\nos._exit(run_command(lambda: ({body})))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == code
-    assert done.stderr.startswith(printed) and done.stderr.count("\n") == bool(printed)
-
-
-@pytest.mark.parametrize(
-    ("body", "printed"),
-    [
-        (
-            RUN + "import shutil; shutil.rmtree('run'); run.append_metrics({})",
-            "run was deleted during the run; run the",
-        ),
-        ("open('gone')", "gone was deleted while it was used; run the command again"),
-    ],
-)
-def test_a_deleted_run_or_file_is_one_line(body, printed, tmp_path):
-    command = [sys.executable, "-c", COMMAND.format(body)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 1 and one_line(done)
-    assert done.stderr.startswith(f"error: {printed}")
-
-
-def test_closed_streams_do_not_give_their_numbers_to_files(tmp_path):
-    main = "print(1); print(2, file=sys.stderr); open('file', 'w').write(str(open('file').fileno())); "
-    main += "import subprocess; subprocess.run(['sh', '-ec', 'cat; echo 1; echo 2 >&2'], check=True)"  # a child too
-    shell = '"$0" -c "$1" <&- >&- 2>&-'
-    subprocess.run(["bash", "-c", shell, sys.executable, COMMAND.format(main)], check=True, cwd=tmp_path)
-    assert int((tmp_path / "file").read_text()) > 2
-
-
-C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
-
-def test_files_are_utf8_in_a_locale_that_is_not(tmp_path):
-    main = "from pathlib import Path; Path('größe').write_text('‖'); print(Path('größe').read_text(), sys.argv[1])"
-    script = tmp_path / "script.py"
-    script.write_text(COMMAND.format(main), encoding="utf-8")
-    command = [sys.executable, script, "ü"]
-    done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path, env=environment(**C_LOCALE))
-    assert done.stdout.decode() == "\\u2016 \\xfc\n"
-    assert (tmp_path / "größe").read_text(encoding="utf-8") == "‖"
-
-
-@pytest.mark.slow
-def test_training_merging_and_reporting_work_in_the_c_locale(run, samples, tmp_path, fresh):
-    """In new interpreters, whose libraries read and write files in the encoding of the locale."""
-    tiny = "--train.max-steps 1 --train.prompts-per-step 1 --sampling.num-generations 2 --data.eval-limit 2"
-    tiny += " --sampling.max-completion-tokens 8 --train.micro-batch-size 2 --eval.num-samples 0 --data.train-limit 8"
-    train = [RECIPES[0], "--preset", "starter", *tiny.split(), "--output-dir", tmp_path / FOLDER]
-    _, merge, _, report = scripts(run, samples, tmp_path / "out ü")
-    for command in (train, merge, report):
-        finish(fresh.start(*command, cwd=NOT_WRITABLE, env=environment(**C_LOCALE)))
+def test_a_task_file_may_close_the_output(tmp_path):
+    command = [sys.executable, "-c", COMMAND.format("sys.stdout.close()")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 IN_A_TERMINAL = """

@@ -87,37 +87,21 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train.max-step", "3"], "did you mean --train.max-steps?"),
-        (["--model.bits", "8"], "--model.bits is '8'; expected one of 4, 16"),
         (["--config", "missing.yaml"], "--config missing.yaml cannot be read: No such file or directory"),
-        (
-            ["--train.micro-batch-size", "7"],
-            "micro-batches of 7 do not divide a step of 8 prompts x 16 generations = 128",
-        ),
-        (["--eval.k", "9"], "pass --eval.num-samples 9"),
-        (["--preset", "16gb"], "needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES hides every GPU)"),
         (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
         (["--rewards", "mine.py:f"], "mine.py: No such file"),
         (["--grpo", "epsilon_hihg=0.3"], "did you mean 'epsilon_high'?"),
-        (["--model.name", "./missing"], "--model.name ./missing does not exist"),
         (["--model.name", "."], "has no config.json"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl cannot be read: No such file"),
         ([*FILES, "--data.columns", "qestion=problem"], "gsm8k has no column 'qestion'; did you mean 'question'?"),
-        (["--data.columns", "question=problem"], "pass that, too"),
-        ([*FILES, "--data.columns", "question=q", "--data.columns", "answer=a"], "--data.columns is given 2 times"),
         ([*FILES, "--data.columns", "answer=solution"], "train.jsonl:1: 'solution' is missing; the columns are"),
         (["--model.chat-template-kwargs", "enable_thinking=no"], "enable_thinking=no: expected true or false"),
-        (["--model.chat-template-kwargs", "a=1", "--model.chat-template-kwargs", "b=1"], "is given 2 times"),
         (["--model.chat-template-kwargs", "level=1", "--dry-run"], "level: the model's chat template does not read"),
         (["--data.train", "eval.jsonl", "--data.eval", "eval.jsonl"], "all 1 training questions are also in the eval"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
         (["--output-dir", "train.jsonl/out"], "cannot be written: Not a directory"),
         (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
-        (["--resume", "--overwrite"], "pass one of them"),
         (["--preview", "--dry-run"], "--dry-run and --preview cannot be combined"),
-        (["--preview", "--resume"], "--preview and --resume cannot be combined"),
-        (["--audit", "--resume"], "--audit and --resume cannot be combined"),
-        (["--preview", "--overwrite"], "--preview and --overwrite cannot be combined"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
@@ -151,56 +135,9 @@ def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("bad.csv", "What is 2 + 3?,5\n", "bad.csv: no rows"),
-        ("bad.csv", "problem,answer\nWhat?,5\n", "pass --data.columns question=problem\n"),
-        ("bad.parquet", "question,answer\n", "bad.parquet is not a readable Parquet file: "),
-        (
-            "bad.jsonl",
-            ROW + ROW.replace("5", "6"),
-            "rows bad/0 and bad/1 have the same question but not the same answer",
-        ),
-    ],
-)
-def test_a_wrong_file_is_one_line_and_leaves_nothing(recipe, tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    before = set(tmp_path.rglob("*"))
-    assert message in refused(recipe("--data.train", name, "--data.eval", "eval.jsonl")) + "\n"
-    assert set(tmp_path.rglob("*")) == before
-
-
-MBPP_ROW = '{"task_id": 1, "text": "Add.", "code": "def f(x): return x", "test_list": ["assert f(1) == 1"]}\n'
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data.train", "mbpp.jsonl"], "pass --data.task with --data.train and --data.eval"),
-        (["--data.eval-task", "humanevl"], "unknown task 'humanevl'; did you mean 'humaneval'?"),
-        (["--data.task", "starter"], "--rewards passes_tests runs unit tests, and --data.task starter has none"),
-        (["--sandbox.workers", "0"], "--sandbox.workers is 0; expected a value greater than or equal to 1"),
-        (["--sandbox.memory-mb", "1"], "--sandbox.memory-mb is 1; expected a value greater than or equal to 64"),
-        (["--data.task", "mbpp", "--data.train", "mbpp.jsonl", "--data.eval", "bad.jsonl"], "bad.jsonl:2: "),
-    ],
-)
-def test_a_mistake_in_the_code_recipe_is_one_line_and_leaves_nothing(recipe, tmp_path, arguments, message):
-    (tmp_path / "mbpp.jsonl").write_text(MBPP_ROW * 1)
-    (tmp_path / "bad.jsonl").write_text(MBPP_ROW + MBPP_ROW.replace("def f", "def").replace("1,", "2,"))
-    before = set(tmp_path.rglob("*"))
-    assert message in refused(recipe(*arguments, name="code_lora"))
-    assert set(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
     assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
-    assert not (tmp_path / "outputs").exists()
-
-
-def test_a_preview_is_of_one_process(recipe, tmp_path):
-    assert "--preview runs in one process, got WORLD_SIZE=2" in refused(recipe("--preview", WORLD_SIZE="2"))
     assert not (tmp_path / "outputs").exists()
 
 
@@ -227,13 +164,6 @@ def test_a_run_that_is_there_stays_as_it_is(recipe, run_folder, arguments, messa
     before = files(run_folder)
     assert message in refused(recipe(*arguments))
     assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
-
-
-def test_a_broken_run_json_is_one_line(recipe, run_folder):
-    (run_folder / "run.json").write_text("{")
-    before = files(run_folder)
-    assert "outputs/gsm8k_lora/run.json cannot be read" in refused(recipe("--resume"))
-    assert files(run_folder) == before
 
 
 def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(recipe, run_folder):

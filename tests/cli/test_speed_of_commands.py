@@ -1,6 +1,5 @@
 """What makes a command start and end sooner."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import sys
 import pytest
 
 from lora_grpo.cli import limit_spinning
-from lora_grpo.models.base_model import without_garbage_collection
 
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -21,20 +19,6 @@ def test_a_command_does_not_look_for_garbage_when_it_exits():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-
-
-def test_imports_leave_the_collector_as_it_was():
-    with pytest.raises(ImportError), without_garbage_collection():
-        assert not gc.isenabled()
-        import no_such_module  # noqa: F401
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with without_garbage_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 def test_the_first_import_of_torch_exempts_libraries_from_later_collections():

@@ -1,12 +1,11 @@
 import dataclasses
 import importlib.util
-import json
 
 import pytest
 
 from lora_grpo.cli import validate
 from lora_grpo.config.batch import batch_shape
-from lora_grpo.config.schema import RunConfig, check_fields, flag, replace
+from lora_grpo.config.schema import RunConfig, check_fields
 from lora_grpo.errors import UserError
 
 
@@ -99,49 +98,29 @@ def test_the_defaults_are_accepted():
         ("data__prompt_style", "xmll", "unknown prompt style 'xmll'; did you mean 'xml'?"),
         ("rewards", (), "no rewards; name at least one"),
         ("rewards", ("corect_answer",), "did you mean 'correct_answer'?"),
-        ("grpo", ("epsilonn=1",), "did you mean 'epsilon'?"),
+        ("grpo", ("num_iterations=0",), "num_iterations=0; expected 1 or more"),
         ("model__max_sequence_tokens", 1, "--model.max-sequence-tokens is 1; expected a value greater than"),
         (
             "sampling__num_generations",
             1,
             "--sampling.num-generations is 1; expected a value greater than or",
         ),
-        ("train__prompts_per_step", 0, "--train.prompts-per-step is 0"),
-        ("train__micro_batch_size", 0, "--train.micro-batch-size is 0"),
         ("lora__rank", 0, "--lora.rank is 0; expected a value greater than"),
-        ("lora__alpha", 0, "--lora.alpha is 0; expected a value greater than"),
         ("lora__targets", (), "--lora.targets is (); expected at least 1 item"),
-        ("sampling__max_completion_tokens", 0, "--sampling.max-completion-tokens is 0"),
         ("train__max_steps", 0, "--train.max-steps is 0; expected a value greater than"),
-        ("train__warmup_steps", -1, "--train.warmup-steps is -1; expected a value greater than"),
-        ("train__checkpoint_steps", 0, "--train.checkpoint-steps is 0"),
-        ("train__keep_checkpoints", 0, "--train.keep-checkpoints is 0"),
-        ("train__completions_steps", 0, "--train.completions-steps is 0"),
         ("eval__num_samples", -1, "--eval.num-samples is -1; expected a value greater than"),
-        ("data__few_shot", -1, "--data.few-shot is -1"),
-        ("sandbox__workers", 0, "--sandbox.workers is 0; expected a value greater than"),
-        ("sandbox__timeout_seconds", 0, "--sandbox.timeout-seconds is 0"),
         ("sandbox__timeout_seconds", 1e300, "--sandbox.timeout-seconds is 1e+300"),
-        ("sandbox__memory_mb", 1, "--sandbox.memory-mb is 1"),
         ("sandbox__memory_mb", 10**9, "--sandbox.memory-mb is 1000000000"),
-        ("data__train_limit", 0, "--data.train-limit is 0; expected a value greater than"),
-        ("data__eval_limit", 0, "--data.eval-limit is 0; expected a value greater than"),
         ("seed", -1, "--seed is -1; expected a value greater than"),
         ("model__gpu_memory_share", 0.0, "--model.gpu-memory-share is 0.0; expected a value greater than 0"),
         ("model__gpu_memory_share", 1.1, "less than or equal to 1"),
         ("sampling__temperature", 0.0, "--sampling.temperature is 0.0; expected a value greater than 0"),
         ("sampling__temperature", float("nan"), "--sampling.temperature is nan"),
         ("sampling__top_p", 1.5, "--sampling.top-p is 1.5"),
-        ("eval__temperature", -1.0, "--eval.temperature is -1.0"),
-        ("eval__top_p", 0.0, "--eval.top-p is 0.0"),
-        ("train__learning_rate", 0.0, "--train.learning-rate is 0.0"),
         ("train__learning_rate", 2.0, "--train.learning-rate is 2.0; expected a value less than or equal to 1"),
         ("train__learning_rate", float("inf"), "--train.learning-rate is inf"),
-        ("train__max_grad_norm", 0.0, "--train.max-grad-norm is 0.0"),
         ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a value less than 1"),
-        ("lora__dropout", -0.1, "--lora.dropout is -0.1"),
         ("train__beta", -0.1, "--train.beta is -0.1; expected a value greater than or equal to 0"),
-        ("train__beta", float("nan"), "--train.beta is nan"),
         ("train__beta", float("inf"), "--train.beta is inf"),
         ("sampling__max_completion_tokens", 1024, "leaves no room for a prompt in --model.max-sequence-tokens 1024"),
         ("eval__k", (1, 5), "--eval.k 5 needs at least as many samples, got 4; pass --eval.num-samples 5"),
@@ -163,15 +142,12 @@ def test_what_cannot_run_is_refused_with_its_flag(name, value, message):
         ("data__train_limit", 8),
         ("data__train_limit", None),
         ("eval__k", (4,)),
+        ("eval__num_samples", 0),  # k does not matter then
         ("seed", 0),
     ],
 )
 def test_the_ends_of_the_ranges_are_accepted(name, value):
     check(config(**{name: value}))
-
-
-def test_k_does_not_matter_without_sampled_evaluation():
-    check(config(eval__num_samples=0, eval__k=(1, 4)))
 
 
 @pytest.mark.parametrize("dashboard", ["tensorboard", "trackio", "wandb"])
@@ -189,38 +165,3 @@ def test_checkpoints_fall_between_two_generations():
     assert "--train.checkpoint-steps 20 is not a multiple of num_iterations=3" in message
     check(config(grpo=("num_iterations=3",), train__checkpoint_steps=21, train__max_steps=201))
     check(config(grpo=("num_iterations=4",)))
-
-
-def test_the_dictionary_is_json_and_builds_the_same_configuration():
-    asked = config(rewards=("correct_answer=2.0",), eval__k=(1, 2), train__learning_rate=1e-5, data__train="a.jsonl")
-    settings = json.loads(json.dumps(asked.to_dict()))
-    assert settings["train"]["learning_rate"] == 1e-5
-    assert settings["rewards"] == ["correct_answer=2.0"]
-
-    def build(default, values):
-        changes = {}
-        for entry in dataclasses.fields(default):
-            value, before = values[entry.name.rstrip("_")], getattr(default, entry.name)
-            nested = dataclasses.is_dataclass(before)
-            changes[entry.name] = build(before, value) if nested else tuple(value) if type(value) is list else value
-        return dataclasses.replace(default, **changes)
-
-    assert build(RunConfig(), settings) == asked
-
-
-def test_a_configuration_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config().train.max_steps = 1
-
-
-def test_a_flag_is_the_fields_name_with_dashes():
-    assert flag("train.max_steps") == "--train.max-steps"
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [({"seed": True}, "--seed"), ({"lora": {"rank": True}}, "--lora.rank"), ({"eval": {"k": [True, 4]}}, "--eval.k")],
-)
-def test_true_is_not_a_number(changes, name):
-    with pytest.raises(UserError, match=f"^{name} is true; expected a number$"):
-        check_fields(replace(RunConfig(), changes))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lora_grpo.files.atomic import MANIFEST, damage, new_folder, publish, sha256, write_errors, write_json, write_text
+from lora_grpo.files.atomic import MANIFEST, damage, new_folder, sha256, write_errors, write_json, write_text
 
 
 def names(folder):
@@ -27,13 +27,6 @@ def test_a_text_replaces_the_one_before_and_leaves_nothing_else(tmp_path):
     write_text(path, "two")
     assert path.read_text(encoding="utf-8") == "two"
     assert names(tmp_path) == {"run.json"}
-
-
-def test_json_is_readable_and_ends_in_a_newline(tmp_path):
-    write_json(tmp_path / "a.json", {"name": "größe", "values": [1, None]})
-    text = (tmp_path / "a.json").read_text(encoding="utf-8")
-    assert json.loads(text) == {"name": "größe", "values": [1, None]}
-    assert text.endswith("}\n")
 
 
 def test_a_closed_pipe_is_not_the_error_of_a_file(tmp_path):
@@ -91,16 +84,6 @@ def test_what_a_killed_process_staged_does_not_get_into_the_next_folder(tmp_path
     assert names(tmp_path) == {"adapter", "adapter/whole.bin", f"adapter/{MANIFEST}"}
 
 
-def test_publishing_renames_a_folder_and_lists_its_files(tmp_path):
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    (staging / "a.bin").write_text("a")
-    publish(staging, tmp_path / "done")
-    assert not staging.exists()
-    listed = json.loads((tmp_path / "done" / MANIFEST).read_text())["sha256"]
-    assert listed == {"a.bin": sha256(tmp_path / "done" / "a.bin")}
-
-
 def test_the_digest_is_sha256(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -148,10 +131,6 @@ def test_a_manifest_that_is_missing_or_unreadable(tmp_path, content):
     if content is not None:
         (folder / MANIFEST).write_bytes(content)
     assert damage(folder) == f"no readable {MANIFEST}"
-
-
-def test_a_folder_that_is_not_there_is_damaged(tmp_path):
-    assert damage(tmp_path / "nowhere") == f"no readable {MANIFEST}"
 
 
 def test_half_a_surrogate_pair_is_written_as_json_has_it(tmp_path):

@@ -156,36 +156,6 @@ def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ende
     assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
 
 
-def test_a_merge_is_published_when_it_is_on_disk_and_written_again_if_that_fails(tmp_path, ended, monkeypatch):
-    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
-    adapter, sync = make_adapter(starter.model_path(), tmp_path / "adapter"), atomic.sync
-    options = MergeOptions(str(adapter), base=str(starter.model_path()), output=tmp_path / "merged")
-    synced, error = set(), errno.ENOSPC
-
-    def noted(path):
-        if error and path.name == "model.safetensors":
-            raise OSError(error, os.strerror(error), str(path))
-        assert not (tmp_path / "merged").exists() or path == tmp_path
-        synced.add(path.name)
-        sync(path)
-
-    monkeypatch.setattr(atomic, "sync", noted)
-    code, said = ended(lambda: merge(options))
-    assert code == 1 and "No space left on device" in said and "run the command again" in said
-    assert not (tmp_path / "merged").exists()
-    assert {path.name for path in (tmp_path / ".merged.partial").iterdir()}.isdisjoint({"finished.json"})
-    error = errno.EIO
-    assert ended(lambda: merge(options))[0] == 2
-
-    error, written = 0, []
-    monkeypatch.setattr(
-        writer, "_write", lambda path, shard, write=writer._write: written.append(1) or write(path, shard)
-    )
-    assert ended(lambda: merge(options))[0] == 0 and written  # the shard that may not be on disk is not trusted
-    atomically_written = {"merge_report.json"}  # flushed under another name
-    assert synced >= {path.name for path in (tmp_path / "merged").iterdir()} - atomically_written
-
-
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
     options, encoded = ExportOptions(starter.model_path(), output_dir=small / "m.gguf"), types.encoded
     assert ended(lambda: export(options))[0] == 0
@@ -268,13 +238,6 @@ def test_the_error_of_a_full_disk_is_recognized(error, reason, tmp_path):
         assert str(found).endswith("free and needs about 1000000.00 GB")
 
 
-@pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0.0 kB"), (99_999, "100.0 kB"), (1e5, "0.1 MB"), (9e8, "900.0 MB"), (1e9, "1.00 GB")]
-)
-def test_a_size_has_the_unit_that_shows_it(num_bytes, text):
-    assert disk.size(num_bytes) == text
-
-
 def test_a_run_that_stops_reports_the_space_that_resuming_checks(tmp_path, ended, monkeypatch):
     config = RunConfig(output_dir=str(tmp_path / "run"), preset="starter")
 
@@ -327,20 +290,6 @@ def test_a_library_that_cannot_write_a_file_ends_in_one_line(kind, tmp_path):
             write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-
-
-def test_lines_that_do_not_fit_leave_the_earlier_ones(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    json_files.append_lines(path, [{"step": 1}])
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
-    try:
-        with pytest.raises(DiskFullError):
-            json_files.append_lines(path, [{"step": 2, "text": "x" * 2000}])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    json_files.append_lines(path, [{"step": 2}])
-    assert json_files.read_finished_lines(path) == [{"step": 1}, {"step": 2}]
 
 
 def test_standard_output_on_a_full_disk_is_one_line():

@@ -8,8 +8,6 @@ import shutil
 
 from lora_grpo.cli import run_command
 
-DEEP = 10_000
-
 
 def _half(path):
     data = path.read_bytes()
@@ -41,8 +39,6 @@ WHOLE = {
     "NUL bytes": _writing(bytes(400)),
     "invalid UTF-8": _invalid_utf8,
     "a directory": _directory,
-    "deep lists": _writing(b"[" * DEEP + b"]" * DEEP + b"\n"),
-    "deep objects": _writing(b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"\n"),
     "a list": _writing(b"[1, 2]\n"),
     "a number": _writing(b"7\n"),
     "a huge number": _writing(b"1" * 5000 + b"\n"),
@@ -56,7 +52,7 @@ WHOLE = {
 
 VALUES = (
     *("NaN", "Infinity", "1e999", "-1", "1.5", "1" * 400, '"text"', '"\\ud800"', "[]", "{}", "null", "true"),
-    *('[{"a": [1]}]', "[" * 500 + "]" * 500),
+    '[{"a": [1]}]',
 )
 """JSON values, to take the place of another."""
 

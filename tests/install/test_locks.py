@@ -1,4 +1,4 @@
-"""requirements-gpu.lock fits pyproject.toml, and the registry still has what it names."""
+"""The locks fit pyproject.toml for every Python, and the registry still has what they name."""
 
 import shlex
 import shutil
@@ -11,7 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements-gpu.lock"
+LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu")}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GPU = {"sys_platform": "linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
 
@@ -30,15 +31,22 @@ def moved(before, after):
     return [f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}" for name in names]
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
-def test_every_requirement_is_locked_and_xformers_is_not(python):
-    locked = pins(LOCK, python)
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("kind", LOCKS)
+def test_every_requirement_is_locked_and_xformers_is_not(kind, python):
+    locked = pins(LOCKS[kind], python)
     extras = PROJECT["optional-dependencies"]
-    for line in [*PROJECT["dependencies"], *extras["gpu"], *extras["dev"]]:
+    for line in [*PROJECT["dependencies"], *extras["dev"], *(extras["gpu"] if kind == "gpu" else ())]:
         wanted = Requirement(line)
         assert wanted.specifier.contains(locked[wanted.name.lower()]), f"{line}; run `make lock`"
     assert "xformers" not in locked  # its published builds need CUDA 12
-    assert not [line for line in LOCK.read_text().splitlines() if "//" in line]
+    assert not [line for line in LOCKS[kind].read_text().splitlines() if "//" in line]
+
+
+def test_both_locks_have_the_packages_that_results_depend_on_in_one_version():
+    cpu, gpu = (pins(LOCKS[kind], "3.11") for kind in ("cpu", "gpu"))
+    for name in ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "tokenizers"):
+        assert cpu[name] == gpu[name]
 
 
 def test_a_package_that_moved_is_named(tmp_path):
@@ -49,21 +57,23 @@ def test_a_package_that_moved_is_named(tmp_path):
 
 
 @pytest.mark.registry
-def test_the_extra_still_resolves_to_the_lock(tmp_path):
+@pytest.mark.parametrize("kind", LOCKS)
+def test_the_project_still_resolves_to_the_lock(kind, tmp_path):
     """uv keeps a locked version as long as it is published and fits everything else."""
     if find_spec("uv") is None:
         pytest.skip("uv is not installed: make install")
     import uv
 
-    for name in ("pyproject.toml", LOCK.name):
+    lock = LOCKS[kind]
+    for name in ("pyproject.toml", lock.name):
         shutil.copy(ROOT / name, tmp_path)
-    command = LOCK.read_text().splitlines()[1].lstrip("# ")
+    command = lock.read_text().splitlines()[1].lstrip("# ")
     assert command.startswith("uv pip compile ")
     command = [uv.find_uv_bin(), *shlex.split(command)[1:], "--quiet"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     if "error sending request" in done.stderr or "Failed to fetch" in done.stderr:
         pytest.skip(f"the registry cannot be reached: {done.stderr.splitlines()[0]}")
     assert done.returncode == 0, done.stderr
-    for python in ("3.11", "3.12"):
-        changes = moved(pins(LOCK, python), pins(tmp_path / LOCK.name, python))
+    for python in PYTHONS:
+        changes = moved(pins(lock, python), pins(tmp_path / lock.name, python))
         assert not changes, f"Python {python}; run `make lock`: {', '.join(changes)}"
