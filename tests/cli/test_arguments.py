@@ -136,13 +136,6 @@ def test_values_of_every_kind_in_a_file():
     assert made.eval.k == (1, 2)
 
 
-def test_a_switch_is_turned_off_again():
-    file = settings("lora: {rslora: true}\n")
-    assert config(*file).lora.rslora
-    assert not config(*file, "--lora.no-rslora").lora.rslora
-    assert not config(*settings("lora: {rslora: false}\n")).lora.rslora
-
-
 def test_a_negative_number_is_a_value_and_not_a_flag():
     assert config("--grpo", "top_k=-1", "--rewards", "correct_answer=-1").grpo == ("top_k=-1",)
     for arguments in (["--seed", "-1"], ["--seed=-1"], settings("seed: -1\n")):
@@ -338,12 +331,6 @@ def test_resume_finds_the_folder_however_it_is_spelled(spelling):
     assert config("--resume", spelling).seed == 5
 
 
-def test_flags_go_over_the_run_that_is_resumed():
-    run_folder("old", seed=5)
-    made = config("--resume", "--output-dir", "old", "--train.max-steps", "120")
-    assert (made.seed, made.train.max_steps) == (5, 120)
-
-
 def test_with_hours_only_a_limit_of_steps_set_beside_them_counts():
     def limits(*flags):
         made = config(*flags)
@@ -366,17 +353,6 @@ def test_with_hours_only_a_limit_of_steps_set_beside_them_counts():
     assert "train.max_steps" not in changed_settings(config("--hours", "1"), PRESETS)
 
 
-def test_a_run_folder_that_was_moved_is_resumed_where_it_is():
-    run_folder("old", seed=5)
-    Path("old").rename("moved")
-    made = config("--resume", "--output-dir", "moved")
-    assert (made.seed, made.output_dir) == (5, "moved")
-    Path("outputs").mkdir()
-    Path("moved").rename("outputs/gsm8k_lora")
-    made = config("--resume")
-    assert (made.seed, made.output_dir) == (5, "outputs/gsm8k_lora")
-
-
 def test_resuming_what_is_not_there_is_refused_with_the_nearest_run():
     assert refusal("--resume") == "--resume: there is no run in outputs/gsm8k_lora; leave out --resume to start one"
     run_folder("outputs/first")
@@ -384,12 +360,6 @@ def test_resuming_what_is_not_there_is_refused_with_the_nearest_run():
     assert "no run in outputs/frist" in refusal("--resume", "--plan", "--output-dir", "outputs/frist")
     Path("outputs/frist").mkdir()
     assert "no run in outputs/frist" in refusal("--resume", "--output-dir", "outputs/frist")
-
-
-def test_a_run_that_was_killed_while_it_started_is_resumed_at_step_0():
-    Path("killed").mkdir()
-    Path("killed/.lock").touch()
-    assert config("--resume", "--output-dir", "killed") == config("--output-dir", "killed")
 
 
 def test_a_run_of_another_recipe_is_not_resumed():
@@ -421,14 +391,6 @@ def test_help_shows_the_main_flags_and_help_all_every_flag(capsys):
         assert name in shown["--help"]
     assert "--sandbox.workers" not in shown["--help"] and "--no-resume" not in shown["--help-all"]
     assert "(default: 60)" in shown["--help"]  # max_steps of the starter preset
-
-
-def test_nothing_is_written_and_the_preset_is_printed(capsys):
-    read()
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("preset starter: ")
-    assert list(Path.cwd().iterdir()) == []
 
 
 def raises(error):

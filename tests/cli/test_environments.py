@@ -201,8 +201,3 @@ def in_a_terminal(tmp_path):
 def test_a_terminal_that_closes_ends_a_run_after_it_saved(in_a_terminal, tmp_path):
     assert in_a_terminal() == 128 + signal.SIGHUP
     assert (tmp_path / "step").read_text() == "saved"
-
-
-def test_nohup_outlives_its_terminal(in_a_terminal, tmp_path):
-    assert in_a_terminal("env", "--ignore-signal=HUP") is None
-    assert not (tmp_path / "step").exists()

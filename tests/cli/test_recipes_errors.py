@@ -1,6 +1,5 @@
 """What a person sees who makes a mistake: one line, exit code 2, and nothing left behind."""
 
-import importlib.util
 import json
 import os
 import runpy
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.made_runs import make_run
 
 from lora_grpo import sandbox
 from lora_grpo.cli.arguments import parse
@@ -135,12 +133,6 @@ def test_a_mistake_in_a_fresh_interpreter_is_one_line_as_well(fresh_recipe, tmp_
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
-def test_an_engine_that_is_not_installed_says_what_installs_it(recipe, tmp_path):
-    assert "needs the package unsloth; run `pip install" in refused(recipe("--model.engine", "unsloth"))
-    assert not (tmp_path / "outputs").exists()
-
-
 @pytest.fixture
 def run_folder(tmp_path):
     """A run as it was left, of these settings."""
@@ -166,25 +158,11 @@ def test_a_run_that_is_there_stays_as_it_is(recipe, run_folder, arguments, messa
     assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
 
 
-def test_a_mistake_that_only_the_tokenizer_shows_does_not_cost_the_old_run(recipe, run_folder):
-    before = files(run_folder)
-    result = recipe(*FILES, "--overwrite", "--model.max-sequence-tokens", "66")
-    assert "raise --model.max-sequence-tokens" in refused(result)
-    assert {path: content for path, content in files(run_folder).items() if path.name != ".lock"} == before
-
-
 def test_a_dry_run_that_cannot_reach_the_hub_shows_its_settings_first(recipe):
     result = recipe("--preset", "12gb", "--dry-run")
     assert result.returncode == 2
     assert yaml.safe_load(result.stdout)["preset"] == "12gb" and "--- prompt" not in result.stdout
     assert result.stderr.splitlines()[-1].startswith("error: ") and "openai/gsm8k" in result.stderr
-
-
-def test_a_plan_of_a_resumed_run_refuses_what_the_run_refuses(recipe, tmp_path):
-    make_run(tmp_path / "outputs" / "gsm8k_lora")
-    arguments = ("--preset", "starter", "--resume")
-    (message,) = {refused(recipe(*arguments, *what)) for what in ((), ("--plan",), ("--dry-run",))}
-    assert "the run in outputs/gsm8k_lora has preset='auto', this command has 'starter'; leave the flag out" in message
 
 
 def test_a_dry_run_writes_nothing_and_prints_settings_that_read_back(recipe, tmp_path, monkeypatch):

@@ -21,18 +21,6 @@ def test_a_command_does_not_look_for_garbage_when_it_exits():
     assert done.stdout == "True\n"
 
 
-def test_the_first_import_of_torch_exempts_libraries_from_later_collections():
-    code = (
-        "import gc; from lora_grpo.models.base_model import without_garbage_collection\n"
-        "with without_garbage_collection(): import torch\n"
-        "count = gc.get_freeze_count()\n"
-        "with without_garbage_collection(): import transformers\n"  # others may have left garbage by now
-        "print(count > 10_000, gc.get_freeze_count() > count)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True False\n"
-
-
 @pytest.mark.parametrize(
     ("of_user", "expected"),
     [

@@ -48,14 +48,6 @@ def test_a_step_is_cut_into_equal_passes(group, prompts, micro, processes, compl
     assert shape.parallel_samples * processes == completions
 
 
-def test_the_number_of_processes_is_the_launchers(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert shape_of(8, 8, 8).accumulation_steps == 8
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert shape_of(8, 8, 8).accumulation_steps == 4
-    assert shape_of(8, 8, 8, world_size=1).accumulation_steps == 8
-
-
 @pytest.mark.parametrize(
     ("group", "prompts", "micro", "processes", "parts"),
     [
@@ -84,10 +76,6 @@ def test_the_size_a_refusal_offers_is_accepted():
         except UserError as error:
             offered = int(str(error).split("--train.micro-batch-size ")[1].split(",")[0])
             assert shape_of(8, 8, offered, 2).accumulation_steps * offered * 2 == 64
-
-
-def test_the_defaults_are_accepted():
-    check(config())
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,11 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
-from helpers.adapters import make_adapter
-from helpers.made_runs import make_run
-from helpers.report_runs import write_run
 from helpers.small_disk import fill, small_disk
 from helpers.tiny_runs import run_tiny
 
@@ -21,14 +17,10 @@ from lora_grpo import starter
 from lora_grpo.cli import run_command
 from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, samples_file
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.files.disk import DiskFullError
 from lora_grpo.gguf import ExportOptions, export, types
-from lora_grpo.merging import MergeOptions, cli, merge, writer
-from lora_grpo.merging.report import Divergences
 from lora_grpo.planning import make_plan
-from lora_grpo.report import write_report
 from lora_grpo.runs import open_run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -130,32 +122,6 @@ def test_the_plan_bounds_what_a_run_writes(unbroken):
     assert 0 < planned.existing < written
 
 
-def test_a_merge_goes_on_after_the_shards_that_it_finished(small, tmp_path, ended, monkeypatch):
-    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
-    monkeypatch.setattr(writer, "_RESERVED_BYTES", 0)
-    run = make_run(tmp_path / "run")
-    shutil.rmtree(run / "adapter")
-    make_adapter(starter.model_path(), run / "adapter", r=8, lora_alpha=16)
-    expected = merge(MergeOptions(str(run)))
-    write, options = writer.TensorWriter.write, MergeOptions(str(run), output=small / "merged")
-
-    def write_and_fill(self, data):
-        write(self, data)
-        fill(small, left=100_000)
-
-    monkeypatch.setattr(writer.TensorWriter, "write", write_and_fill)
-    code, said = ended(lambda: merge(options))
-    assert code == 1
-    assert "model.safetensors cannot be written: No space left on device" in said and "run the command again" in said
-    assert files(small) == {".filler"}
-    monkeypatch.setattr(writer.TensorWriter, "write", write)
-    (small / ".filler").unlink()
-    assert ended(lambda: merge(options))[0] == 0
-    assert files(small / "merged") == files(expected)
-    name = "model.safetensors"
-    assert (small / "merged" / name).read_bytes() == (expected / name).read_bytes()
-
-
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
     options, encoded = ExportOptions(starter.model_path(), output_dir=small / "m.gguf"), types.encoded
     assert ended(lambda: export(options))[0] == 0
@@ -170,42 +136,6 @@ def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypat
     code, said = ended(lambda: export(options))
     assert code == 1 and f"{small}/m.gguf cannot be written: No space left on device; {small} has 0.3" in said
     assert files(small) == {".filler", "m.gguf", "gguf_report.json"} and (small / "m.gguf").read_bytes() == before
-
-
-def test_an_evaluation_keeps_what_it_graded(small, tmp_path, ended, monkeypatch):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"question": f"{n}?", "answer": f"#### {n}"}) + "\n" for n in range(2)))
-    samples = [{"task_id": f"gsm8k/test/{n % 2}", "completion": f"Well, it is #### {n % 3}"} for n in range(600)]
-    (tmp_path / "samples.jsonl").write_text(json_files.dump_lines(samples))
-    options = EvaluateOptions(str(tmp_path / "samples.jsonl"), task="gsm8k", data=str(data), output_dir=small / "out")
-    grade, begun = samples_file._grade_chunk, []
-
-    def grade_and_fill(task, chunk):
-        begun.append(len(chunk))
-        if len(begun) == 2:
-            fill(small)
-        return grade(task, chunk)
-
-    monkeypatch.setattr(samples_file, "_grade_chunk", grade_and_fill)
-    code, said = ended(lambda: evaluate_and_report(options))
-    assert code == 1 and "out/results.jsonl cannot be written: No space left on device" in said
-    kept = (small / "out" / "results.jsonl").read_text()
-    assert kept.count("\n") == 256 and kept.endswith("\n")
-    assert files(small / "out") == {"results.jsonl", "evaluation.json"}
-    (small / ".filler").unlink()
-    assert ended(lambda: evaluate_and_report(options))[0] == 0
-    assert begun == [256, 256, 256, 88]
-    assert (small / "out" / "results.jsonl").read_text().startswith(kept)
-
-
-def test_a_report_leaves_the_one_before(small, ended):
-    run = write_run(small / "run")
-    write_report(run)
-    before = {name: (run / name).read_bytes() for name in files(run)}
-    fill(small, left=50_000)
-    code, said = ended(lambda: print(write_report(run)))
-    assert code == 1 and said.startswith(f"error: {run}/report cannot be written: No space left on device; ")
-    assert {name: (run / name).read_bytes() for name in files(run)} == before
 
 
 # The errors of libraries

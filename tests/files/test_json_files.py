@@ -18,11 +18,6 @@ def test_a_gzipped_file_is_unpacked(tmp_path):
     assert list(json_files.read_lines(path, "rows")) == [(f"{path}:1", {"a": 1})]
 
 
-@pytest.mark.parametrize("name", ["HumanEval.jsonl.gz", "HumanEval.jsonl", "HumanEval"])
-def test_the_stem_leaves_both_suffixes_out(name, tmp_path):
-    assert json_files.stem(tmp_path / name) == "HumanEval"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -42,11 +37,6 @@ def test_a_file_that_cannot_be_used_ends_in_one_line(name, content, message, tmp
     with pytest.raises(UserError, match=message) as error:
         list(json_files.read_lines(path, "rows"))
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
-
-
-def test_a_directory_is_no_file(tmp_path):
-    with pytest.raises(UserError, match="Is a directory; expected rows"):
-        list(json_files.read_lines(tmp_path, "rows"))
 
 
 def test_a_line_that_is_still_written_is_left_out_and_a_damaged_one_named(tmp_path):
