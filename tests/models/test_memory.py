@@ -290,28 +290,6 @@ def test_the_loss_of_sft_takes_what_trls_chunks_take(on_cpu):
     assert held.peak == pytest.approx(planned, rel=0.04)
 
 
-STEP = a_step(8, 512, 512, rank=32, sequences=64)
-
-
-def test_each_setting_grows_its_own_parts():
-    shape = Shape.of(QWEN25_HALF)
-    before = parts(shape, STEP)
-
-    def grown(step):
-        after = parts(shape, step)
-        return {name for name in after if after[name] > before[name]}
-
-    def with_settings(**changes):
-        return dataclasses.replace(STEP, config=replace(STEP.config, changes))
-
-    assert grown(dataclasses.replace(STEP, micro_batch_size=16)) == {"activations", "one_layer", "logits"}
-    assert grown(dataclasses.replace(STEP, sequences=128)) == {"kv_cache", "token_selection"}
-    assert grown(with_settings(train={"optimizer": "adamw_torch"})) == {"optimizer"}
-    assert grown(with_settings(lora={"rank": 64})) == {"adapter", "gradients", "optimizer", "one_layer"}
-    assert grown(with_settings(model={"bits": 16})) == {"weights"}
-    assert "activations" in grown(with_settings(train={"gradient_checkpointing": False}))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
