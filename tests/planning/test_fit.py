@@ -5,36 +5,22 @@ import runpy
 
 import pytest
 from helpers.fresh_imports import RECIPES
-from helpers.model_configs import QWEN25_HALF
 
 from lora_grpo.cli.validate import check
-from lora_grpo.config import replace
-from lora_grpo.config.batch import micro_batches
-from lora_grpo.config.hardware import preset_gigabytes
-from lora_grpo.config.schema import RunConfig, check_fields
+from lora_grpo.config import RunConfig, check_fields, hardware, micro_batches, replace
 from lora_grpo.errors import UserError
-from lora_grpo.models.memory import GIB
-from lora_grpo.models.shape import Shape
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner
 from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings, refusal
-
-SHAPES = {
-    "0.5B": Shape.of(QWEN25_HALF),
-    "1.5B": Shape.of({**QWEN25_HALF, "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28,
-                      "intermediate_size": 8960}),
-    "3B": Shape.of({**QWEN25_HALF, "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36,
-                    "intermediate_size": 11008}),
-}  # fmt: skip
 
 
 def presets_of(recipe):
     """The GPU presets of a recipe: size in GB -> (configuration, shape of its model)."""
     found = {}
     for name, changes in runpy.run_path(str(recipe))["PRESETS"].items():
-        if size := preset_gigabytes(name):
+        if size := hardware.preset_gigabytes(name):
             config = replace(RunConfig(output_dir="out", preset=name), changes)
-            [shape] = [shape for model, shape in SHAPES.items() if f"-{model}-" in config.model.name]
-            found[size] = (config, shape)
+            found[size] = (config, Shape.of(KNOWN_MODELS[config.model.name].config))
     return found
 
 
