@@ -14,8 +14,8 @@ def printable(text: str) -> str:
 def markdown(text: str) -> str:
     """Escape text so that GitHub shows it literally on one line, without markup, mentions, or links."""
     line = printable(" ".join(str(text).split()))
-    # GitHub would notify mentioned users, and would link issue numbers and URLs.
-    line = re.sub(r"[&<>]|(?<!\w)[@#]", lambda found: f"&#{ord(found[0])};", line)
+    # GitHub would notify mentioned users, and would link issue numbers and URLs. No tag begins with a digit: "<0.001".
+    line = re.sub(r"[&>]|<(?!\d)|(?<!\w)[@#]", lambda found: f"&#{ord(found[0])};", line)
     line = line.replace("://", "&#58;//").replace("www.", "www&#46;")
     return re.sub(r"([\\`*|~]|(?<!\w)_|_(?!\w)|(?<=\])[(\[])", r"\\\1", line)
 

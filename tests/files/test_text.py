@@ -15,6 +15,7 @@ from lora_grpo.files import markdown, markdown_table
         ("@everyone #12", "&#64;everyone &#35;12"),
         ("[x](http://a.b)", "[x]\\(http&#58;//a.b)"),
         ("two\nlines", "two lines"),
+        ("p <0.001", "p <0.001"),
         ("a\x1b[0m \u202e \ud800, 日本語", "a\\\\x1b[0m \\\\u202e \\\\ud800, 日本語"),
     ],
 )
