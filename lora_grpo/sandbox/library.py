@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 LEFT_OUT = """
@@ -88,8 +87,6 @@ def _read_shared_libraries(extensions: dict[str, str]) -> None:
 
     Otherwise, the first program that uses a page would make it faster for all later ones, which could measure that.
     """
-    if sys.platform != "linux":
-        return
     command = [interpreter(), "-I", "-S", "-c", _SHOW_MAPPINGS, *extensions.values()]
     maps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for path in {interpreter(), *(line[line.find("/") :] for line in maps.splitlines() if ".so" in line)}:
@@ -98,11 +95,7 @@ def _read_shared_libraries(extensions: dict[str, str]) -> None:
 
 def memory_file(content: bytes) -> int:
     """Return the descriptor of an anonymous file with this content, positioned at the start."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,15 +1,14 @@
 """Permanently drop access to files, system calls, capabilities, and resources in a sandboxed process.
 
-No privileges are required. Landlock blocks access to the file system. seccomp allows only the system calls listed
-in `syscalls`. Resource limits bound memory, CPU time, and descriptors. On other systems
-and old kernels, the functions raise OSError before they change anything.
+No privileges are required. Landlock blocks access to the file system. seccomp allows only the system calls listed in
+`syscalls`. Resource limits bound memory, CPU time, and descriptors. On old kernels, the functions raise OSError before
+they change anything.
 
 Source: linux/landlock.h, linux/capability.h, prctl(2), seccomp(2).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -89,9 +88,7 @@ def give_up_system_calls() -> SystemCallFilter:
     The long allow list takes most of a millisecond to install, so the zygote installs it once. The returned filter
     denies the few calls that only a zygote needs. It is installed in each child.
     """
-    machine = os.uname().machine
-    if machine not in ARCHITECTURES:
-        raise OSError(f"no table of system calls for {machine}")
+    machine = os.uname().machine  # one of ARCHITECTURES; see `has_seccomp`
     rest = SystemCallFilter(denials(machine))
     SystemCallFilter(permissions(machine)).put_on()
     return rest
@@ -108,13 +105,10 @@ def limit_resources(memory_bytes: int) -> None:
         ("RLIMIT_MSGQUEUE", 0),
         ("RLIMIT_MEMLOCK", 0),
     ):
-        which = getattr(resource, name, None)
-        if which is not None:
-            hard = resource.getrlimit(which)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # Linux supports all of these limits. Other systems may not, such as RLIMIT_AS on macOS.
-            with contextlib.suppress(*(() if sys.platform == "linux" else (ValueError, OSError))):
-                resource.setrlimit(which, (most, most))
+        which = getattr(resource, name)
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (most, most))
 
 
 def limit_cpu(seconds: int) -> None:

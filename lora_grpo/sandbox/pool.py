@@ -28,13 +28,12 @@ class Pool:
 
     def __init__(self, settings: Settings, tier: str) -> None:
         self.settings, self.tier = settings, tier
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.size = settings.workers or min(_MAX_WORKERS, cores)
+        self.size = settings.workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
         self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         for _ in range(self.size):
             self._idle.put(None)  # started on first use
-        self._workers: list[Worker] = []
-        self._closing = False
+        self.workers: list[Worker] = []
+        self.closed = False
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """Run the programs and return their verdicts in order. If a worker dies, its program runs again."""
@@ -53,14 +52,9 @@ class Pool:
 
     def close(self) -> None:
         """Stop all processes. The pool cannot be used again."""
-        self._closing = True
-        while self._workers:
-            self._workers.pop().kill()
-
-    def abandon(self) -> None:
-        """Close this process's ends of the workers' sockets. After a fork, the workers belong to the parent."""
-        for worker in self._workers:
-            worker.abandon()
+        self.closed = True
+        while self.workers:
+            self.workers.pop().kill()
 
     def _grade(self, program: Program, exam: bytes) -> Verdict:
         worker = self._idle.get()
@@ -82,11 +76,11 @@ class Pool:
             self._idle.put(worker)
 
     def _start(self) -> Worker:
-        if self._closing:
+        if self.closed:
             raise WorkerDied("the pool is closed")
         worker = Worker(self.tier, self.settings)
-        self._workers.append(worker)
-        if self._closing:  # the pool was closed while the worker started
+        self.workers.append(worker)
+        if self.closed:  # the pool was closed while the worker started
             self._remove(worker)
             raise WorkerDied("the pool is closed")
         return worker
@@ -94,7 +88,7 @@ class Pool:
     def _remove(self, worker: Worker | None) -> None:
         if worker is not None:
             with contextlib.suppress(ValueError):  # `close` already removed it
-                self._workers.remove(worker)
+                self.workers.remove(worker)
             worker.kill()
 
 
@@ -120,10 +114,12 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
         stop()
         _requested = settings, tier
         for name in (tier,) if tier else isolation.TIERS:
-            reason = isolation.missing(name)
+            if reason := isolation.missing(name):
+                reasons[name] = reason
+                continue
             pool = Pool(settings, name)
             try:
-                reason = reason or isolation.escapes(pool.run)
+                reason = isolation.escapes(pool.run)
             except RunError as error:
                 reason = str(error)
             if reason is None:
@@ -131,7 +127,7 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
                 return isolation.describe(name, pool.size, settings)
             pool.close()
             reasons[name] = reason
-        if not settings.allow_unsafe:
+        if not settings.allow_unsafe or sys.platform != "linux":
             tried = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise UserError(
                 f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or "
@@ -149,16 +145,10 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
         RunError: the sandbox's processes fail to start, or keep dying.
     """
     with _lock:
-        if _pool is None:
+        if _pool is None or _pool.closed:
             print(f"sandbox: {start(*_requested)}", file=sys.stderr)
         assert _pool is not None
-        try:
-            return _pool.run(programs)
-        except BrokenTest:
-            raise
-        except BaseException:
-            stop()
-            raise
+        return _pool.run(programs)
 
 
 def describe() -> str | None:
@@ -175,13 +165,13 @@ def stop() -> None:
             _pool = None
 
 
-def _forget() -> None:
-    """Release the workers in a forked child. Otherwise, its copies of the sockets would keep them alive."""
+def _drop_in_child() -> None:
+    """Close the sockets of the workers in a forked child, where they would keep the parent's workers alive."""
     global _pool, _lock
-    if _pool is not None:
-        _pool.abandon()
+    for worker in _pool.workers if _pool else ():
+        worker.abandon()
     _pool, _lock = None, threading.RLock()
 
 
 atexit.register(stop)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_in_child)

@@ -82,16 +82,15 @@ def permissions(machine: str) -> bytes:
         lines += [_line(_AT_LEAST, 0x40000000, 0, 1), _line(_RETURN, _KILL)]  # x32
     for verdict, table in ((_ALLOW, f"{_ALLOWED},{_ZYGOTE}"), (_ENOENT, _ABSENT)):
         lines += _verdicts(verdict, table, column)
+    flags = [_line(_ANY_BIT, _MAP_HUGETLB, 1, 0), _line(_RETURN, _ALLOW)]
+    limited = [(_MMAP, 3, flags)]
     for numbers, index, values in _LIMITED:
         # The kernel reads only the lower 32 bits of fcntl and ioctl commands and of a pid, so only those are compared.
-        block = [_line(_LOAD, _ARGUMENTS + 8 * index)]
-        for value in values:
-            block += [_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW)]
-        block += [_line(_RETURN, _EPERM)]
+        allowed = [line for value in values for line in (_line(_EQUAL, value, 0, 1), _line(_RETURN, _ALLOW))]
+        limited.append((numbers, index, allowed))
+    for numbers, index, allowed in limited:
+        block = [_line(_LOAD, _ARGUMENTS + 8 * index), *allowed, _line(_RETURN, _EPERM)]
         lines += [_line(_EQUAL, numbers[column], 0, len(block)), *block]
-    block = [_line(_LOAD, _ARGUMENTS + 8 * 3), _line(_ANY_BIT, _MAP_HUGETLB, 1, 0)]
-    block += [_line(_RETURN, _ALLOW), _line(_RETURN, _EPERM)]
-    lines += [_line(_EQUAL, _MMAP[column], 0, len(block)), *block]
     return b"".join([*lines, _line(_RETURN, _EPERM)])
 
 

@@ -37,7 +37,7 @@ bisect cmath collections copy datetime functools heapq itertools math operator r
 
 ANSWER_BYTES = 128
 """Size of `siginfo_t`."""
-_CODE, _STATUS = (8, 24) if sys.platform == "linux" else (8, 20)
+_CODE, _STATUS = 8, 24
 _CLD_EXITED = 1
 
 _LINK, _REPORT = 3, 4

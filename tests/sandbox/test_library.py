@@ -73,7 +73,7 @@ def test_files_fail_as_on_an_empty_machine(pool, call, status, error):
 
 def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool):
     assert pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))])[0].passed
-    pids = [process.pid for worker in pool._workers for process in worker._processes]
+    pids = [process.pid for worker in pool.workers for process in worker._processes]
     for pid in pids:  # grows
         pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     assert {Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in pids} == {"1000\n"}
