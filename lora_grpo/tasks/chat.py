@@ -43,8 +43,6 @@ _DEFAULTS: dict[str, Any] = {
     "date_string": "26 Jul 2024",
 }
 _SET = re.compile(r"\{% set (\w+) = \1 \| default\((.*)\) %\}\n")
-_NOT_SETTINGS = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""Variables and functions that whoever renders a template passes."""
 
 
 def check_style(style: str) -> None:
@@ -107,19 +105,20 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> 
     If the template has a switch for thinking that is not set, completions of `max_tokens` tokens decide. Prints which.
 
     Raises:
-        UserError: the template does not read a given variable.
+        UserError: a given variable does not occur in the template.
     """
     if not getattr(tokenizer, "chat_template", None):
         if given:
             raise UserError(f"{KWARGS_FLAG} {next(iter(given))}: the model has no chat template; leave it out")
         return {}
     before, body = _split(tokenizer.get_chat_template())
-    names = _variables(body) - _NOT_SETTINGS - tokenizer.special_tokens_map.keys()
-    for name in given.keys() - names:
-        hint = suggestion(name, sorted(names)) if names else "it reads none, so leave it out"
-        raise UserError(f"{KWARGS_FLAG} {name}: the model's chat template does not read this variable; {hint}")
+    for name in given:
+        if not re.search(rf"\b{name}\b", body):
+            raise UserError(
+                f"{KWARGS_FLAG} {name}: the model's chat template does not read this variable; leave it out"
+            )
     values = {**before, **given}
-    if _SWITCH in names:
+    if _SWITCH in body:
         limit = f"completions have at most {max_tokens} tokens"
         why = f"{KWARGS_FLAG} sets {_SWITCH}" if _SWITCH in given else f"its chat template sets {_SWITCH}"
         if _SWITCH not in values:
@@ -156,23 +155,6 @@ def _split(template: str) -> tuple[dict[str, Any], str]:
 
 def _literal(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _variables(template: str) -> set[str]:
-    """Return the names that a chat template reads before it sets them."""
-    from jinja2 import TemplateError, meta, nodes
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # has the tags of its own templates
-
-    try:
-        tree = _compile_jinja_template(template).environment.parse(template)
-    except TemplateError as error:
-        raise UserError(f"the model's chat template cannot be read ({error}); use another model") from None
-    # A name that is set in each branch before it is read counts as undeclared. It is read on a later line.
-    lines: dict[str, dict[str, int]] = {"load": {}, "store": {}, "param": {}}
-    for node in tree.find_all(nodes.Name):
-        lines[node.ctx][node.name] = min(node.lineno, lines[node.ctx].get(node.name, node.lineno))
-    names = meta.find_undeclared_variables(tree)
-    return {name for name in names if lines["load"][name] <= lines["store"].get(name, lines["load"][name])}
 
 
 def render(tokenizer: Any, prompt: Sequence[Message]) -> str:

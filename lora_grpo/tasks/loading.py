@@ -130,7 +130,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
                 f"the same answer ({shown}); remove one of them"
             )
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        key = json.dumps({**row, "id": None, "row_json": None}, sort_keys=True) if is_task_file(name) else question
+        key = json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True) if is_task_file(name) else question
         kept.setdefault(key, row)
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)

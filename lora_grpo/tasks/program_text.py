@@ -185,41 +185,31 @@ def _read(statement: ast.AST) -> set[str]:
     return read | ({"assert"} if any(isinstance(node, ast.Assert) for node in nodes) else set())
 
 
-def _changed(statement: ast.stmt) -> set[str]:
-    """Return the names whose objects a statement changes: `name.x = 1`, `name[0] = 1`, `name.append(1)`."""
-    changed: set[str] = set()
-    for node in _module_nodes(statement):
-        call = node.value if isinstance(node, ast.Expr) else None
-        target = call.func if isinstance(call, ast.Call) else node
-        if isinstance(target, (ast.Attribute, ast.Subscript)) and (call or isinstance(target.ctx, ast.Store)):
-            while isinstance(target, (ast.Attribute, ast.Subscript)):
-                target = target.value
-            changed |= {target.id} if isinstance(target, ast.Name) else set()
-    return changed
-
-
 def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]) -> Code:
     """Drop demonstrations, except those that the wanted names need.
 
     A demonstration is a statement that calls the entry point, prints, asserts, or reads input, itself or through names
-    that other demonstrations bind. A name needs the statements that bind it or change its object, and what those read.
+    that other demonstrations bind. A name needs the statements that bind it, and what those read.
 
     Future imports must come first in the program, so they remain only in the returned statements, not in the text.
     """
     reads = [*map(_read, code.body)]
-    sets = [bound_names(node) | _changed(node) for node in code.body]
+    binds = [*map(bound_names, code.body)]
     shown = {entry_point, *_DEMONSTRATION}
     demonstrations = []
     for node, read in zip(code.body, reads, strict=True):
-        if read & shown:  # It may be a function that demonstrates, such as `main` or `test_f`.
+        sets_part = isinstance(getattr(node, "targets", [None])[0], (ast.Attribute, ast.Subscript))  # `f.cache = {}`
+        if read & shown and not sets_part:  # It may be a function that demonstrates, such as `main` or `test_f`.
             shown |= bound_names(node) - {entry_point}
             demonstrations += [] if isinstance(node, _DEFINITIONS) else [node]
     needed: set[str] = {*wanted}
     size = 0
     while len(needed) > size:
         size = len(needed)
-        needed = needed.union(*(read for read, names in zip(reads, sets, strict=True) if names & needed))
-    needing = {node for node, names in zip(code.body, sets, strict=True) if names & needed and not _is_main_guard(node)}
+        needed = needed.union(*(read for read, names in zip(reads, binds, strict=True) if names & needed))
+    needing = {
+        node for node, names in zip(code.body, binds, strict=True) if names & needed and not _is_main_guard(node)
+    }
     gone = [node for node in demonstrations if node not in needing]
     future = [node for node in code.body if _is_future(node)]
     return Code(_without(code, [*gone, *future]).text, [node for node in code.body if node not in gone])
@@ -234,19 +224,12 @@ def _is_future(node: ast.stmt) -> bool:
 
 
 def _without(code: Code, statements: Collection[ast.stmt]) -> Code:
-    """Return the code without these statements. On lines shared with other statements, `pass` takes their place."""
-    if not statements:
-        return code
+    """Return the code without these statements, except those that share a line with others."""
     body = [node for node in code.body if node not in statements]
-    shared = {line for node in body for line in _lines(node)}
-    lines: list[bytes | None] = [*code.text.encode().split(b"\n")]
-    for node in reversed(code.body):
-        for number in _lines(node) if node in statements else ():
-            line = lines[number - 1] or b""
-            start = node.col_offset if number == node.lineno else 0
-            end = node.end_col_offset if number == node.end_lineno else len(line)
-            lines[number - 1] = line[:start] + b"pass" + line[end:] if number in shared else None
-    return Code(b"\n".join(line for line in lines if line is not None).decode(), body)
+    kept = {line for node in body for line in _lines(node)}
+    gone = {line for node in statements for line in _lines(node)} - kept
+    lines = [line for number, line in enumerate(code.text.split("\n"), 1) if number not in gone]
+    return Code("\n".join(lines), body)
 
 
 def _lines(statement: ast.stmt) -> range:

@@ -25,7 +25,17 @@ TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 
 RESERVED_COLUMNS = frozenset(
-    {"task", "prompts", "prompt_style", "completion", "completions", "completion_ids", "trainer_state", "log_extra"}
+    {
+        "task",
+        "given",
+        "prompts",
+        "prompt_style",
+        "completion",
+        "completions",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+    }
     | {"log_metric", "environments", "image", "images", "tools", "verdicts"}
 )
 """Columns that the kit or TRL adds to rows, or reads in a way of its own."""

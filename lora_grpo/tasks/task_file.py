@@ -22,7 +22,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -32,10 +32,6 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
-
-_FUNCTIONS = {"load": (1, 2), "check": (2,), "prompt": (1,), "gold": (1,)}
-"""Possible numbers of arguments."""
-_OPTIONAL = ("prompt", "gold")
 
 
 class CheckError(RunError):
@@ -52,12 +48,12 @@ class TaskFile:
     @property
     def rewards(self) -> tuple[str, ...]:
         """The file's `REWARDS`."""
-        return self._names("REWARDS", ("correct_answer=1.0",), "correct_answer=1.0")
+        return self._names("REWARDS", ("correct_answer=1.0",))
 
     @property
     def audit_ignore(self) -> tuple[str, ...]:
         """The file's `AUDIT_IGNORE`."""
-        return self._names("AUDIT_IGNORE", (), "wrong value")
+        return self._names("AUDIT_IGNORE", ())
 
     @property
     def has_gold(self) -> bool:
@@ -118,10 +114,10 @@ class TaskFile:
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
         return gold
 
-    def _names(self, name: str, default: tuple[str, ...], example: str) -> tuple[str, ...]:
+    def _names(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         found = getattr(self.module, name, default)
         if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
-            raise UserError(f"{self.path}: {name} is {found!r:.60}; expected a tuple such as ({example!r},)")
+            raise UserError(f"{self.path}: {name} is {found!r:.60}; expected a tuple of texts, such as ('a',)")
         return tuple(found)
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
@@ -145,18 +141,14 @@ class TaskFile:
         question = "\n".join(message["content"] for message in asked if message["role"] != "system")
         given = {"question": question, "answer": "", **row, "id": name}
         try:
-            text = json.dumps(given, allow_nan=False, ensure_ascii=False)
-            text.encode()
+            json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.path}: row {name} is not JSON: {first_line(error)}; keep plain values") from None
-        return {**given, "question": question, "prompt": [*messages, *asked], "row_json": text}
+        return {**given, "question": question, "prompt": [*messages, *asked], "loaded_row": given}
 
     def _given(self, row: Mapping[str, Any]) -> Any:
-        """Return the row as `load` returned it, for each call anew.
-
-        The trainer's dataset adds missing keys and changes types, so training and evaluation would check other rows.
-        """
-        return json.loads(row["row_json"]) if "row_json" in row else copy.deepcopy(dict(row))
+        """Return a copy of the row as `load` returned it, so that a function of the file cannot change it."""
+        return copy.deepcopy(row.get("loaded_row", dict(row)))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
@@ -182,17 +174,9 @@ def read(name: str) -> TaskFile:
 def _read(path: Path) -> TaskFile:
     expected = "a task file with load(split) and check(completion, row)"
     module = python_file.load(path, expected)
-    for function, arguments in _FUNCTIONS.items():
-        found = getattr(module, function, None)
-        if found is None and function in _OPTIONAL:
-            continue
-        if not callable(found):
+    for function in ("load", "check"):
+        if not callable(getattr(module, function, None)):
             raise UserError(f"{path} defines no function {function!r}; expected {expected}")
-        if not any(_accepts(found, number) for number in arguments):
-            raise UserError(
-                f"{path}: {function}{inspect.signature(found)} cannot be called with {arguments[-1]} arguments; see "
-                "docs/your-task.md"
-            )
     for name, kind in (("SYSTEM_PROMPT", str), ("THRESHOLD", (int, float))):
         value = getattr(module, name, None)
         if value is not None and not isinstance(value, kind):
@@ -200,19 +184,12 @@ def _read(path: Path) -> TaskFile:
     return TaskFile(path, module)
 
 
-def _accepts(function: Callable[..., Any], number: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(number))
-    except TypeError:
-        return False
-    except ValueError:  # a built-in such as `str` has no signature
-        return True
-    return True
-
-
 def _is_chat(messages: Any) -> bool:
-    return isinstance(messages, (list, tuple)) and bool(messages) and all(map(_is_message, messages))
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    return (
+        isinstance(messages, (list, tuple))
+        and bool(messages)
+        and all(
+            isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+            for message in messages
+        )
+    )

@@ -53,22 +53,11 @@ def test_a_row_is_not_shown_its_own_solution():
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
 
 
-def test_rows_do_not_share_messages():
-    first, second = add_prompts([ROW, SOLVED], "xml")
-    first["prompt"][0]["content"] = "changed"
-    assert second["prompt"][0]["content"] == SYSTEM_PROMPTS["xml"]
-
-
 def test_an_unknown_style_offers_the_nearest():
     with pytest.raises(UserError, match="unknown prompt style 'xlm'; did you mean 'xml'"):
         add_prompts([ROW], "xlm")
     with pytest.raises(UserError, match="expected one of xml, hashes, think"):
         add_prompts([ROW], "json")
-
-
-def test_render_uses_the_chat_template():
-    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
-    assert render(Tokenizer("template"), prompt) == "<system>S<user>Q<assistant>"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +118,6 @@ def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
     assert tokenizer.chat_template == once.replace("true", "false", 1)
 
 
-def test_a_template_without_a_switch_stays_as_it_is(capsys):
-    for template in (published_template("llama3_2"), None):
-        tokenizer = qwen_tokenizer(template)
-        assert set_variables(tokenizer, {}, 9999) == {}
-        assert tokenizer.chat_template == template and capsys.readouterr().err == ""
-
-
 def test_a_fixed_template_ignores_what_a_server_passes():
     tokenizer = qwen_tokenizer(QWEN3)
     set_variables(tokenizer, {}, 8)
@@ -173,23 +155,12 @@ def test_values_reach_the_template_as_they_are_written(text, value):
         (["a=1", "a=2"], "'a=2': expected KEY=VALUE, once"),
         (["a=[1]"], "expected text, a number, true or false"),
         (["enable_thinking=False"], "enable_thinking=False: expected true or false"),
-        (["enable_thinking=0"], "expected true or false"),
-        (["enable_thinkin=true"], "enable_thinkin: the model's chat template does not read .* 'enable_thinking'"),
-        (["messages=1"], "expected one of enable_thinking$"),
+        (["enable_thinkin=true"], "enable_thinkin: the model's chat template does not read"),
     ],
 )
 def test_wrong_variables_are_refused(items, message):
     with pytest.raises(UserError, match=message):
         set_variables(qwen_tokenizer(QWEN3), parse_kwargs(items), 8)
-
-
-def test_variables_need_a_template_that_reads_them():
-    with pytest.raises(UserError, match="the model has no chat template"):
-        set_variables(qwen_tokenizer(None), {"a": 1}, 8)
-    with pytest.raises(UserError, match="it reads none, so leave it out"):
-        set_variables(qwen_tokenizer(), {"a": 1}, 8)
-    with pytest.raises(UserError, match="the model's chat template cannot be read"):
-        set_variables(qwen_tokenizer("{% if %}"), {"a": 1}, 8)
 
 
 def test_a_prompt_does_not_depend_on_the_date():
@@ -219,29 +190,10 @@ def test_what_is_written_is_read_back(style, reasoning):
     assert read_completion(write_completion(reasoning, "18", style), style) == (reasoning, "18")
 
 
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("xml", "<reasoning>r</reasoning><answer>18</answer>"),
-        ("xml", "\n <reasoning>\nr\n</reasoning>\n\n<answer> 18 </answer>\n"),
-        ("think", "<think>\nr\n</think>\n<answer>\n18\n</answer>"),
-        ("hashes", "r\n#### 18\n"),
-        ("hashes", "r\n\n#### 18"),
-    ],
-)
-def test_white_space_does_not_matter(style, text):
-    assert read_completion(text, style) == ("r", "18")
-
-
 @pytest.mark.parametrize("style", ["xml", "hashes"])
 def test_thoughts_before_an_answer_are_not_part_of_it(style):
     answer = write_completion("r", "18", style)
     assert read_completion(f"<think>\nSo <answer>17</answer> #### 17\n</think>\n\n{answer}", style) == ("r", "18")
-
-
-@pytest.mark.parametrize("before", ["<think>\nSo ", "So </think>", "Well. <think>So</think>", "<think>"])
-def test_only_finished_thoughts_at_the_start_are_left_out(before):
-    assert read_completion(before + write_completion("r", "18"), "xml") is None
 
 
 @pytest.mark.parametrize(
@@ -272,18 +224,9 @@ def test_a_completion_that_leaves_the_style_is_not_read(style, text):
     assert read_completion(text, style) is None
 
 
-def test_a_program_keeps_its_indentation_and_needs_no_words_before_it():
-    written = write_completion("", "def f():\n    return 1", "code")
-    assert written == "```python\ndef f():\n    return 1\n```"
-
-
 ROW_OF_CODE = {"prompt": [{"role": "user", "content": "Write f."}], "completion_prefix": "def f(x):\n"}
 
 
 def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
     assert render_row(Tokenizer(None), ROW_OF_CODE) == "def f(x):\n"
     assert render_row(Tokenizer(None), {**ROW_OF_CODE, "completion_prefix": ""}) == "Question: Write f.\nAnswer:"
-
-
-def test_a_chat_model_is_asked_even_where_a_program_is_begun():
-    assert "Write f." in render_row(Tokenizer("{}"), ROW_OF_CODE)

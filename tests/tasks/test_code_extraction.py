@@ -3,7 +3,7 @@ import tracemalloc
 
 import pytest
 
-from lora_grpo.tasks.code_extraction import AnswerTooLong, cut_at_stop, extract_program
+from lora_grpo.tasks.code_extraction import AnswerTooLong, extract_program
 
 PREFIX = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Round up, then double."""\n'
 WHOLE = "def f(x):\n    return twice(math.ceil(x))"
@@ -103,8 +103,6 @@ READS_INPUT = "n = float(input())\nprint(f(n))"
         fenced("def f(x):\n    return f.cache.setdefault(x, twice(math.ceil(x)))\n\nf.cache = {}"),
         fenced("def f(x):\n    return f.factor * math.ceil(x)\n\nsetattr(f, 'other', 1)\nf.factor = 2\nprint(f(1))"),
         fenced("def f(x):\n    return memo[math.ceil(x)]\n\nmemo = {}\nfor i in range(9):\n    memo[i] = 2 * i"),
-        fenced("def f(x):\n    return T[math.ceil(x)]\n\nT = []\nfor i in range(9):\n    T.append(2 * i)\n"
-            "    print(T)"),
         fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from nowhere import up\nexcept ImportError:\n"
             "    up = math.ceil"),
         after(f"if True:\n    {HELPER.replace(chr(10), chr(10) + '    ')}"),
@@ -155,11 +153,6 @@ def test_the_program_that_a_careful_reader_would_run(completion):
     assert value(completion) == 4
 
 
-def test_the_blank_lines_of_a_string_keep_their_spaces():
-    program = "def f(x):\n    return '''a\n    \n  b'''"
-    assert extract_program(fenced(program), "f", PREFIX).endswith(program + "\n")
-
-
 def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
     with pytest.raises(AnswerTooLong, match="the answer has 40,000 characters; expected at most 32,768"):
         extract_program("x" * 40_000, "f")
@@ -201,15 +194,6 @@ def test_what_is_no_python_is_left_for_the_sandbox(completion):
         compile(extract_program(completion, "f", PREFIX), "f", "exec")
 
 
-def test_another_name_is_left_for_the_sandbox():
-    assert "def g(x)" in extract_program("def g(x):\n    return x", "f")
-    assert "def g(x)" in extract_program(fenced("def g(x):\n    return x"), "f", PREFIX)
-
-
-def test_without_a_prompt_the_program_is_the_answers_own():
-    assert extract_program(f"So:\n{fenced(WHOLE)}", "f") == WHOLE + "\n"
-
-
 def test_the_models_own_text_is_kept():
     assert value(fenced(f"def twice(x):\n    return 3 * x\n\n{WHOLE}")) == 6
     program = "def f(x):\n    # a comment\n    return  x"
@@ -225,11 +209,6 @@ def test_a_decorator_of_the_prompts_function_does_not_stay_behind():
     prefix = 'from functools import cache\n\n\n@cache\ndef f(x):\n    """Double."""\n'
     assert extract_program(WHOLE, "f", prefix).count("@cache") == 0
     assert value("return 2 * x", 2, prefix) == 4
-
-
-def test_stop_sequences():
-    assert cut_at_stop("    return 1\n\n\ndef g():") == "    return 1\n\n"
-    assert cut_at_stop("    return 1\n    # not at the margin") == "    return 1\n    # not at the margin"
 
 
 HOSTILE = [

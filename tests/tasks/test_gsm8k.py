@@ -35,13 +35,11 @@ def write(path, *records):
     ("completion", "answer"),
     [
         ("#### 18", "18"),
-        ("####18", "18"),
         ("so it is 7.\n#### 18\n", "18"),
         ("<answer>18</answer>", "18"),
         ("<answer>\n18\n</answer>", "18"),
         (r"\boxed{18}", "18"),
         (r"The answer is $\boxed{18}$.", "18"),
-        (r"\boxed{\text{18 dollars}}", "18"),
         (r"\boxed{\$18}", "18"),
         (r"\boxed{18\%}", "18"),
         (r"\boxed{1{,}234}", "1234"),
@@ -51,11 +49,9 @@ def write(path, *records):
         ("#### $18", "18"),
         ("#### 18 dollars", "18"),
         ("#### Janet makes 18 a day", "18"),
-        ("#### 18€", "18"),
         ("#### 18%", "18"),
         ("#### **18**", "18"),
         ("#### 18.", "18"),
-        ("#### 18,", "18"),
         ("#### 18.00", "18"),
         ("#### 018", "18"),
         ("#### 1,234", "1234"),
@@ -64,14 +60,10 @@ def write(path, *records):
         ("#### .5", "0.5"),
         ("#### -5", "-5"),
         ("#### \N{MINUS SIGN}5", "-5"),
-        ("#### \N{HYPHEN}5", "-5"),
-        ("#### \N{NON-BREAKING HYPHEN}5", "-5"),
         ("#### -$5", "-5"),
-        ("#### $-5", "-5"),
         ("#### x = 18", "18"),
         ("#### １８", "18"),
         ("#### 18<|im_end|>", "18"),
-        ("#### 18\r\n", "18"),
         # The last marker wins, and a model may correct itself on a later line.
         ("#### 17\nNo:\n#### 18", "18"),
         ("<answer>17</answer>\n<answer>18</answer>", "18"),
@@ -92,49 +84,34 @@ def test_correct(completion, answer):
     ("completion", "reason"),
     [
         ("", "empty"),
-        (" \n", "empty"),
         ("18 is what I get.", "no_answer"),
         ("18", "no_answer"),
-        ("##### 18", "no_answer"),
         ("<answer>18", "unclosed_answer"),
         (r"\boxed{18", "unclosed_answer"),
-        (r"\boxed{\text{18}", "unclosed_answer"),
         ("<answer>18</answer>\n<answer>", "unclosed_answer"),
         ("<answer></answer>", "unreadable_answer"),
         ("#### eighteen", "unreadable_answer"),
         ("#### nan", "unreadable_answer"),
-        ("#### inf", "unreadable_answer"),
         ("#### 1,8", "unreadable_answer"),
         ("#### 0,018", "unreadable_answer"),
-        ("#### 1,8.0", "unreadable_answer"),
         ("#### 18.0.0", "unreadable_answer"),
-        ("#### ²18", "unreadable_answer"),
         ("#### 18½", "unreadable_answer"),
-        ("#### √18", "unreadable_answer"),
-        ("#### 18^1", "unreadable_answer"),
         ("#### ±18", "unreadable_answer"),
         (r"\boxed{\sqrt{18}}", "unreadable_answer"),
         (r"\boxed{\frac{18}{1}}", "unreadable_answer"),
         ("#### 18 #### 19 #### 20", "conflicting_answers"),
         ("#### 20 #### 19 #### 18", "conflicting_answers"),
         ("#### 18 or 19", "conflicting_answers"),
-        ("#### 17 and 18", "conflicting_answers"),
         ("<answer>18</answer> <answer>19</answer>", "conflicting_answers"),
         ("<answer>19</answer> <answer>18</answer>", "conflicting_answers"),
         (r"\boxed{17} #### 18", "conflicting_answers"),
         ("#### 9+9", "conflicting_answers"),
-        ("#### 36/2", "conflicting_answers"),
         ("#### 18e0", "conflicting_answers"),
         ("#### 1 8", "conflicting_answers"),
         ("#### 17", "wrong_answer"),
-        ("#### 19", "wrong_answer"),
         ("#### 18.0001", "wrong_answer"),
-        ("#### 17.99", "wrong_answer"),
         ("#### 17.999999999999999999999999999999999999", "wrong_answer"),
-        ("#### 180", "wrong_answer"),
-        ("#### 8", "wrong_answer"),
         ("#### -18", "wrong_answer"),
-        ("#### - 18", "wrong_answer"),
         ("#### \N{MINUS SIGN}18", "wrong_answer"),
         ("#### " + "9" * 5000, "wrong_answer"),
         ("#### 18\n#### 19", "wrong_answer"),
@@ -145,12 +122,6 @@ def test_wrong_and_why(completion, reason):
     verdict = robust(completion)
     assert verdict.reason == reason
     assert not verdict.passed
-
-
-def test_extracted_is_the_number_that_was_read():
-    assert robust("#### $1,234 in all").extracted == "1,234"
-    assert robust("#### -$5").extracted == "-5"
-    assert robust("It may be 18.").extracted is None
 
 
 # --- the strict and flexible rules
@@ -186,11 +157,6 @@ def test_thoughts_that_are_cut_off_have_no_answer():
     for text in ("<think>", "<think>\nIt is 18", "<think>\nSo 18. <reasoning>", "<think>\n</think>", "</think>"):
         verdict = gsm8k.check(text, row("18"))
         assert (verdict.passed, verdict.reason) == (False, "no_answer") and not verdict.rules["strict"]
-
-
-def test_a_row_without_a_style_is_graded_as_xml():
-    bare = {"question": "?", "answer": "18"}
-    assert gsm8k.check("<reasoning>r</reasoning><answer>18</answer>", bare).rules["strict"]
 
 
 @pytest.mark.parametrize(
@@ -258,16 +224,6 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
 # --- hostile completions
 
 
-@pytest.mark.parametrize(
-    "unit",
-    ["<answer>", "</answer>", "#### ", "\\boxed{", "\\boxed{1}", "1,", "9", ".", "-", "{", "\n", " ", "</think>", "１"],
-)
-@pytest.mark.parametrize("prefix", ["", "#### ", "<answer>", "\\boxed{"])
-def test_hostile_completions_are_graded_without_raising(unit, prefix):
-    for style in STYLES:
-        assert not gsm8k.check(prefix + unit * 3000, row("18", style)).passed
-
-
 @pytest.mark.parametrize("unit", ["#### ", "<answer>", "\\boxed{1}", "\\boxed{", "1,", "{"])
 def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
     """Count the characters in the contents of all markers. Overlapping contents would grow quadratically."""
@@ -280,11 +236,6 @@ def test_the_work_grows_in_line_with_the_text(unit, monkeypatch):
 
     monkeypatch.setattr(gsm8k, "_gold_number", lambda row: "18")
     assert work(2000) <= 2 * work(1000) + len(unit) * 8
-
-
-def test_a_row_without_a_readable_answer_is_the_rows_fault():
-    with pytest.raises(UserError, match=r"row t/0: no readable number in answer 'many'.*#### 18"):
-        gsm8k.check("#### 18", row("many"))
 
 
 # --- loading
@@ -373,12 +324,6 @@ def test_columns_of_a_data_set_on_the_hub(hub):
     hub.records = []
     with pytest.raises(UserError, match="'someone/sums' has no rows in split 'test'"):
         gsm8k.load("eval", "someone/sums")
-
-
-def test_an_unreachable_hub_says_what_to_pass_instead(hub):
-    hub.records = ConnectionError("Couldn't reach\nthe Hub")
-    with pytest.raises(UserError, match=r"openai/gsm8k.*Couldn't reach the Hub\).*JSON Lines, CSV or Parquet file"):
-        gsm8k.load("eval")
 
 
 @pytest.mark.parametrize("source", ["missing.jsonl", "a.csv", "a.parquet", "./missing", "~/missing/x"])

@@ -1,5 +1,4 @@
 import ast
-import gzip
 import json
 import sys
 from types import SimpleNamespace
@@ -7,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import humaneval, sources
+from lora_grpo.tasks import humaneval
 
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
 RECORD = {
@@ -46,16 +45,6 @@ def test_a_row_is_flat_and_keeps_upstreams_id(tmp_path):
     assert row["prelude"] == row["completion_prefix"] == PROMPT
     assert row["test"].endswith("\n\ncheck(f)\n")
     assert all(isinstance(value, str) for value in row.values())
-
-
-def test_both_splits_are_all_rows_and_a_limit_draws(tmp_path):
-    records = [{**RECORD, "task_id": f"HumanEval/{i}"} for i in range(30)]
-    path = tmp_path / "h.jsonl.gz"
-    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
-    assert humaneval.load("train", str(path)) == humaneval.load("eval", str(path))
-    rows = humaneval.load("eval", str(path))
-    drawn = sources.sample(rows, 5, 1)
-    assert len(drawn) == 5 and drawn == sources.sample(rows, 5, 1) != sources.sample(rows, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +87,6 @@ def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_
         assert humaneval.check(humaneval.gold(asked), asked).passed, style
     verdict = humaneval.check(humaneval.gold(row).replace("2 *", "3 *"), row)
     assert (verdict.passed, verdict.reason) == (False, "failed")
-
-
-def test_a_base_models_continuation_passes(tmp_path):
-    (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
-    assert humaneval.check("    return 2 * up(x)\n\n\ndef g(x):\n    return f(x", row).passed
 
 
 def test_every_gold_completion_passes_and_every_near_miss_fails(rows):

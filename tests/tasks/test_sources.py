@@ -67,12 +67,6 @@ def test_programs_in_every_format(tmp_path, name):
             assert mbpp.load("train", write(tmp_path / name, rows)) == expected
 
 
-def test_a_renamed_column_replaces_another_of_that_name(tmp_path):
-    source = write(tmp_path / "m.jsonl", [{"question": "5", "answer": "Which?", "topic": "t"}])
-    data = DataConfig("gsm8k", source, columns=("question=answer", "answer=question"))
-    assert load_split(data, "train") == [{"id": "m/0", "question": "Which?", "answer": "5", "topic": "t"}]
-
-
 def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):
     source = write(tmp_path / "m.csv", [{"problem": "a?", "answer": "1"}])
     data = DataConfig("gsm8k", source, columns=("question=problem",))
@@ -122,19 +116,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, content, message
     with pytest.raises(UserError) as error:
         gsm8k.load("train", str(tmp_path / name))
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"question": 5, "answer": "1"}, "m.parquet row 0: 'question' is 5; expected a non-empty string"),
-        ({"question": "a?", "answer": float("nan")}, "m.parquet row 0: no readable number in answer 'nan'"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_named_by_its_row(tmp_path, record, message):
-    with pytest.raises(UserError) as error:
-        gsm8k.load("train", write(tmp_path / "m.parquet", [record]))
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -26,25 +26,6 @@ def test_rows_are_numbered_flat_and_distinct(name):
 
 
 @TASKS
-def test_train_and_eval_are_disjoint(name):
-    train = {row["question"] for row in get_task(name).load("train")}
-    assert len(train) == 4000
-    assert not train & {row["question"] for row in get_task(name).load("eval")}
-
-
-@TASKS
-def test_a_limit_samples_by_seed_and_keeps_order_and_ids(name):
-    load = get_task(name).load
-    rows = sources.sample(load("eval"), 5, 1)
-    assert [row["id"] for row in rows] == sorted(row["id"] for row in rows)
-    assert rows == sources.sample(load("eval"), 5, 1)
-    assert rows != sources.sample(load("eval"), 5, 2)
-    all_rows = {row["id"]: row for row in sources.sample(load("eval"), None, 7)}
-    assert all(all_rows[row["id"]] == row for row in rows)
-    assert len(sources.sample(load("eval"), 5000, 0)) == 1000
-
-
-@TASKS
 def test_a_source_is_refused(name):
     with pytest.raises(UserError, match="remove the source"):
         get_task(name).load("eval", "x.jsonl")

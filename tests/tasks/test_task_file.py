@@ -1,6 +1,5 @@
 """A task in a user's file: its rows, prompts and verdicts, and what is said about a wrong one."""
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from lora_grpo.files import python_file
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import Verdict, chat, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
+from lora_grpo.tasks import Verdict, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"
@@ -36,7 +35,7 @@ def test_rows_get_an_id_a_question_and_a_prompt(task):
     _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
     row = found.load("eval")[1]
     assert row.pop("prompt") == [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}]
-    assert json.loads(row.pop("row_json")) == row
+    assert row.pop("loaded_row") == row
     assert row == {"id": "my_task/eval/1", "question": "eval 1", "answer": "", "n": 1}
 
 
@@ -86,14 +85,6 @@ def test_a_task_file_has_no_prompt_style(tmp_path):
     assert title == "own: 1 samples of 1 tasks, greedy, 0-shot"
     with pytest.raises(UserError, match=r"--style hashes does not apply to .*own\.py, which writes its own prompts"):
         choose_settings(EvaluateOptions("starter", task=str(path), style="hashes"), None)
-
-
-def test_worked_examples_follow_the_system_message(task):
-    _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'\ndef gold(row): return str(row['n'])")
-    rows = found.load("train")
-    shown = [(rows[0]["question"], found.gold(rows[0]))]
-    prompted = chat.add_prompts(rows[1:2], "xml", shown)[0]["prompt"]
-    assert [message["content"] for message in prompted] == ["Count.", "train 0", "0", "train 1"]
 
 
 @pytest.mark.parametrize(
@@ -146,15 +137,6 @@ def test_an_exception_in_check_names_the_line_and_the_row(task):
         grade_all(path, ["x"], [{"id": "row 7"}])
 
 
-def test_check_cannot_change_the_rows(task):
-    load = (
-        "def load(split): return [{'question': 'a', 'n': [3], 'only': {'here': (1,)}}, {'question': 'b', 'n': [3]}]\n"
-    )
-    path, found = task(load + "def check(completion, row):\n    return row['n'].pop() == 3")
-    rows = found.load("train")
-    assert all(verdict.passed for verdict in grade_all(path, ["a", "b", "c"], [rows[0], rows[0], {"n": [3]}]))
-
-
 def test_training_and_evaluation_check_the_same_row(task):
     """Rewards get the columns of all rows, but the grader gets each row as it was loaded."""
     loaded = [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
@@ -175,10 +157,8 @@ def test_training_and_evaluation_check_the_same_row(task):
         (CHECK, "defines no function 'load'"),
         (LOAD, "defines no function 'check'"),
         (LOAD + "check = 3", "defines no function 'check'"),
-        (LOAD + "def check(completion): return True", "check(completion) cannot be called with 2 arguments"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected a text"),
         (LOAD + CHECK + "THRESHOLD = '0.5'", "THRESHOLD is '0.5'; expected a number"),
-        ("def load(): return []\n" + CHECK, "load() cannot be called with 2 arguments"),
         ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
         ("def load(split) return 1", "SyntaxError"),
     ],
@@ -255,13 +235,6 @@ def test_a_file_imports_the_modules_beside_it(tmp_path):
     assert python_file.files(path) == [tmp_path / name for name in names]
     (tmp_path / "own_rules" / "text.py").write_text("clean = str.lower\n")
     assert task_sha256(str(path)) != before
-
-
-def test_a_module_beside_a_file_cannot_replace_an_installed_one(tmp_path):
-    (tmp_path / "json.py").write_text("")
-    (tmp_path / "shadows.py").write_text("import json\n" + LOAD + CHECK)
-    with pytest.raises(UserError, match=r"shadows\.py imports 'json', which is .*json\.py or .*; rename the file$"):
-        get_task(str(tmp_path / "shadows.py"))
 
 
 def test_a_file_that_changes_the_directory_leaves_the_command_in_its_own(task, tmp_path, monkeypatch):
