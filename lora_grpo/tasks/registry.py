@@ -25,18 +25,8 @@ TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 
 RESERVED_COLUMNS = frozenset(
-    {
-        "task",
-        "given",
-        "prompts",
-        "prompt_style",
-        "completion",
-        "completions",
-        "completion_ids",
-        "trainer_state",
-        "log_extra",
-    }
-    | {"log_metric", "environments", "image", "images", "tools", "verdicts"}
+    {"task", "loaded_row", "prompts", "prompt_style", "completion", "completions", "completion_ids", "verdicts"}
+    | {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 )
 """Columns that the kit or TRL adds to rows, or reads in a way of its own."""
 

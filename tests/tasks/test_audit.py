@@ -221,7 +221,7 @@ def test_a_score_for_an_empty_text_is_reported(task):
     ("ignored", "message"),
     [
         ('("wrong valeu",)', "AUDIT_IGNORE has 'wrong valeu'; did you mean 'wrong value'?"),
-        ('"wrong value"', "AUDIT_IGNORE is 'wrong value'; expected a tuple such as ('wrong value',)"),
+        ('"wrong value"', "AUDIT_IGNORE is 'wrong value'; expected a tuple"),
     ],
 )
 def test_a_wrong_list_of_ignored_attacks_is_one_line(task, ignored, message):
