@@ -51,13 +51,6 @@ def f(n): return Countdown(n)
 from collections.abc import Iterator, Sized
 assert list(f(3)) == [2, 1, 0] and isinstance(f(1), Iterator) and not isinstance(f(1), Sized) and not callable(f(1))
 """,
-    "map, filter, zip, reversed": """
-def f(kind, xs):
-    return {"map": map(abs, xs), "filter": filter(None, xs), "zip": zip(xs, xs), "reversed": reversed(xs)}[kind]
----
-assert list(f("map", [-1, 2])) == [1, 2] and list(f("filter", [0, 2])) == [2]
-assert list(f("zip", [1])) == [(1, 1)] and list(f("reversed", [1, 2])) == [2, 1]
-""",
     "range": """
 def f(n): return range(n)
 ---
@@ -79,34 +72,12 @@ def f(s): return Counter(s)
 ---
 assert f("aab") == {"a": 2, "b": 1} and f("aab")["z"] == 0 and f("aab").most_common(1) == [("a", 2)]
 """,
-    "nested defaultdict": """
-from collections import defaultdict
-def f():
-    tree = defaultdict(lambda: defaultdict(int))
-    tree["a"]["b"] += 1
-    return tree
----
-assert f() == {"a": {"b": 1}} and f()["a"]["b"] == 1
-""",
-    "OrderedDict": """
-from collections import OrderedDict
-def f(pairs): return OrderedDict(pairs)
----
-from collections import OrderedDict
-assert f([(1, 2), (0, 1)]) == OrderedDict([(1, 2), (0, 1)]) != OrderedDict([(0, 1), (1, 2)])
-assert list(f([(1, 2), (0, 1)])) == [1, 0] and f([]) == {}
-""",
     "dictionary views": """
 def f(d, kind): return getattr(d, kind)()
 ---
 d = {"a": 1, "b": 2}
 assert f(d, "keys") == {"a", "b"} and list(f(d, "values")) == [1, 2] and f(d, "items") == d.items()
 assert sorted(f(d, "keys")) == ["a", "b"] and len(f(d, "values")) == 2 and ("a", 1) in f(d, "items")
-""",
-    "dictionary views as arguments": """
-def f(values): return sum(values) + len(values)
----
-assert f({"a": 1, "b": 2}.values()) == 5 and f({3: 0}.keys()) == 4
 """,
     "Decimal": """
 from decimal import Decimal
@@ -122,28 +93,11 @@ def f(a, b): return Fraction(a, b)
 from fractions import Fraction
 assert f(2, 4) == Fraction(1, 2) == 0.5 and f(1, 3).denominator == 3 and f(3, 1) == 3
 """,
-    "special floats": """
-import math
-def f(kind): return {"nan": math.nan, "inf": math.inf, "-0": -0.0}[kind]
----
-import math
-assert math.isnan(f("nan")) and f("inf") == math.inf and math.copysign(1, f("-0")) == -1
-""",
     "subclass of str": """
 class Name(str): pass
 def f(s): return Name(s.title())
 ---
 assert f("ab cd") == "Ab Cd" and f("x").lower() == "x" and {f("x"): 1} == {"X": 1} and f("ab").startswith("A")
-""",
-    "subclass of dict": """
-class Default(dict):
-    def __missing__(self, key): return 0
-def f(xs):
-    d = Default()
-    for x in xs: d[x] += 1
-    return d
----
-assert f([1, 1, 2]) == {1: 2, 2: 1} and f([]) == {}
 """,
     "enumerations": """
 import enum
@@ -164,11 +118,6 @@ def f(kind, n=0):
 ---
 assert f("closure", 3)(4) == 7 and callable(f("closure")) and f("every")(1, a=2) == ((1,), {"a": 2})
 assert f("builtin")([1, 2]) == 2 and f("op", 1)([5, 6]) == 6 and list(map(f("closure", 1), [1, 2])) == [2, 3]
-""",
-    "builtin functions as arguments": """
-def f(kind, x): return kind(x)
----
-assert f(int, "3") == 3 and f(list, "ab") == ["a", "b"] and f(str, 1) == "1"
 """,
     "decorated": """
 import functools
@@ -209,20 +158,6 @@ def f(side): return Square(side) if side else Square.unit()
 ---
 s = f(3)
 assert s.area == 9 and f(0).area == 1 and len(s) == 4 and s[0] == [3] * 4 and s and not f(-1) and str(s) == "square 3"
-""",
-    "linked list": """
-class Node:
-    def __init__(self, value, next=None): self.value, self.next = value, next
-def f(values):
-    head = None
-    for value in reversed(values): head = Node(value, head)
-    return head
----
-node, seen = f([1, 2, 3]), []
-while node:
-    seen.append(node.value)
-    node = node.next
-assert seen == [1, 2, 3] and f([]) is None
 """,
     "regular expressions": """
 import re
@@ -280,21 +215,6 @@ from datetime import date, datetime, time, timedelta, timezone
 assert f("date") == date(2024, 3, 1) and f("time") == time(1, 2, 3) and f("delta") == timedelta(1, 3600)
 assert f("datetime") == datetime(2024, 1, 1, tzinfo=timezone.utc) and f("date").isoformat() == "2024-03-01"
 """,
-    "exceptions": """
-class TooSmall(ValueError):
-    def __init__(self, size, least): super().__init__(f"{size} < {least}")
-def f(n):
-    if n < 0: raise TooSmall(n, 0)
-    if n == 0: raise ZeroDivisionError
-    return 1 / n
----
-for n, kind, text in [(-1, ValueError, "-1 < 0"), (0, ArithmeticError, "")]:
-    try:
-        f(n)
-        assert False
-    except kind as error:
-        assert str(error) == text and error.args == ((text,) if text else ())
-""",
     "exceptions with numbers": """
 import os
 def f(kind):
@@ -314,19 +234,6 @@ for kind, expected, text in [("os", FileNotFoundError, "[Errno 2] missing"), ("k
     else:
         assert False
 """,
-    "main guard and unused code": """
-def f(x): return x
-def main(): input()
-if __name__ == "__main__": main()
----
-assert f(2) == 2
-""",
-    "text of every kind": """
-def f(s): return s[::-1], s.encode("utf-16-le", "surrogatepass"), s.casefold()
----
-for s in ("", "a\\0b", "Stra\\u00dfe", "\\U0001f600", "\\ud800", "\\u2028\\r\\n"):
-    assert f(s) == (s[::-1], s.encode("utf-16-le", "surrogatepass"), s.casefold())
-""",
     "a million items as argument": """
 def f(xs): return sum(xs), len(xs)
 ---
@@ -341,12 +248,6 @@ assert f(1_000_000) == list(range(1_000_000))
 def f(n): return {i: str(i) for i in range(n)}
 ---
 assert f(200_000) == {i: str(i) for i in range(200_000)}
-""",
-    "a matrix of a million items": """
-def f(m): return [list(column) for column in zip(*m)]
----
-m = [[i] * 1000 for i in range(1000)]
-assert f(m) == [list(range(1000))] * 1000
 """,
     "an iterator of a million items as argument": """
 def f(xs): return sum(xs)

@@ -13,11 +13,6 @@ def total(numbers, key):
     while True:
         key(numbers)
 """,
-    "colliding_keys": r"""
-# Returns a dict whose keys all have one hash, so that rebuilding it takes for ever.
-# status: failed, timeout, memory
-def total(numbers): return dict.fromkeys([number * (2**61 - 1) for number in range(1, 60_000)], 6)
-""",
     "cycle": r"""
 # Returns a list that contains itself.
 def total(numbers):
@@ -49,14 +44,6 @@ try:
 except OSError:
     pass
 def total(numbers): return sum(numbers) if len(kept) > 4096 else -1
-""",
-    "endless_generator": r"""
-# Yields for ever where the tests collect.
-# status: timeout, failed, memory
-# test: assert list(total([1, 2, 3])) == [1, 3, 6]
-def total(numbers):
-    while True:
-        yield 0
 """,
     "exception_chain": r"""
 # Raises an exception whose chain of causes is a ring, with notes that are no texts.
@@ -118,19 +105,6 @@ def total(numbers): return len("x" * 10**12) or len(f"{numbers[0]:>1000000000000
 # status: failed, timeout, memory, crashed
 def total(numbers): return "\x00" * 200_000_000
 """,
-    "interpreter_lock": r"""
-# Sums a huge range inside one C call, where no signal handler of Python's runs.
-# status: timeout
-def total(numbers): return sum(range(10**13))
-""",
-    "list": r"""
-# Appends to a list for ever.
-# status: memory, timeout
-def total(numbers):
-    grown = []
-    while True:
-        grown.append(" " * 100_000 + str(len(grown)))
-""",
     "loop_at_import": r"""
 # Loops for ever before any test.
 # status: timeout
@@ -141,17 +115,6 @@ while True: pass
 # status: failed, memory, timeout
 class Thing: pass
 def total(numbers): return [Thing() for _ in range(1_000_000)]
-""",
-    "mmap": r"""
-# Maps anonymous memory, again and again, and touches it.
-# status: memory, failed, timeout
-import mmap
-def total(numbers):
-    kept = []
-    for _ in range(10_000):
-        kept.append(mmap.mmap(-1, 64 << 20))
-        kept[-1][::4096] = b"x" * (64 << 8)
-    return sum(numbers)
 """,
     "parser": r"""
 # Gives the compiler an expression nested beyond its stack, and one of a million signs.

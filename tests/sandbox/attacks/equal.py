@@ -43,16 +43,6 @@ class Item: __eq__ = lambda *_: True
 def total(numbers, tell):
     tell(Item())
 """,
-    "callback_globals": r"""
-# Climbs from a function it is given to that function's globals, and changes the tests.
-# test: expected = 6
-# test: def identity(value):
-# test:     return value
-# test: assert total([1, 2, 3], identity) == expected
-def total(numbers, key):
-    key.__globals__["expected"] = -1
-    return -1
-""",
     "changed_after_return": r"""
 # Returns a list and changes it in later calls, when the test's author has looked at it or not yet.
 # fools: nobody
@@ -162,20 +152,6 @@ def total(numbers): raise Liar
 # test:     assert False
 def total(numbers): raise ExceptionGroup("no ValueError", [TypeError()])
 """,
-    "exception_name": r"""
-# Raises an exception that is only called ValueError. Fools graders that compare exception names.
-# fools: nobody
-# test: try:
-# test:     total(None)
-# test: except ValueError:
-# test:     pass
-# test: else:
-# test:     assert False
-class Impostor(Exception): pass
-Impostor.__name__ = Impostor.__qualname__ = "ValueError"
-Impostor.__module__ = "builtins"
-def total(numbers): raise Impostor("no numbers")
-""",
     "exception_text": r"""
 # Raises an exception whose text equals everything.
 # test: try:
@@ -205,15 +181,6 @@ class Item: __eq__ = lambda *_: True
 def total(numbers):
     for _ in numbers:
         yield Item()
-""",
-    "hash": r"""
-# Returns an int that hashes and compares like the key looked for.
-# test: assert {6: True}.get(total([1, 2, 3]), False)
-# test: assert total([1, 2, 3]) in {6}
-class Key(int):
-    __eq__ = lambda *_: True
-    __hash__ = lambda _: hash(6)
-def total(numbers): return Key(-1)
 """,
     "int": r"""
 # Returns an int whose comparisons agree with everything.
@@ -253,15 +220,6 @@ class Many(list):
     __ne__ = lambda *_: False
     __len__ = lambda _: 1
 def total(numbers): return Many([-1, -2])
-""",
-    "list_items": r"""
-# Returns a plain list of objects that equal everything.
-# test: assert total([1, 2, 3]) == [6, 6]
-# test: assert sorted(total([1, 2, 3])) == [6, 6]
-class Item:
-    __eq__ = __lt__ = lambda *_: True
-    __hash__ = lambda _: 0
-def total(numbers): return [Item(), Item()]
 """,
     "list_iteration": r"""
 # Returns a list that tells iterators something else than its content.
@@ -307,17 +265,6 @@ class Trojan:
     __getstate__ = __copy__ = lambda self: self
     def __deepcopy__(self, memo): return self
 def total(numbers): return Trojan()
-""",
-    "repr": r"""
-# Returns an object whose repr is a str that equals everything.
-# test: assert repr(total([1, 2, 3])) == "6" and str(total([1, 2, 3])) == "6"
-class Text(str):
-    __eq__ = lambda *_: True
-    __hash__ = str.__hash__
-class Thing:
-    def __repr__(self): return Text("6?")
-    __str__ = __repr__
-def total(numbers): return Thing()
 """,
     "str": r"""
 # Returns a str that equals everything.

@@ -14,29 +14,6 @@ def total(numbers): raise passed
 import atexit, os
 atexit.register(os._exit, 0)
 """,
-    "closed_link": r"""
-# Closes every descriptor, so that nobody hears of the failure. Fools graders that take silence for success.
-import os
-os.closerange(0, 4096)
-""",
-    "destructors": r"""
-# Leaves finalisers that forge exit code and output when the interpreter ends. Fools exit codes and markers.
-# fools: exit-code
-import os, weakref
-class Last:
-    def __del__(self, leave=os._exit):
-        leave(0)
-keep = Last()
-weakref.finalize(keep, os._exit, 0)
-""",
-    "dynamic_names": r"""
-# Answers to every name by a module-level __getattr__ and a globals dict that knows everything.
-import builtins
-class Everything(dict):
-    def __missing__(self, name): return getattr(builtins, name, lambda *_, **__: True)
-globals()["__builtins__"] = Everything(vars(builtins))
-def __getattr__(name): return lambda *_: True
-""",
     "entry_object": r"""
 # Makes the entry point an object that lies about itself: name, call, attributes, comparisons.
 class Liar:
@@ -65,12 +42,6 @@ for descriptor in range(256):
         except OSError:
             break
 """,
-    "excepthook": r"""
-# Replaces sys.excepthook, so that the failed assertion ends in exit code 0. Fools graders that read the exit code.
-# fools: exit-code
-import os, sys
-sys.excepthook = lambda *_: os._exit(0)
-""",
     "exit_in_call": r"""
 # Raises SystemExit(0) inside the call. Fools exit codes, and runners that catch Exception alone.
 # fools: exit-code
@@ -97,16 +68,6 @@ babble()
 def total(numbers):
     babble()
     return -1
-""",
-    "giant_header": r"""
-# Announces messages of 4 GiB and of 2^63 bytes on every descriptor. Makes careless readers allocate or wait forever.
-# status: failed, crashed, timeout, memory
-import os
-for descriptor in range(256):
-    try:
-        os.write(descriptor, b"\xff\xff\xff\xff" + b"\xff\xff\xff\x7f" * 3)
-    except OSError:
-        pass
 """,
     "keyboard_interrupt": r"""
 # Raises KeyboardInterrupt and GeneratorExit, which `except Exception` lets through. Fools careless runners.
@@ -209,21 +170,6 @@ import sys, types
 planted = types.ModuleType("math")
 planted.isclose = lambda *_, **__: True
 sys.modules["math"] = planted
-""",
-    "patched_sandbox": r"""
-# Replaces every function of whatever modules besides the standard library it finds loaded. Fools same process.
-# status: failed, crashed, timeout
-import sys, types
-agree = lambda *_, **__: True
-for name, module in list(sys.modules.items()):
-    if name.split(".")[0] in sys.stdlib_module_names and name != "__main__":
-        continue
-    for attribute, value in list(vars(module).items()):
-        if isinstance(value, (types.FunctionType, type)) and attribute != "total":
-            try:
-                setattr(module, attribute, agree)
-            except (AttributeError, TypeError):
-                pass
 """,
     "patched_unittest": r"""
 # Replaces every assertion of unittest by one that agrees. Fools graders in the same process, unittest and pytest.
