@@ -95,11 +95,10 @@ def train_and_evaluate(run: Run, data: Data) -> None:
 
     eval_rows = budget.choose_rows(sampler, eval_rows)
     before = evaluate(run, sampler, eval_rows, "base")
-    budget.base_is_evaluated()
+    budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(run, policy, trainer, rows)
     after = evaluate(run, sampler, eval_rows, "trained")
-    budget.end()
     finish_run(run, before, after)
 
 

@@ -175,8 +175,7 @@ class TrainConfig:
 
 
 AlarmName = Literal[
-    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "masked",
-    "hacking",
+    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "hacking"
 ]  # fmt: skip
 
 

@@ -108,27 +108,10 @@ class OutOfTimeRecord:
 
 @dataclass(frozen=True)
 class TimeRecord:
-    """What a run with `--hours` planned and used."""
+    """What `--hours` decided."""
 
     eval_rows: int | None = None
     """Number of rows of both evaluations if some were left out."""
-    every_steps: int | None = None
-    """Steps between validation passes; None before the plan."""
-    training_began: float | None = None
-    """`seconds_worked` at the first step; if a finished run was continued, plus the seconds to start again."""
-    training_ended: float | None = None
-    evaluated: float = 0.0
-    """Seconds of earlier final evaluations, if a finished run has been continued."""
-    validation: float = 0.0
-    """Seconds of all validation passes."""
-    validation_pass: float = 0.0
-    """Seconds of the last one."""
-    startup: float = 0.0
-    """Seconds until the first evaluation of the newest process."""
-    planned: dict[str, float] | None = None
-    """Seconds of the phases `start`, `training`, `validation` and `evaluation`, and the number of `steps`."""
-    used: dict[str, float] | None = None
-    """The same at the end of the run."""
 
 
 @dataclass(frozen=True)

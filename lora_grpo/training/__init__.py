@@ -15,11 +15,11 @@ sft.py               the SFTTrainer of make_trainer: tokens and labels of gold s
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
 trl_compat.py        what depends on private methods of TRL: hooks for the mixins, and what TRL's constructor leaves
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
-step_metrics.py      mixin: time per phase, logprob mismatch between sampler and trainer, what importance sampling masks
+step_metrics.py      mixin: time per phase, logprob mismatch between sampler and trainer
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
 memory_probe.py      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
-time_budget.py       --hours: plans the time of a run, and ends training in time for the final evaluation
+time_budget.py       --hours: ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
 validation.py        the validation set: rows sampled during training but never trained on
 completion_log.py    mixin: scores the completions of every step, and logs those of every n-th
@@ -36,7 +36,7 @@ from lora_grpo.training.completion_log import ScoredRollouts
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.run import train
 from lora_grpo.training.shared_prompts import SharedPrompts
-from lora_grpo.training.step_metrics import StepMetrics, is_masked
+from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget, check_time_left
 from lora_grpo.training.trainer import make_trainer
 from lora_grpo.training.trl_compat import TrlHooks, synthetic_inputs

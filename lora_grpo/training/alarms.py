@@ -10,10 +10,9 @@
 | `constant_reward`  | a reward is the same for every completion of the first 10 steps (except 1 of a built-in one) |
 | `entropy`          | entropy is below 5% of its initial value while the reward is below 90% of the maximum        |
 | `truncated`        | more than 90% of completions reach the length limit                                          |
-| `masked`           | the importance sampling correction masks or truncates more than 10% of the tokens            |
 | `hacking`          | validation reward rises while significantly fewer validation answers are correct (p < 0.01)  |
 
-`zero_variance`, `entropy`, `truncated` and `masked` use means over the last `WINDOW` steps. After an alarm, its
+`zero_variance`, `entropy` and `truncated` use means over the last `WINDOW` steps. After an alarm, its
 condition must be false for `WINDOW` steps before it can be raised again. For `hacking`, one validation pass is enough.
 """
 
@@ -29,7 +28,7 @@ from typing import Any
 from lora_grpo.commands import command
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.rewards import Reward
-from lora_grpo.training.step_metrics import LOGPROB_MISMATCH, MASKED_COMPLETIONS, MASKED_TOKENS
+from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
 
 WINDOW = 10
 """Number of steps to average over."""
@@ -37,7 +36,7 @@ LONG_WINDOW = 20
 """Number of steps to average the reward over, which is noisier."""
 _STANDARD_ERRORS = 6.0
 """The best of many windows overestimates the true mean. A lower threshold causes false alarms on sparse rewards."""
-_MAX_ZERO_VARIANCE, _MAX_TRUNCATED, _MAX_MASKED = 0.8, 0.9, 0.1
+_MAX_ZERO_VARIANCE, _MAX_TRUNCATED = 0.8, 0.9
 _MIN_ENTROPY = 0.05
 """Share of the initial entropy."""
 _NEAR_MAXIMUM = 0.9
@@ -68,12 +67,8 @@ class Alarms:
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
     rewards: Sequence[Reward] = ()
     """The rewards of the run."""
-    importance_sampling: str | None = None
-    """The mode of TRL's importance sampling correction (vLLM only)."""
     has_gold: bool = True
     """Whether the task has gold solutions, which SFT could train on."""
-    has_server: bool = False
-    """Whether the rollouts come from a vLLM server."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -101,7 +96,6 @@ class Alarms:
                 "zero_variance": self._zero_variance(window),
                 "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
                 "truncated": _truncated(window),
-                "masked": self._masked(window),
             }
             if len(rewarded) == WINDOW:
                 messages["constant_reward"] = self._constant_reward(window)
@@ -142,7 +136,7 @@ class Alarms:
             return None
         return (
             f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate, and "
-            "check your own rewards for divisions by zero"
+            "check custom rewards for divisions by zero"
         )
 
     def _logprob_mismatch(self, last: Metrics) -> str | None:
@@ -152,7 +146,7 @@ class Alarms:
         return (
             f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
             f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass --resume, "
-            f"and if it happens again start over with {self._other_sampler}"
+            "and if it happens again start over with --sampling.backend transformers, without --sampling.server-url"
         )
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
@@ -220,23 +214,6 @@ class Alarms:
             f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
             "--train.learning-rate or a higher --sampling.temperature"
         )
-
-    def _masked(self, window: Sequence[Metrics]) -> str | None:
-        tokens, completions = _mean(window, MASKED_TOKENS), _mean(window, MASKED_COMPLETIONS)
-        if not tokens > _MAX_MASKED:
-            return None
-        fix = self._other_sampler
-        if self.importance_sampling in ("sequence_mask", "sequence_truncate"):  # not the default
-            fix = "--grpo vllm_importance_sampling_mode=token_truncate"
-        return (
-            f"importance sampling masked or truncated {tokens:.0%} of the tokens of the last {WINDOW} steps, in "
-            f"{completions:.0%} of the completions, so they teach less; start over with {fix}"
-        )
-
-    @property
-    def _other_sampler(self) -> str:
-        """The advice to sample without vLLM."""
-        return f"--sampling.backend transformers{' and no --sampling.server-url' if self.has_server else ''}"
 
     def _is_near_maximum(self, reward: float) -> bool:
         return reward >= _NEAR_MAXIMUM * self.max_reward

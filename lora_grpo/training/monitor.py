@@ -53,7 +53,6 @@ class Monitor:
         if step and 0 in passes:
             self._update(0, passes[0])
         earlier = distributed.broadcast_from_main(lambda: read_metrics(self.run.folder))
-        self.budget.begin_training(earlier)
         for metrics in earlier:
             number = metrics["step"]
             self.alarms.step(number, metrics)
@@ -63,6 +62,7 @@ class Monitor:
             with self.budget.validating():
                 lines = self.validation.sample(0, state)
             self._raise(self._update(0, lines))
+        self.budget.begin_training()
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step
         self.on_save(args, state, control)
@@ -77,30 +77,22 @@ class Monitor:
             logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)
         self.run.append_metrics({"step": state.global_step, **logs})
         self.trainer.progress.step(state.global_step, logs)
-        of_main = distributed.broadcast_from_main(lambda: logs)
-        self.budget.add_metrics(of_main)
-        self._raise(self.alarms.step(state.global_step, of_main))
+        self._raise(self.alarms.step(state.global_step, distributed.broadcast_from_main(lambda: logs)))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Run a validation pass if one is due. A new best step is saved as a checkpoint and then as `best/`."""
         step, uses = state.global_step, self.trainer.num_iterations
         if step % uses:
             return  # a run cannot be resumed between two uses of the same rollouts
-        every = self.budget.every_steps
+        every = self.settings.every_steps
         is_due = self.validation is not None and step // every > (step - uses) // every
         is_last = self.budget.is_last(step, uses, validates=is_due)
-        if not self.budget.is_endless:
+        if self.run.config.hours:
             self.trainer.progress.total = self.budget.expected_steps
         if self.validation and (is_due or is_last):
             self._validate(self.validation, state, control)
-        if is_last:
+        if self.trainer.stop.signal_number() or is_last:
             control.should_save = control.should_training_stop = True
-        if self.trainer.stop.signal_number():
-            control.should_save = control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the clock of training."""
-        self.budget.training_ended()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete."""

@@ -146,10 +146,8 @@ def _alarms(run: Run, model: Any, rewards: Sequence[Reward]) -> Alarms:
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     comparable = run.config.sampling.top_p == 1 and not any(dropout)
     uses_float16 = base_model.compute_dtype() == torch.float16
-    mode = run.record.get("importance_sampling", {}).get("mode")
     has_gold = getattr(get_task(run.config.data.task), "has_gold", True)
-    has_server = bool(run.config.sampling.server_url)
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, mode, has_gold, has_server, uses_float16)
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, has_gold, uses_float16)
 
 
 def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:

@@ -247,13 +247,6 @@ def test_a_row_without_counted_asserts_pays_like_passes_tests(test, body, share)
         assert reward([program(body)], **row) == [share]
 
 
-def test_programs_may_define_every_name_that_the_tests_use():
-    row = {"id": ["a"], "entry_point": ["f"], "functions": [["f", "Box"]], "test": ["assert f(Box(3)) == 3"]}
-    source = "class Box:\n    def __init__(self, x): self.x = x\ndef f(box): return box.x"
-    for reward in (functions.passes_tests, functions.share_of_tests_passed):
-        assert reward([f"```python\n{source}\n```"], **row) == [1]
-
-
 @pytest.mark.parametrize("name", ["passes_tests", "share_of_tests_passed"])
 @pytest.mark.parametrize("columns", [{"task": ["gsm8k"]}, {"verdicts": [Verdict(True, "correct")]}, {}])
 def test_rows_without_unit_tests_are_refused(name, columns):

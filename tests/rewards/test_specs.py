@@ -129,23 +129,11 @@ def test_a_users_functions_run_guarded_under_their_own_names(file):
     assert second.function(completions=["a"]) == [1.0]  # Same module, because the file ran only once.
 
 
-def test_a_users_name_that_is_not_a_function(file):
-    with pytest.raises(UserError, match="'number' is 3; expected a function"):
-        resolve(parse_reward_specs([f"{file}:number"]))
-
-
 def test_rewards_of_the_same_kind_get_numbered_names():
     resolved = resolve(parse_reward_specs(["pattern:a=1", "pattern:b=1", "near_length:1", "correct_answer"]))
     assert [reward.name for reward in resolved] == ["pattern", "pattern_2", "near_length", "correct_answer"]
     assert [reward.function.__name__ for reward in resolved] == [reward.name for reward in resolved]
     assert [reward.function(completions=["b"])[0] for reward in resolved[:3]] == [0.0, 1.0, 1.0]
-
-
-def test_lengths_have_a_unit():
-    characters, tokens = resolve(parse_reward_specs(["near_length:4", "longer_is_better:4tokens"]))
-    batch = {"completions": ["ab"], "completion_ids": [[1, 2, 3]]}
-    assert characters.function(**batch) == [0.5]
-    assert tokens.function(**batch) == [0.75]
 
 
 def test_trls_rewards_accept_strings_and_conversations():
@@ -154,16 +142,6 @@ def test_trls_rewards_accept_strings_and_conversations():
     text = "<think>\nr\n</think>\n18"
     completions = [text, [{"role": "assistant", "content": text}], "18"]
     assert think.function(completions=completions) == [1.0, 1.0, 0.0]
-
-
-def test_a_users_file_can_define_trls_rewards_with_arguments(tmp_path):
-    path = tmp_path / "my.py"
-    path.write_text(
-        "from trl.rewards import get_repetition_penalty_reward\n"
-        "repetition = get_repetition_penalty_reward(ngram_size=1)\n"
-    )
-    (reward,) = resolve(parse_reward_specs([f"{path}:repetition"]))
-    assert reward.function(completions=["x"], completion_ids=[[5, 5, 5, 5]]) == [-0.75]
 
 
 def test_trl_has_the_rewards():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.config.trl_fields import CHOICES
 from lora_grpo.rewards import Reward
 from lora_grpo.training.alarms import LONG_WINDOW, WINDOW, Alarms
 from lora_grpo.training.step_metrics import LOGPROB_MISMATCH as DRIFT
@@ -152,23 +151,12 @@ def test_an_alarm_comes_again_only_after_quiet_steps():
     assert raised(*steps) == [("truncated", 10), ("truncated", 70)]
 
 
-def test_other_alarms_still_work_after_a_nan():
-    assert raised(*(fine(number, **({"reward": float("nan")} if number == 15 else {})) for number in range(1, 80))) == [
-        ("nan", 15)
-    ]
-
-
 def test_a_lasting_state_raises_one_alarm():
     health = Alarms(FULL)
     assert validate(health, 0, 1.0, 40) == []
     found = [validate(health, number, 2.0, 10) for number in (20, 40, 60)]
     assert [len(alarms) for alarms in found] == [1, 0, 0]
     assert validate(health, 80, 2.0, 39) == [] and len(validate(health, 100, 2.0, 10)) == 1
-
-
-def test_wrong_answers_in_the_right_format_are_not_learned():
-    (alarm,) = alarms(*(fine(number, reward=3.1, frac_reward_zero_std=0.9) for number in range(1, 30)))
-    assert "--data.filter-by-difficulty" in alarm.message
 
 
 def test_low_entropy_raises_an_alarm_unless_the_answers_are_right():
@@ -182,34 +170,6 @@ def test_low_entropy_raises_an_alarm_unless_the_answers_are_right():
 def test_truncated_completions_raise_an_alarm():
     (alarm,) = alarms(*(fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 30)))
     assert (alarm.name, alarm.step) == ("truncated", WINDOW) and "--sampling.max-completion-tokens" in alarm.message
-
-
-@pytest.mark.parametrize("mode", CHOICES["vllm_importance_sampling_mode"])
-@pytest.mark.parametrize(("tokens", "expected"), [(0.15, [("masked", WINDOW)]), (0.05, [])])
-def test_masked_tokens_raise_an_alarm_with_a_fix(tokens, expected, mode):
-    """Many completions with a few truncated tokens do not, as with a mode that weights tokens.
-
-    The mode that is advised weights tokens, so it is no advice for a run that does so already.
-    """
-    shares = {"sampling/masked_tokens": tokens, "sampling/masked_completions": 0.9}
-    steps = [fine(number, **shares) for number in range(1, 30)]
-    found = alarms(*steps, health=Alarms(FULL, importance_sampling=mode))
-    assert [(alarm.name, alarm.step) for alarm in found] == expected
-    for alarm in found:
-        assert "15% of the tokens" in alarm.message
-        assert ("=token_truncate" in alarm.message) == mode.startswith("sequence")
-        assert ("--sampling.backend transformers" in alarm.message) == mode.startswith("token")
-
-
-def test_another_sampler_is_advised_without_the_flag_that_refuses_it():
-    shares = {"sampling/masked_tokens": 0.5, "sampling/masked_completions": 0.9, DRIFT: 2e-4}
-    for has_server in (False, True):
-        health = Alarms(FULL, 1e-4, importance_sampling="token_truncate", has_server=has_server)
-        found = alarms(*(fine(number, **shares) for number in range(1, 12)), health=health)
-        assert {alarm.name for alarm in found} == {"masked", "logprob_mismatch"}
-        for alarm in found:
-            assert "--sampling.backend transformers" in alarm.message
-            assert ("no --sampling.server-url" in alarm.message) == has_server
 
 
 def validate(health, number, reward, right):

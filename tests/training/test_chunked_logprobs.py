@@ -80,26 +80,6 @@ def test_an_adapter_on_the_head_is_trained_by_whole_logits(tmp_path, capsys):
     assert any("lm_head" in name and gradient.abs().max() > 0 for name, gradient in gradients.items())
 
 
-def test_comparing_the_two_ways_leaves_no_gradients_and_draws_no_random_numbers(tmp_path):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path)
-    before = torch.get_rng_state().tolist()
-    assert trainer._why_whole() == ""
-    assert before == torch.get_rng_state().tolist()
-    assert all(parameter.grad is None for parameter in trainer.model.parameters())
-
-
-def test_a_run_takes_tiles_and_ends_in_the_same_bits_twice(tmp_path, capsys, monkeypatch):
-    taken = []
-    chunked = GRPOTrainer._chunked_logps
-    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: taken.append(1) or chunked(*a, **k))
-    first, _ = run_tiny(tmp_path / "a", train={"max_steps": 1})
-    second, _ = run_tiny(tmp_path / "b", train={"max_steps": 1})
-    assert len(taken) == 2 * (1 + 2 + 2)  # two comparisons and two micro-batches
-    assert told(capsys) == []
-    adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (first, second)]
-    assert adapters[0] == adapters[1]
-
-
 def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypatch):
     """A KL penalty needs the base's logprobs of all 8 completions. TRL's chunked path would compute them at once."""
     rows, chunked = [], GRPOTrainer._chunked_logps

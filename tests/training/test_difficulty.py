@@ -8,14 +8,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from helpers.warm_process import finish, wait_for
+from helpers.warm_process import finish
 
 from lora_grpo.config import replace
-from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.models.policy import load_policy
-from lora_grpo.runs import Run, open_run
+from lora_grpo.runs import Run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.loading import load_data, prompt_order
 from lora_grpo.training import difficulty
@@ -173,30 +173,3 @@ def test_a_filtered_run_trains_on_the_rows_it_kept_and_may_be_extended(warm, tmp
     assert all(0 < found[row] < 4 for rows in steps for row in rows)
     assert (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes() == samples
     assert json.loads((tmp_path / "run" / "run.json").read_text())["filter"]["rows"] == 24
-
-
-@pytest.mark.slow
-def test_a_run_killed_in_the_pass_and_resumed_ends_in_the_same_bits(warm, tmp_path):
-    def start(name):
-        return warm.start(
-            RECIPE, *TINY, "--data.train-limit", "128", "--train.max-steps", "2", "--output-dir", tmp_path / name
-        )
-
-    finish(start("unbroken"))
-    killed = start("killed")
-    samples = tmp_path / "killed" / "filter" / "00000.samples.jsonl"
-    wait_for(killed, lambda: samples.exists() and samples.stat().st_size)
-    killed.kill()
-    assert len(samples.read_text().splitlines()) < 512
-    finish(warm.start(RECIPE, "--resume", "--output-dir", tmp_path / "killed"))
-    for name in ("adapter/adapter_model.safetensors", "filter/00000.samples.jsonl", "completions/step-00002.jsonl"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
-
-
-def test_a_new_run_in_the_folder_has_nothing_of_the_old_ones_pass(parts, whole, tmp_path):
-    config, data, policy, _ = parts
-    shutil.copytree(whole[0] / "filter", tmp_path / "filter")
-    (tmp_path / "run.json").write_text("{}")
-    config = replace(config, {"output_dir": str(tmp_path)})
-    open_run(config, Invocation(overwrite=True), "test", data.record).begin(policy.record)
-    assert not (tmp_path / "filter").exists()

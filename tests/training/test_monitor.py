@@ -143,23 +143,6 @@ def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsy
     assert lines(run_monitored(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
 
 
-def test_a_column_that_only_trained_rows_have_reaches_the_rewards_of_validation_rows(tmp_path):
-    rows = [
-        {"question": f"What is {n} + 1?", "answer": str(n + 1), **({"hint": "?"} if n < 3 else {})} for n in range(200)
-    ]
-    for split in ("train", "eval"):
-        shown = rows if split == "train" else [{"question": "What is 3 + 500?", "answer": "503"}]
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
-    (tmp_path / "r.py").write_text("def length(completions, hint, **columns):\n    return [1.0 for _ in hint]\n")
-    run = run_monitored(
-        tmp_path / "run",
-        data={"task": "gsm8k", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")},
-        rewards=(f"{tmp_path}/r.py:length=1.0",),
-        train={"max_steps": 2},
-    )
-    assert set(rewards_of(run)) == {0, 2}
-
-
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
     rows = [{"id": str(place)} for place in range(400)]
     config = RunConfig()
@@ -186,15 +169,6 @@ def fails(folder, name, before=None, **changes):
 
 
 TWENTY = {"max_steps": 20, "prompts_per_step": 2, "micro_batch_size": 8, "checkpoint_steps": 20}
-
-
-@pytest.mark.slow
-def test_completions_that_are_cut_off_end_a_run_that_asks_for_it(tmp_path):
-    sampling = {"num_generations": 4, "max_completion_tokens": 4}
-    said, record = fails(tmp_path / "run", "truncated", train=TWENTY, sampling=sampling, monitor={"rows": 0})
-    assert "step 10: " in said and "--resume --monitor.stop-on" in said
-    (alarm,) = (alarm for alarm in record["alarms"] if alarm["name"] == "truncated")
-    assert alarm["step"] == 10 and alarm["stopped"] and "--sampling.max-completion-tokens" in alarm["message"]
 
 
 @pytest.mark.slow

@@ -62,13 +62,6 @@ def test_completions_carry_their_rewards(finished):
     assert {line["id"] for line in logged} <= {f"starter/train/{n:05d}" for n in range(4000)}
 
 
-def test_checkpoints_are_whole_and_old_ones_go(finished):
-    run, _ = finished
-    names = sorted(path.name for path in run.checkpoints.iterdir())
-    assert names == ["checkpoint-2", "checkpoint-3"]
-    assert (run.checkpoints / "checkpoint-3" / "manifest.json").is_file()
-
-
 def test_a_finished_run_is_not_trained_again(finished):
     run, policy = finished
     before = (run.adapter / "adapter_model.safetensors").read_bytes()
@@ -172,18 +165,6 @@ def test_a_column_may_have_several_types(tmp_path):
     (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
     run, _ = run_tiny(tmp_path / "out", data=files, rewards=(f"{tmp_path}/mine.py:mine",), train={"max_steps": 4})
     assert sum(step["reward"] for step in lines(run.metrics)) == pytest.approx(4 * 2 / 8 / 2)
-
-
-def test_a_column_that_some_rows_lack_is_none_there(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def mine(completions, hint, **columns):\n    return [0.0 if h is None else 1.0 for h in hint]\n"
-    )
-    rows = [{"question": f"{n} + 1?", "answer": n + 1, **({"hint": "h"} if n > 5 else {})} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
-    files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
-    run, _ = run_tiny(tmp_path / "out", data=files, rewards=(f"{tmp_path}/mine.py:mine",), train={"max_steps": 4})
-    assert sum(step["reward"] for step in lines(run.metrics)) == pytest.approx(4 * 2 / 8)
 
 
 def test_no_row_that_can_be_graded_stops_the_run(tmp_path):

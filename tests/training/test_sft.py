@@ -15,7 +15,6 @@ from helpers.warm_process import finish, wait_for
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.hub import card, facts
 from lora_grpo.models import base_model
-from lora_grpo.planning import dry_run
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
@@ -104,13 +103,6 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
         fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
 
 
-def test_a_dry_run_shows_the_solution_and_no_rewards(config, capsys):
-    dry_run(config, starter_data())
-    said = capsys.readouterr().out
-    assert "tokens with its end: the loss is on these" in said and "3 steps of 2 gold solutions, in 1 passes" in said
-    assert "its rewards" not in said
-
-
 # The run
 
 
@@ -136,23 +128,6 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
             ].tolist()
     assert lines[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=2e-3)
     assert lines[2]["loss"] < lines[0]["loss"]
-
-
-def test_the_micro_batch_changes_only_the_rounding(trained, tmp_path):
-    run, _ = trained
-    split, _ = run_tiny(tmp_path / "run", **{**SFT, "train": {**TINY["train"], "micro_batch_size": 1}})
-    for one, other in zip(read_metrics(run.folder), read_metrics(split.folder), strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
-
-
-def test_the_adapter_is_saved_in_float32(trained):
-    from safetensors.torch import load_file
-
-    run, _ = trained
-    saved = load_file(run.adapter / "adapter_model.safetensors")
-    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
-    assert any(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
 
 
 def test_report_and_card_are_of_sft(trained):
@@ -228,18 +203,6 @@ def test_a_run_is_resumed_only_by_its_own_recipe(trained, refused, tmp_path):
     assert "is one of the recipe 'test', not of 'gsm8k_lora'; resume it with that recipe" in grpo
 
 
-def test_the_settings_of_a_grpo_run_can_be_used(tmp_path):
-    from lora_grpo.cli import parse
-
-    settings = {"rewards": ["passes_tests"], "method": "grpo", "train": {"beta": 0.1, "max_steps": 7}}
-    (tmp_path / "grpo.json").write_text(json.dumps(settings))
-    presets = {"starter": {}}
-    arguments = ["--config", str(tmp_path / "grpo.json"), "--preset", "starter"]
-    read, _ = parse(arguments, recipe="sft_lora", description="", presets=presets, method="sft")
-    assert (read.method, read.train.max_steps, read.train.beta) == ("sft", 7, 0.0)
-    assert read.rewards == RunConfig().rewards
-
-
 # Whole runs
 
 # Dropout uses random numbers, and 5 is not a multiple of the checkpoint interval.
@@ -277,12 +240,11 @@ def test_grpo_goes_on_exactly_where_sft_ended(warm, tmp_path):
         return finish(warm.start(ROOT / "recipes" / recipe, "--output-dir", name, *SHORT, *more, cwd=tmp_path))
 
     said = start("sft_lora.py", "first").stdout
-    assert "python recipes/gsm8k_lora.py --lora.from first" in said
+    assert "--lora.from first" in said
     start("gsm8k_lora.py", "second", "--lora.from", "first", "--sampling.num-generations", "4")
     first, second = tmp_path / "first", tmp_path / "second"
     samples = [(run / "evaluation" / name).read_bytes() for run, name in zip((first, second), SAMPLES, strict=True)]
     assert samples[0] == samples[1]
     before, after = (json.loads((run / "evaluation" / "report.json").read_text()) for run in (first, second))
     assert after["baseline"]["scores"] == before["evaluated"]["scores"]
-    assert "second" in (first / "report" / "report.html").read_text()
     assert "first" in (second / "report" / "report.html").read_text()

@@ -7,7 +7,6 @@ import torch
 from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
 from helpers.tensor_memory import TensorMemory
 from helpers.tiny_models import CONFIGS, OTHERS
-from helpers.tiny_runs import run_tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo.config.schema import ModelConfig
@@ -245,29 +244,8 @@ def test_a_model_that_does_not_pass_the_packing_on_is_padded(tmp_path, capsys):
     assert trainer.why_padded in capsys.readouterr().err
 
 
-def test_a_second_trainer_of_a_model_reads_prompts_once_too(tmp_path):
-    model = with_adapter(random_model())
-    assert [make_trainer(model, tmp_path, MIXINS).why_padded for _ in range(2)] == ["", ""]
-
-
 def test_eager_attention_stays(tmp_path):
     model = random_model()
     model.set_attn_implementation("eager")
     trainer = make_trainer(with_adapter(model), tmp_path, MIXINS)
     assert "eager" in trainer.why_padded and model.config._attn_implementation == "eager"
-
-
-def test_a_run_keeps_groups_together_and_ends_in_the_same_bits_twice(tmp_path, monkeypatch):
-    seen = []
-    compute = SharedPrompts.token_logprobs
-
-    def recorded(self, model, ids, mask, width, *args, **kwargs):
-        if torch.is_grad_enabled():
-            seen.append(len(ids[:, :-width].unique(dim=0)))
-        return compute(self, model, ids, mask, width, *args, **kwargs)
-
-    monkeypatch.setattr(SharedPrompts, "token_logprobs", recorded)
-    runs = [run_tiny(tmp_path / name, train={"max_steps": 2, "micro_batch_size": 4})[0] for name in "ab"]
-    assert seen == [1] * 8  # groups of 4
-    adapters = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in runs]
-    assert adapters[0] == adapters[1]
