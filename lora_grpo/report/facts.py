@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from lora_grpo import commands
-from lora_grpo.config import RunConfig, endless_steps
+from lora_grpo.config import endless_steps
+from lora_grpo.evaluation import FORMAT_NOTE as FORMAT_NOTE
 from lora_grpo.evaluation import Report
 from lora_grpo.report.plots import is_number, method, reward_names
 from lora_grpo.runs import RunFiles, duration, flat
@@ -110,17 +111,10 @@ def settings(run: RunFiles) -> dict[str, str]:
 
 
 def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
-    """Return the name of the defaults, and name, value and default of each setting that differs from them.
-
-    The defaults are those of the preset, or of this version if the run.json is older than that entry.
-    """
-    values, of_preset = settings(run), run.record.get("changed_settings")
-    if of_preset is not None:
-        rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
-        return f"preset {run.record['config'].get('preset')}", rows
-    defaults = {name: shown(value) for name, value in flat(RunConfig().to_dict()).items()}
-    rows = [(name, value, defaults.get(name, "no such setting")) for name, value in values.items()]
-    return "default", [row for row in rows if row[1] != row[2]]
+    """Return the name of the preset, and name, value and preset's value of each setting that differs from it."""
+    values, of_preset = settings(run), run.record.get("changed_settings") or {}
+    rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
+    return f"preset {run.record['config'].get('preset')}", rows
 
 
 def versions(run: RunFiles) -> dict[str, str]:
