@@ -205,12 +205,6 @@ def test_a_prompt_with_two_spaces_is_continued_with_two():
     assert value("    return 2 * x", 2, prefix) == value(fenced("return 2 * x"), 2, prefix) == 4
 
 
-def test_a_decorator_of_the_prompts_function_does_not_stay_behind():
-    prefix = 'from functools import cache\n\n\n@cache\ndef f(x):\n    """Double."""\n'
-    assert extract_program(WHOLE, "f", prefix).count("@cache") == 0
-    assert value("return 2 * x", 2, prefix) == 4
-
-
 HOSTILE = [
     "```python\n", "```\n", "```python\nreturn (\n```\n", "~~~", "`", "(", "def f(x):\n", "    return 1\n",
     "def f(x):\n    return 1\n", "f(1)\n", "f = f\n", "@f\n", "'''\n", "\\\n", " ", "\t", "\n", "<think>", "</think>",

@@ -153,12 +153,6 @@ def test_strict_asks_for_the_rows_own_style(style, completion, strict):
     assert verdict.passed or not strict
 
 
-def test_thoughts_that_are_cut_off_have_no_answer():
-    for text in ("<think>", "<think>\nIt is 18", "<think>\nSo 18. <reasoning>", "<think>\n</think>", "</think>"):
-        verdict = gsm8k.check(text, row("18"))
-        assert (verdict.passed, verdict.reason) == (False, "no_answer") and not verdict.rules["strict"]
-
-
 @pytest.mark.parametrize(
     ("completion", "flexible"),
     [
@@ -251,12 +245,6 @@ def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
         {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums"},
         {"id": "mine/1", "question": "b?", "answer": SOLUTION},
     ]
-
-
-def test_blank_lines_a_byte_order_mark_and_line_separators_are_read(tmp_path):
-    path = tmp_path / "m.jsonl"
-    path.write_bytes('\ufeff{"question": "a\u2028b?", "answer": "1"}\r\n\r\n{"question": "c", "answer": "2"}'.encode())
-    assert [r["question"] for r in gsm8k.load("eval", str(path))] == ["a\u2028b?", "c"]
 
 
 GOOD = {"question": "a?", "answer": "1"}

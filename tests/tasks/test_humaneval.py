@@ -1,7 +1,5 @@
 import ast
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -63,21 +61,6 @@ def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         humaneval.load("eval", source)
     assert str(error.value).startswith(f"{source}:2: ") and "\n" not in str(error.value)
-
-
-def test_a_missing_key_and_two_rows_of_one_id(tmp_path):
-    with pytest.raises(UserError, match=r"h\.jsonl:1: 'entry_point' is missing"):
-        humaneval.load("eval", write(tmp_path / "h.jsonl", {k: v for k, v in RECORD.items() if k != "entry_point"}))
-    with pytest.raises(UserError, match="2 rows have the id 'HumanEval/7'"):
-        humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD, RECORD))
-
-
-def test_the_default_source_is_the_hubs_test_split(monkeypatch):
-    calls = []
-    hub = SimpleNamespace(load_dataset=lambda *names, **options: calls.append((names, options)) or [RECORD])
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    assert humaneval.load("train")[0]["id"] == "HumanEval/7"
-    assert calls == [(("openai/openai_humaneval", None), {"split": "test"})]
 
 
 def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_path):

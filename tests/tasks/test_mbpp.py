@@ -1,6 +1,4 @@
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -104,22 +102,6 @@ def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         mbpp.load("eval", source)
     assert str(error.value).startswith(f"{source}:2: ") and "\n" not in str(error.value)
-
-
-def test_no_object_and_two_rows_of_one_id(tmp_path):
-    with pytest.raises(UserError, match="got list; expected an object"):
-        mbpp.load("eval", write(tmp_path / "m.jsonl", [1]))
-    with pytest.raises(UserError, match="2 rows have the id 'mbpp/601'"):
-        mbpp.load("eval", write(tmp_path / "m.jsonl", RECORD, RECORD))
-
-
-@pytest.mark.parametrize(("split", "asked"), [("train", "train"), ("eval", "test")])
-def test_the_default_source_is_the_hub(split, asked, monkeypatch):
-    calls = []
-    hub = SimpleNamespace(load_dataset=lambda *names, **options: calls.append((names, options)) or [RECORD])
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    assert ids(mbpp.load(split)) == ["mbpp/601"]
-    assert calls == [(("google-research-datasets/mbpp", "full"), {"split": asked})]
 
 
 def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys):
