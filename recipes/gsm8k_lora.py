@@ -7,7 +7,7 @@ answer has the largest weight; the others teach the answer format.
 
     python recipes/gsm8k_lora.py                     # chooses the preset for this machine
     python recipes/gsm8k_lora.py --preset 16gb       # Qwen2.5-1.5B-Instruct on openai/gsm8k
-    python recipes/gsm8k_lora.py --plan              # memory, work and time; downloads no weights
+    python recipes/gsm8k_lora.py --plan              # memory and work; downloads no weights
     python recipes/gsm8k_lora.py --dry-run           # settings, one prompt and its rewards; trains nothing
 """
 
