@@ -56,7 +56,7 @@ class Step:
     on_cpu: bool = False
     """Everything except the 4-bit weights is float32, without autocast."""
     packed: bool = False
-    """Each prompt of a micro-batch is read once for its group (loss_pass)."""
+    """Each prompt of a micro-batch is read once for its group."""
 
     @property
     def length(self) -> int:
@@ -87,7 +87,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     return {
         # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
         "weights": weight_bytes(shape, model.bits, double_quantized=step.sampler != "shared", width=width),
-        # float32, see training.make_trainer. The KL reference is a copy of the adapter that the run starts from.
+        # float32, see `trl_compat.use_float32_adapter`. The KL reference copies the adapter that the run starts from.
         "adapter": 4 * adapter * (2 if lora.from_ and step.config.train.beta else 1),
         "gradients": 4 * adapter,
         "optimizer": sum(optimizer_bytes(size, step.config.train.optimizer) for size in tensors),

@@ -1,4 +1,4 @@
-"""What depends on private methods and attributes of TRL 1.14: the only file to check when TRL is updated.
+"""What depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
 TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
 mixins of this folder override only the public names. tests/training/test_trl_compat.py has one test for each item.
