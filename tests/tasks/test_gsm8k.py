@@ -314,7 +314,7 @@ def test_columns_of_a_data_set_on_the_hub(hub):
         gsm8k.load("eval", "someone/sums")
 
 
-@pytest.mark.parametrize("source", ["missing.jsonl", "a.csv", "a.parquet", "./missing", "~/missing/x"])
+@pytest.mark.parametrize("source", ["missing.jsonl", "a.csv", "./missing", "~/missing/x"])
 def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
     with pytest.raises(UserError, match="No such file"):
         gsm8k.load("eval", source)
