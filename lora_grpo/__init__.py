@@ -24,7 +24,7 @@ runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run, or two side by side, as one HTML page
 merging/       an adapter into its base, tensor by tensor
-gguf/          GGUF files for llama.cpp, Ollama and LM Studio, and what was measured on them
+gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and quality
 hub/           files, model card and push
 files/         files that are complete or absent, locks, JSON lines, safetensors
 

@@ -7,7 +7,7 @@
     sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
 arguments.py   parses a recipe's command line: preset, then settings file, then flags
-named_code.py  the code that settings name: what may run it, what resumes with it, its digests
+named_code.py  user code that settings name: permission to run it, checks when a run resumes, SHA-256 digests
 flags.py       parses arguments into a dataclass with tyro; every error is one line
 validate.py    checks a configuration across fields, and against packages and the environment
 verbs.py       `lora-grpo` and its commands, which the scripts also run

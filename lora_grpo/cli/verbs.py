@@ -33,7 +33,7 @@ def train(arguments: Sequence[str]) -> NoReturn:
     lora-grpo train my_recipe.py             # a copy of a recipe, with its own presets
     lora-grpo train gsm8k --help             # the flags of a recipe
 
-    Your task goes through the presets of the example `task`, and its run into outputs/my_task.
+    A task file uses the presets of the `task` recipe. The run is saved in outputs/my_task.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         _show_description(train, has_failed=not arguments)

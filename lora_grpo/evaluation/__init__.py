@@ -14,7 +14,7 @@ options.py        the flags of the command; a run's settings are the defaults
 model_samples.py  loads and samples a model for `lora-grpo evaluate`
 samples_file.py   grades a file of completions from another tool
 run.py            samples and grades rows, with one or several processes; the evaluation of a run
-results.py        the files of an evaluation: results.jsonl, and evaluation.json with what it is of
+results.py        the files of an evaluation: results.jsonl, and evaluation.json with model, data and settings
 measurement.py    metrics of one model
 comparison.py     compares two models on the same tasks: paired tests, fixed and regressed tasks
 gain.py           how much of a gain comes from the answer format

@@ -64,7 +64,7 @@ class Measurement(Schema):
     tasks: int
     samples: int
     sample_stats: dict[str, SampleStats]
-    """Of the `greedy` samples, if the model also has others, and of all others as `sampled`."""
+    """Statistics by group: `greedy`, if the model also has other samples, and `sampled`."""
     source: dict[str, Any]
     """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
@@ -101,7 +101,7 @@ class Metric:
     values: NDArray[np.float64]
     """(T,) fractions, in the order of task_id."""
     interval: pass_at_k.Interval
-    """Of their mean."""
+    """95% confidence interval of the mean."""
     is_one_sample: bool
     """Whether each value is that of one sample that passed or failed."""
 

@@ -117,7 +117,7 @@ class EvaluationSettings:
     sampling: SamplingParams
     seed: int
     chat_template_kwargs: Mapping[str, Any]
-    """Those given for models without a run."""
+    """Chat template variables for models that are not part of a run."""
     trained: Mapping[str, Any] | None
     """run.json of the run whose settings are the defaults, if that run trained on this data."""
     limit: int | None

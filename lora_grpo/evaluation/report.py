@@ -46,7 +46,7 @@ class Protocol(Schema):
 
     task: str
     task_sha256: str | None = None
-    """Of a task that is a user's file."""
+    """SHA-256 of the task file; None for built-in tasks."""
     rows: int
     data_sha256: str
     data_source: str | None = None

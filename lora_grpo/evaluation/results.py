@@ -1,4 +1,4 @@
-"""The files of an evaluation: results.jsonl with a graded sample a line, and evaluation.json with what it is of.
+"""The files of an evaluation: results.jsonl (one graded sample per line) and evaluation.json (its settings).
 
 A folder contains one evaluation. An evaluation with other settings needs another folder. Only the model to compare with
 may change; its results have their own file.

@@ -20,7 +20,7 @@ tokenizer.py       byte-level BPE and SentencePiece tokenizers
 sentencepiece.py   scores and space prefix of SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
 
-What the header of a file says is read by `sampling.read_header`.
+Use `sampling.read_header` to read the metadata of a GGUF file.
 """
 
 from lora_grpo.gguf.cli import ExportOptions, export

@@ -32,15 +32,15 @@ class ExportOptions:
     """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
     32-bit safetensors, and the tokenizer."""
     what: Literal["merged", "best"] = "merged"
-    """`merged`: a model with the run's last adapter. `best`: a model with the one of the highest validation reward, in
-    RUN/best."""
+    """`merged`: a model with the run's last adapter. `best`: a model with the adapter that has the highest
+    validation reward, RUN/best."""
     type: tuple[TypeName, ...] = ("q8_0",)
     """Weight types, one file each. q8_0 is half the size of 16-bit weights and nearly as accurate. `q4_0` to `q5_1` are
     smaller and less accurate. Types with a `k` and iq4_xs are more accurate for their size and require llama.cpp's
     llama-quantize."""
     modelfile: bool = False
-    """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the same as
-    `template`, `system` and `params` for `ollama run hf.co/YOU/NAME` after a push."""
+    """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the files
+    `template`, `system` and `params` that `ollama run hf.co/YOU/NAME` reads after a push."""
     output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     """Folder of the files, or one file whose name ends in .gguf; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for
     a model outside a run."""

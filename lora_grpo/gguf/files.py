@@ -87,7 +87,7 @@ def write_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
 
 
 def exported_files(folder: Path) -> dict[str, ExportedFile]:
-    """Return the files that gguf_report.json describes by their names, as far as they are in the folder.
+    """Return the files that gguf_report.json describes and that still exist in the folder, by name.
 
     Files that were replaced by others are left out. Empty if there is no readable report.
     """
@@ -158,7 +158,7 @@ def measured_files(paths: Sequence[Path], reports: Mapping[Path, Report]) -> tup
 
 
 def files_table(files: Sequence[MeasuredFile]) -> Table:
-    """Return a row for each file: its size, its first score, and its divergence, as far as any file has them."""
+    """Return a row for each file: size, first score and divergence. Columns without any value are omitted."""
     evaluated = next((file.report for file in files if file.report), None)
     has_kl = any(file.kl is not None for file in files)
     headings = ["file", "size", *([_metric(evaluated)] if evaluated else []), *(["KL"] if has_kl else [])]

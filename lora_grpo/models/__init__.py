@@ -5,7 +5,7 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-model_files.py    where the files of a model are: names, folders, the Hub, and what is not downloaded yet
+model_files.py    locates a model's files: local folders, the Hub cache, and files still to be downloaded
 base_model.py     sets up torch, and loads the base model and its tokenizer
 adapter.py        the only reader of adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run

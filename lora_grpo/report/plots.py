@@ -97,7 +97,7 @@ _PLOTS = (
          "Near 1, answers do not fit: raise --sampling.max-completion-tokens.",
          {"truncated completions": "completions/clipped_ratio"}),
     Plot("length", COMPLETIONS, "Completion length", "tokens",
-         "A mean that runs to the limit, or to almost nothing, points to a reward that pays for length.",
+         "A mean that runs to the limit, or to almost nothing, suggests that a reward depends on length.",
          {"mean": "completions/mean_length", "longest": "completions/max_length",
           "shortest": "completions/min_length"}),
     Plot("mismatch", STABILITY, "Logprob mismatch", "nats per token",

@@ -126,7 +126,7 @@ def think_answer_format(text: str) -> float:
 
 
 def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward 1 or 0 at random, with equal probability: a run that it does not improve shows what a gain by chance is.
+    """Return 1 or 0 with equal probability. Use it as a control: it has no signal, so any gain is due to chance.
 
     The same completion of the same row always gets the same reward.
     """

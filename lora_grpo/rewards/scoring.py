@@ -20,9 +20,9 @@ _WITHOUT_TRAINER: dict[str, Any] = {
 
 
 class Verdicts(Sequence[Verdict]):
-    """The verdicts of a batch. Whoever reads one first has all completions graded; others get the same verdicts.
+    """The lazily graded verdicts of a batch: the first access grades all completions, and later ones return the same.
 
-    A batch whose verdicts nobody reads, because its rewards need none, is not graded.
+    A batch whose rewards, log and metrics need no verdicts is not graded.
     """
 
     def __init__(self, texts: Sequence[str], rows: Sequence[Row]) -> None:

@@ -157,7 +157,7 @@ class Decoder:
         return _SCALARS[tag][1](*rest)
 
     def _decode_all(self, data: Any) -> Any:
-        """Return the decoded items of a container. Items of JSON's scalar types are what they are."""
+        """Return the decoded items of a container. JSON scalars are returned unchanged."""
         kinds = set(map(type, data))
         return [self.decode(item) for item in data] if list in kinds or dict in kinds else data
 

@@ -142,9 +142,9 @@ class Link:
 class Remote:
     """An object or global name of the candidate. It is equal only to itself.
 
-    Its class has `ABILITIES` as far as the object's class has them, so `callable` and `isinstance(..., Iterator)` give
-    the same result as for the object. `in` compares its items in the tests' process, so the candidate never receives an
-    expected value.
+    Its class defines those of `ABILITIES` that the object's class defines, so `callable` and the like give the same
+    result as for the object. `in` compares its items in the tests' process, so the candidate never receives an expected
+    value.
     """
 
     __slots__ = ("_key", "_link")

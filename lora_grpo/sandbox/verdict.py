@@ -39,8 +39,8 @@ class Program:
     prelude: str = ""
     """Trusted Python that runs before `test`, such as a prompt's helper functions."""
     reference: bool = False
-    """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. Whatever the program
-    of a model does, the tests are not to blame."""
+    """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. A model's program
+    never raises it."""
     name: str = "a program"
     """Id of the dataset row, for error messages."""
 

@@ -22,7 +22,7 @@ _LOOK_ALIKES = str.maketrans("0123456789aceopxyACEHOPTX", "０１２３４５６
 
 @dataclass(frozen=True)
 class Subject:
-    """A row under attack."""
+    """A row and the values that its test completions are made from."""
 
     row: dict[str, Any]
     gold: str | None

@@ -35,7 +35,7 @@ _SLOW = 0.05
 
 @dataclass(frozen=True)
 class Size:
-    """How much an audit does."""
+    """The limits of an audit."""
 
     gold_rows: int = 500
     attacked_rows: int = 16

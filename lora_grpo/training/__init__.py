@@ -25,7 +25,7 @@ validation.py        the validation set: rows sampled during training but never 
 completion_log.py    mixin: scores the completions of every step, and logs those of every n-th
 zero_advantage.py    mixin: leaves out completions whose group has equal rewards
 shared_prompts.py    mixin: packs the rows before the backbone, so that the layers read each prompt once for its group
-packing.py           where each token of a packed micro-batch stands, and what it attends to
+packing.py           layout of a packed micro-batch: the position of each token and what it attends to
 attention.py         attention over a packed micro-batch
 chunked_logprobs.py  mixin: logprobs without materializing the full logits
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves

@@ -18,7 +18,7 @@ def logprob_tolerance(model: Any) -> float:
 class ChunkedLogProbs(TrlHooks):
     """Mixin that computes logits in tiles of 2048 x 8192. List it before TRL's GRPOTrainer in the bases.
 
-    The method is TRL's own, in plain PyTorch. Unsloth's trainer has another one and does without.
+    The method is TRL's own, in plain PyTorch. It is not used with Unsloth, which has its own implementation.
     """
 
     use_liger_kernel: bool

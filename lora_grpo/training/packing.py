@@ -1,4 +1,4 @@
-"""Where the tokens of a micro-batch stand when each prompt is stored once and nothing is padded."""
+"""Layout of a packed micro-batch, in which each prompt is stored once and nothing is padded."""
 
 from __future__ import annotations
 
