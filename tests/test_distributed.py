@@ -105,19 +105,6 @@ def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, exp
     assert said(tmp_path) == []
 
 
-def test_the_ranks_that_fail_because_of_another_know_its_error(start, tmp_path):
-    done = start(
-        "distributed.join()\n"
-        "if distributed.rank(): raise RunError('the row is bad')\n"
-        "try:\n"
-        "    distributed.barrier()\n"
-        "finally:\n"
-        "    write(distributed.reported_error())"
-    ).end()
-    assert done.stderr == "error: the row is bad\n"
-    assert said(tmp_path) == ["the row is bad"]
-
-
 def test_a_rank_that_waits_hears_a_signal(start, tmp_path):
     process = start(
         "distributed.join()\nwrite('joined')\nif not distributed.rank(): distributed.barrier()\ntime.sleep(600)"
@@ -192,10 +179,3 @@ def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="2 were started; start one"), holding(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_world_size_without_ranks_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK is not set.*torchrun"):
-        distributed.join()

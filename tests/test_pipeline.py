@@ -92,16 +92,6 @@ def test_a_longer_run_is_told_to_lift_the_limits_that_it_reaches(run, capsys, ch
     assert f"--resume {flags}\n" in capsys.readouterr().out
 
 
-def test_what_to_do_next_names_the_code_that_it_runs(run, capsys):
-    task = run.folder / "my task.py"
-    task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
-    run.config = replace(run.config, {"model": {"trust_remote_code": True}, "data": {"task": str(task)}})
-    finish_run(run, samples("--", ["+-", "--"]), samples("+-", ["++", "--"]))
-    printed = capsys.readouterr().out
-    assert f"lora-grpo evaluate {run.folder} --compare base --task '{task}' --trust-remote-code" in printed
-    assert f"lora-grpo merge {run.folder} --trust-remote-code" in printed
-
-
 def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     never = samples("--", ["--", "--"])
     finish_run(run, never, never)
@@ -142,12 +132,3 @@ def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
     assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
     assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
-
-
-def test_a_loss_is_shown_with_its_sign_and_a_small_p_as_small(run, capsys):
-    finish_run(run, samples("+" * 20, ["++"] * 20), samples("-" * 20, ["--"] * 20))
-    printed = capsys.readouterr().out
-    assert "-100.0 [" in printed
-    assert "<0.001" in printed
-    assert "0 problems fixed, 20 regressed (solved: at least half of the sampled" in printed
-    assert "20 regressed: t0 (2/2 to 0/2), " in (run.evaluation / "report.md").read_text()

@@ -134,11 +134,6 @@ def test_every_folder_and_the_recipes_are_installed():
     assert {path.name for path in RECIPES} == {*RECIPE_FILES.values()}
 
 
-def test_nothing_that_measures_depends_on_training():
-    for measuring in ("evaluation", "merging", "hub"):
-        assert not {"training"} & set().union(*(rooms_imported(path) for path in FILES if room(path) == measuring))
-
-
 def test_only_the_policy_imports_unsloth():
     importers = {path.stem for path in FILES if any(name.split(".")[0] == "unsloth" for name, _ in imports(path))}
     assert importers == {"policy"}

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import runpy
-import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -23,7 +22,7 @@ from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import Overrides, resolve
 from lora_grpo.runs import read_run
-from lora_grpo.tasks import get_task, load_split
+from lora_grpo.tasks import load_split
 
 PRESETS = runpy.run_path(str(RECIPES[0].with_name("gsm8k_lora.py")))["PRESETS"]
 NUM_VALUES = 5
@@ -138,22 +137,3 @@ def test_samples_and_what_an_evaluation_leaves(tmp_path):
     options = EvaluateOptions(str(samples), task="gsm8k", data=str(rows), output_dir=output)
     check(tmp_path, [samples], lambda: evaluate_and_report(options))
     check(tmp_path, [output / "evaluation.json", output / "results.jsonl"], lambda: evaluate_and_report(options))
-
-
-def test_a_task_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a __pycache__ would be a change of the folder
-    numbers = iter(range(10_000))
-
-    def load():
-        copy = tmp_path / f"copy{next(numbers)}.py"  # a file is imported once
-        try:
-            path.rename(copy)
-            get_task(str(copy)).load("train")
-        finally:
-            copy.rename(path)
-
-    path = tmp_path / "task.py"
-    path.write_text(
-        "def load(split):\n    return [{'question': split}]\ndef check(completion, row):\n    return True\n"
-    )
-    check(tmp_path, [path], load)

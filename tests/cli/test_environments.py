@@ -136,12 +136,6 @@ def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
 
 
-def test_a_task_file_may_close_the_output(tmp_path):
-    command = [sys.executable, "-c", COMMAND.format("sys.stdout.close()")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 IN_A_TERMINAL = """
 import signal, sys, time
 from pathlib import Path
@@ -165,39 +159,19 @@ sys.exit(run_command(main))
 """
 
 
-@pytest.fixture
-def in_a_terminal(tmp_path):
-    """Return a function that starts a process in a terminal of its own, and closes the terminal when it is ready."""
-
+def test_a_terminal_that_closes_ends_a_run_after_it_saved(tmp_path):
     def start():
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
-    def run(*prefix):
-        ours, theirs = os.openpty()
-        command = [*prefix, sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "step")]
-        with subprocess.Popen(
-            command,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=start,
-        ) as process:
-            os.close(theirs)
-            said = b""
-            while b"ready\r\n" not in said:  # the end of the line can be a write of its own
-                said += os.read(ours, 1000)
-            os.close(ours)
-            try:
-                return process.wait(1 if prefix else 60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return None
-
-    return run
-
-
-def test_a_terminal_that_closes_ends_a_run_after_it_saved(in_a_terminal, tmp_path):
-    assert in_a_terminal() == 128 + signal.SIGHUP
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "step")]
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    with subprocess.Popen(command, **terminal, preexec_fn=start) as process:
+        os.close(theirs)
+        said = b""
+        while b"ready\r\n" not in said:  # the end of the line can be a write of its own
+            said += os.read(ours, 1000)
+        os.close(ours)
+    assert process.returncode == 128 + signal.SIGHUP
     assert (tmp_path / "step").read_text() == "saved"

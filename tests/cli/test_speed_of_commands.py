@@ -6,33 +6,7 @@ import sys
 
 import pytest
 
-from lora_grpo.cli import limit_spinning
-
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-
-
-def test_a_command_does_not_look_for_garbage_when_it_exits():
-    code = (
-        "import atexit, gc, sys; from lora_grpo.cli import run_command\n"
-        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"  # runs after those of the command
-        "sys.exit(run_command(lambda: None))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
-
-
-@pytest.mark.parametrize(
-    ("of_user", "expected"),
-    [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
-    ],
-)
-def test_threads_spin_a_little_unless_the_user_decides(of_user, expected, monkeypatch):
-    monkeypatch.setattr(os, "environ", dict(of_user))
-    limit_spinning()
-    assert os.environ == expected
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ def refusal(wanted):
     [
         (6144, "starter"),
         (8188, "8gb"),
-        (10240, "8gb"),
         (12288, "12gb"),
         (15360, "16gb"),  # Tesla T4
-        (16376, "16gb"),
         (24564, "24gb"),
         (81559, "24gb"),
     ],
@@ -45,7 +43,6 @@ def test_auto_without_a_gpu_is_the_starter(machine):
     ("script", "reason"),
     [
         ("echo 'NVIDIA-SMI has failed' >&2; exit 9", "nvidia-smi failed: NVIDIA-SMI has failed"),
-        ("echo 'No devices were found'; exit 6", "nvidia-smi failed: No devices were found"),
         ("exit 3", "nvidia-smi failed: exit code 3"),
         ("true", "nvidia-smi lists no GPU"),
         ("echo '0, GPU-1, Orin, [N/A], [N/A]'", "nvidia-smi lists no GPU"),
@@ -93,11 +90,3 @@ def test_a_preset_too_large_for_the_card_offers_one_that_fits(machine):
     assert "preset 24gb needs a GPU with 24 GB, got Card 0 with 12 GiB; pass --preset 12gb" in message
     machine(2048)
     assert refusal("8gb").endswith("pass --preset starter")
-
-
-def test_a_gpu_preset_without_a_gpu_offers_the_starter(machine):
-    assert refusal("16gb").endswith("found none (nvidia-smi is not on the PATH); pass --preset starter for the CPU")
-
-
-def test_an_unknown_preset_lists_those_there_are():
-    assert refusal("9gb") == "unknown preset '9gb'; expected auto, starter, 8gb, 12gb, 16gb, 24gb"

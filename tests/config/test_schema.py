@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 
 import pytest
 
@@ -87,29 +86,15 @@ def test_the_size_a_refusal_offers_is_accepted():
         ("rewards", (), "no rewards; name at least one"),
         ("rewards", ("corect_answer",), "did you mean 'correct_answer'?"),
         ("grpo", ("num_iterations=0",), "num_iterations=0; expected 1 or more"),
-        ("model__max_sequence_tokens", 1, "--model.max-sequence-tokens is 1; expected a value greater than"),
-        (
-            "sampling__num_generations",
-            1,
-            "--sampling.num-generations is 1; expected a value greater than or",
-        ),
         ("lora__rank", 0, "--lora.rank is 0; expected a value greater than"),
         ("lora__targets", (), "--lora.targets is (); expected at least 1 item"),
-        ("train__max_steps", 0, "--train.max-steps is 0; expected a value greater than"),
-        ("eval__num_samples", -1, "--eval.num-samples is -1; expected a value greater than"),
         ("sandbox__timeout_seconds", 1e300, "--sandbox.timeout-seconds is 1e+300"),
         ("sandbox__memory_mb", 10**9, "--sandbox.memory-mb is 1000000000"),
-        ("seed", -1, "--seed is -1; expected a value greater than"),
         ("model__gpu_memory_share", 0.0, "--model.gpu-memory-share is 0.0; expected a value greater than 0"),
         ("model__gpu_memory_share", 1.1, "less than or equal to 1"),
-        ("sampling__temperature", 0.0, "--sampling.temperature is 0.0; expected a value greater than 0"),
         ("sampling__temperature", float("nan"), "--sampling.temperature is nan"),
-        ("sampling__top_p", 1.5, "--sampling.top-p is 1.5"),
-        ("train__learning_rate", 2.0, "--train.learning-rate is 2.0; expected a value less than or equal to 1"),
         ("train__learning_rate", float("inf"), "--train.learning-rate is inf"),
         ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a value less than 1"),
-        ("train__beta", -0.1, "--train.beta is -0.1; expected a value greater than or equal to 0"),
-        ("train__beta", float("inf"), "--train.beta is inf"),
         ("sampling__max_completion_tokens", 1024, "leaves no room for a prompt in --model.max-sequence-tokens 1024"),
         ("eval__k", (1, 5), "--eval.k 5 needs at least as many samples, got 4; pass --eval.num-samples 5"),
         ("eval__k", (0,), "--eval.k is 0; expected a value greater than"),
@@ -117,34 +102,6 @@ def test_the_size_a_refusal_offers_is_accepted():
 )
 def test_what_cannot_run_is_refused_with_its_flag(name, value, message):
     assert message in refusal(check, config(**{name: value}))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lora__dropout", 0.0),
-        ("train__beta", 0.0),
-        ("train__warmup_steps", 0),
-        ("train__learning_rate", 1.0),
-        ("sampling__max_completion_tokens", 1023),
-        ("data__train_limit", 8),
-        ("data__train_limit", None),
-        ("eval__k", (4,)),
-        ("eval__num_samples", 0),  # k does not matter then
-        ("seed", 0),
-    ],
-)
-def test_the_ends_of_the_ranges_are_accepted(name, value):
-    check(config(**{name: value}))
-
-
-@pytest.mark.parametrize("dashboard", ["tensorboard", "trackio", "wandb"])
-def test_a_dashboard_needs_its_package(dashboard):
-    asked = config(train__report_to=(dashboard,))
-    if importlib.util.find_spec(dashboard):
-        check(asked)
-    else:
-        assert f"--train.report-to {dashboard} needs that package; run `pip install" in refusal(check, asked)
 
 
 def test_checkpoints_fall_between_two_generations():

@@ -12,12 +12,6 @@ def test_values_come_with_their_file_and_line(tmp_path):
     assert list(json_files.read_lines(path, "rows")) == [(f"{path}:1", {"a": "x\u2028y"}), (f"{path}:3", [1])]
 
 
-def test_a_gzipped_file_is_unpacked(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"a": 1}\n'))
-    assert list(json_files.read_lines(path, "rows")) == [(f"{path}:1", {"a": 1})]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -49,13 +49,6 @@ def test_both_locks_have_the_packages_that_results_depend_on_in_one_version():
         assert cpu[name] == gpu[name]
 
 
-def test_a_package_that_moved_is_named(tmp_path):
-    (tmp_path / "a").write_text('# uv\nnumpy==2.3.5\nsix==1.17.0 ; python_full_version >= "3.12"\n')
-    (tmp_path / "b").write_text("numpy==2.4.6\n")
-    assert moved(pins(tmp_path / "a", "3.11"), pins(tmp_path / "b", "3.11")) == ["numpy: 2.3.5 -> 2.4.6"]
-    assert moved(pins(tmp_path / "a", "3.12"), pins(tmp_path / "b", "3.12"))[1] == "six: 1.17.0 -> absent"
-
-
 @pytest.mark.registry
 @pytest.mark.parametrize("kind", LOCKS)
 def test_the_project_still_resolves_to_the_lock(kind, tmp_path):

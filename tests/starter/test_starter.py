@@ -7,18 +7,13 @@ from pathlib import Path
 
 import build_starter_data
 import pytest
-from starter_model import code_problems, code_styles, corpus, families, problems
+from starter_model import code_problems, code_styles, corpus, problems
 
 from lora_grpo import starter
 from lora_grpo.starter import model_path
 from lora_grpo.tasks.chat import SYSTEM_PROMPTS, add_prompts, render
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_pools_are_the_same_for_the_same_seed_and_grow_at_the_end():
-    assert problems.pool("train", 60, seed=3) == problems.pool("train", 100, seed=3)[:60]
-    assert problems.pool("train", 60, seed=3) != problems.pool("train", 60, seed=4)
 
 
 def test_splits_share_no_family_and_numbers_for_any_seed():
@@ -31,11 +26,6 @@ def test_splits_share_no_family_and_numbers_for_any_seed():
     assert not train & evaluated
 
 
-def test_split_ignores_names_and_objects():
-    steps = (problems.Step("Cost", 3, "*", 4),)
-    assert problems.Problem("buy", "Ann ...", steps).split == problems.Problem("buy", "Tom ...", steps).split
-
-
 def test_pretraining_documents_are_about_train_problems_only():
     eval_questions = {problem.question for problem in problems.pool("eval", 1000)}
     documents = list(itertools.islice(corpus.examples(0, drills=0.1, practice=0.2, code=0.2), 4000))
@@ -43,12 +33,6 @@ def test_pretraining_documents_are_about_train_problems_only():
     for document in documents:
         question = document.parts[0][0].rpartition("user\n")[2].partition("<|im_end|>")[0]
         assert question not in eval_questions
-
-
-def test_every_pool_has_every_family_and_difficulty():
-    kinds = {(problem.family, problem.difficulty) for problem in problems.pool("eval", 240)}
-    assert kinds == set(itertools.product(families.FAMILIES, problems.DIFFICULTIES))
-    assert len(families.FAMILIES) >= 6
 
 
 def test_worked_solutions_are_correct():
@@ -68,20 +52,6 @@ def test_a_solution_starts_from_the_questions_numbers():
         for step in problem.steps:
             assert {step.left, step.right} <= known
             known.add(step.result)
-
-
-@pytest.mark.parametrize(
-    ("family", "numbers", "question", "answer"),
-    [
-        ("share", 3, "keeps", "Total"),
-        ("compare", 2, "together", "Total"),
-        ("change", 3, "and a bag for", "Left"),
-    ],
-)
-def test_a_problem_asks_for_what_it_solves(family, numbers, question, answer):
-    problem = next(p for p in problems.pool("train", 48) if (p.family, p.difficulty) == (family, numbers))
-    assert question in problem.question
-    assert answer in problem.answer
 
 
 @pytest.mark.parametrize("task", ["starter", "starter-code"])
@@ -117,11 +87,6 @@ def test_digits_are_single_tokens(tokenizer):
 )
 def test_tokenizer_round_trips_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_tokenizer_ends_turns_and_pads_with_different_tokens(tokenizer):
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert tokenizer("<|im_end|>").input_ids == [tokenizer.eos_token_id]
 
 
 @pytest.mark.parametrize("style", ["xml", "code"])
@@ -161,14 +126,6 @@ def test_model_writes_the_requested_function(tokenizer, model):
         output = model.generate(**inputs, do_sample=False, max_new_tokens=48)
         right += tokenizer.decode(output[0, inputs.input_ids.shape[1] :]).startswith(problem.solution + "\n```")
     assert right >= 0.8 * len(shift)
-
-
-def test_model_answers_in_a_known_style(tokenizer, model):
-    inputs = tokenizer([corpus.chat_prompt(problems.pool("eval", 3)[2].question)], return_tensors="pt")
-    output = model.generate(**inputs, do_sample=False, max_new_tokens=64)
-    text = tokenizer.decode(output[0, inputs.input_ids.shape[1] :])
-    assert text.endswith("<|im_end|>")
-    assert any(character.isdigit() for character in text)
 
 
 @pytest.mark.slow
