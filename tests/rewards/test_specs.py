@@ -1,10 +1,7 @@
-import subprocess
-import sys
-
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.rewards.specs import TRL_REWARDS, is_format_reward, parse_reward_specs, resolve
+from lora_grpo.rewards.specs import TRL_REWARDS, parse_reward_specs, resolve
 
 GOOD_FILE = """
 from dataclasses import dataclass
@@ -15,7 +12,6 @@ def my_reward(completions, **columns):
 other = lambda completions, **columns: [float(len(calls))] * len(completions)
 def narrow(completions):
     return [1.0]
-number = 3
 @dataclass
 class Settings:
     cap: "int" = 1
@@ -38,14 +34,9 @@ def parse_one(item):
     ("item", "name", "weight"),
     [
         ("correct_answer=2.0", "correct_answer", 2.0),
-        ("correct_answer=-1", "correct_answer", -1.0),
         ("correct_answer", "correct_answer", 2.0),
-        ("xml_tag_count", "xml_tag_count", 0.5),
-        ("think_answer_format", "think_answer_format", 1.0),
-        ("near_length:200", "near_length:200", 1.0),
         ("near_length:50tokens=0.25", "near_length:50tokens", 0.25),
         ("longer_is_better", "longer_is_better", 1.0),
-        (r"pattern:^\d+$=0.5", r"pattern:^\d+$", 0.5),
         ("pattern:x=(5)=1", "pattern:x=(5)", 1.0),
         ("pattern:(?m)^a:b.py:c$=1", "pattern:(?m)^a:b.py:c$", 1.0),
         ("trl:think_format_reward=0.5", "trl:think_format_reward", 0.5),
@@ -62,20 +53,13 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
     [
         ([], "no rewards; name at least one"),
         (["corect_answer=1"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
-        (["zzz"], "expected one of correct_answer, integer_answer"),
         (["correct_answer=much"], "weight 'much' is not a finite number; write correct_answer=1.0"),
-        (["correct_answer=nan"], "weight 'nan' is not a finite number"),
         (["correct_answer=1", "correct_answer=2"], "reward 'correct_answer' is listed 2 times"),
         (["near_length"], "write near_length:200 or near_length:50tokens"),
-        (["near_length:0"], "needs a length, got '0'"),
-        (["longer_is_better:"], "needs a length, got ''"),
-        (["pattern"], "needs a regular expression"),
         (["pattern:^a$"], "needs its weight; write pattern:^a$=1.0"),
         (["pattern:(=1"], "not a regular expression"),
         (["trl:think_format"], "did you mean 'trl:think_format_reward'?"),
-        (["trl:get_soft_overlong_punishment"], "expected one of trl:accuracy_reward"),
         (["missing.py:my_reward=1"], "missing.py: No such file"),
-        (["missing.py"], "or FILE.py:FUNCTION"),
     ],
 )
 def test_a_wrong_spec_says_what_to_write(items, message):
@@ -96,14 +80,6 @@ def test_a_users_file_is_checked_before_it_is_run(file, function, message):
     with pytest.raises(UserError) as error:
         parse_reward_specs([f"{file}:{function}"])
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize(("content", "message"), [(b"def f(:\n", r"my\.py, line 1"), (b"\0", "is not Python")])
-def test_a_users_file_that_is_not_python(tmp_path, content, message):
-    path = tmp_path / "my.py"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        parse_reward_specs([f"{path}:f"])
 
 
 def test_checking_does_not_run_the_file_and_resolving_does(tmp_path):
@@ -143,30 +119,3 @@ def test_trl_has_the_rewards():
 
     names = {name for names in trl.rewards._import_structure.values() for name in names}
     assert set(TRL_REWARDS) == {name for name in names if not name.startswith("get_")}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        *[
-            ("integer_answer=0.5", True),
-            ("strict_xml_format", True),
-            ("pattern_2", True),
-            ("my.py:brief_format=0.5", True),
-        ],
-        *[("correct_answer=2.0", False), ("near_length:200", False), ("formats/my.py:right=1.0", False)],
-        ("my.py:information_gain", False),
-    ],
-)
-def test_a_format_reward_pays_for_the_form(name, expected):
-    assert is_format_reward(name) == expected
-
-
-def test_checking_specs_imports_nothing_heavy():
-    code = (
-        "import sys; from lora_grpo.rewards import parse_reward_specs; "
-        "parse_reward_specs(['correct_answer', 'trl:think_format_reward']); "
-        "print([m for m in ('torch', 'trl', 'transformers', 'datasets') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

@@ -65,43 +65,11 @@ def test_nan_arrives_as_nan():
     assert math.isnan(through(math.nan))
 
 
-class Equal(int):
-    def __eq__(self, other):
-        return True
-
-    __hash__ = int.__hash__
-
-
-class EqualList(list):
-    def __eq__(self, other):
-        return True
-
-
-class EqualText(str):
-    def __eq__(self, other):
-        return True
-
-    __hash__ = str.__hash__
-
-
-@pytest.mark.parametrize("value, plain", [(Equal(1), 1), (EqualList([1]), [1]), (EqualText("a"), "a")])
-def test_a_subclass_arrives_as_the_plain_value_it_holds(value, plain):
-    arrived = through([value])[0]
-    assert type(arrived) is type(plain) and arrived == plain
-    assert arrived != 2 and arrived != [2] and arrived != "b"
-
-
 @pytest.mark.parametrize(
-    "value", [object(), len, lambda: 0, iter([]), Equal, Ellipsis], ids=lambda value: type(value).__name__
+    "value", [object(), len, lambda: 0, iter([]), Decoder, Ellipsis], ids=lambda value: type(value).__name__
 )
 def test_everything_else_arrives_as_a_handle(value):
     assert through(value)[0] == "handle"
-
-
-def test_the_same_list_twice_arrives_as_the_same_list_twice():
-    inner = [1]
-    first, second = through([inner, inner])
-    assert first is second
 
 
 def test_a_list_in_itself_arrives_in_itself():

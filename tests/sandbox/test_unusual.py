@@ -51,11 +51,6 @@ def f(n): return Countdown(n)
 from collections.abc import Iterator, Sized
 assert list(f(3)) == [2, 1, 0] and isinstance(f(1), Iterator) and not isinstance(f(1), Sized) and not callable(f(1))
 """,
-    "range": """
-def f(n): return range(n)
----
-assert f(3) == range(3) and list(f(3)) == [0, 1, 2] and f(3)[1] == 1 and len(f(3)) == 3 and isinstance(f(3), range)
-""",
     "named tuple": """
 from collections import namedtuple
 Point = namedtuple("Point", "x y")
@@ -85,13 +80,6 @@ def f(a, b): return Decimal(a) + Decimal(b)
 ---
 from decimal import Decimal
 assert f("0.1", "0.2") == Decimal("0.3") and str(f("1.10", "1")) == "2.10" and isinstance(f("1", "1"), Decimal)
-""",
-    "Fraction": """
-from fractions import Fraction
-def f(a, b): return Fraction(a, b)
----
-from fractions import Fraction
-assert f(2, 4) == Fraction(1, 2) == 0.5 and f(1, 3).denominator == 3 and f(3, 1) == 3
 """,
     "subclass of str": """
 class Name(str): pass
@@ -243,16 +231,6 @@ assert f(list(range(1_000_000))) == (499999500000, 1_000_000)
 def f(n): return list(range(n))
 ---
 assert f(1_000_000) == list(range(1_000_000))
-""",
-    "a dictionary of 200,000 items as result": """
-def f(n): return {i: str(i) for i in range(n)}
----
-assert f(200_000) == {i: str(i) for i in range(200_000)}
-""",
-    "an iterator of a million items as argument": """
-def f(xs): return sum(xs)
----
-assert f(iter(range(1_000_000))) == 499999500000
 """,
     "deep nesting": """
 def f(n):

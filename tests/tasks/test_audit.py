@@ -14,7 +14,7 @@ from lora_grpo.tasks.audit_attacks import ATTACKS, GOLD, NAMES
 from lora_grpo.tasks.audit_run import FULL, Size, find
 
 SUMS = """
-    import re, random, signal, threading
+    import re, random, signal
     def load(split): return [
         {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50}
         for n in (range(10, 22) if split == "train" else range(30, 42))
@@ -40,11 +40,6 @@ BROKEN = {
         "all answers at once",
     ),
     "lowercases one side": (WORDS, "return completion.lower().strip() == row['city']", "gold"),
-    "stops at a comma": (
-        PRICES,
-        "return [float(n) for n in re.findall(r'[\\d.]+', completion)[:1]] == [row['sum']]",
-        "gold",
-    ),
     "no DOTALL": (
         TAGS,
         "found = re.search(r'<answer>(.*)</answer>', completion)\n"
@@ -68,21 +63,10 @@ BROKEN = {
     ),
     "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
     "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
-    "match without an end": (SUMS, "return bool(re.match(rf\"\\s*{row['sum']}\\b\", completion))", "contradiction"),
     "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
     "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
     "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
     "any digit": (SUMS, "return any(c.isdigit() for c in completion)", "numbers of the question"),
-    "sign": (
-        SUMS,
-        "try: return abs(float(completion)) == row['sum']\n    except ValueError: return False",
-        "wrong value",
-    ),
-    "empty gold": (
-        SUMS + "def gold(row): return str(row['sum']) if row['sum'] % 3 else ''\n",
-        "return completion.strip() == gold(row)",
-        "empty text",
-    ),
     "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
     "no strip": (SUMS, "return completion == str(row['sum'])", "surrounding spaces"),
     "exits": (
@@ -90,26 +74,11 @@ BROKEN = {
         "return __import__('os')._exit(0) if not completion else completion.strip() == str(row['sum'])",
         "empty text",
     ),
-    "rounds": (
-        SUMS,
-        "try: return round(float(completion)) == row['sum']\n    except (ValueError, OverflowError): return False",
-        "wrong value",
-    ),
-    "zip stops at the shorter text": (
-        SUMS,
-        "return all(a == b for a, b in zip(completion.strip(), str(row['sum'])))",
-        "empty text",
-    ),
-    "always true": (SUMS, "return True", "empty text"),
     "without gold": (SUMS + "del gold\n", "return 'a' in completion.lower()", "prompt"),
 }
 
 GOOD = {
     "exact": (SUMS, "return completion.strip() == str(row['sum'])"),
-    "number": (
-        SUMS,
-        "found = re.fullmatch(r'\\s*(-?\\d+)\\s*', completion)\n    return bool(found) and int(found[1]) == row['sum']",
-    ),
     "commas": (PRICES, "return completion.strip().replace(',', '') == str(row['sum'])"),
     "tags": (
         TAGS,
@@ -117,12 +86,6 @@ GOOD = {
         "    return len(found) == 1 and found[0].strip() == str(row['sum'])",
     ),
     "words": (WORDS, "return completion.strip().casefold() == row['city'].casefold()"),
-    "choice": (
-        SUMS
-        + "def prompt(row): return row['question'] + ' Answer with A, B, C or D.'\n"
-        + "def gold(row): return 'ABCD'[row['sum'] % 4]\n",
-        "return completion.strip() == gold(row)",
-    ),
     "JSON": (
         SUMS + "import json\ndef gold(row): return json.dumps({'sum': row['sum']})\n",
         "try: return json.loads(completion) == {'sum': row['sum']}\n"
@@ -195,15 +158,6 @@ def test_a_check_that_hangs_is_ended_and_the_other_attacks_go_on(task):
     assert "wrong value" in findings.problems
 
 
-def test_a_check_may_use_threads_and_signals_of_its_own(task):
-    alarm = (
-        "if threading.current_thread() is threading.main_thread(): signal.setitimer(signal.ITIMER_REAL, 5)\n"
-        "    return completion.strip() == str(row['sum'])"
-    )
-    path, rows = task(SUMS, alarm)
-    assert find(path, rows, FULL).problems == {}
-
-
 def test_an_answer_in_the_prompt_of_every_row_is_no_leak(task):
     pick = SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n"
     path, rows = task(pick, "return completion.strip() == str(row['sum'])")
@@ -215,20 +169,6 @@ def test_a_score_for_an_empty_text_is_reported(task):
     findings = find(path, rows, FULL)
     assert findings.problems == {}
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
-
-
-@pytest.mark.parametrize(
-    ("ignored", "message"),
-    [
-        ('("wrong valeu",)', "AUDIT_IGNORE has 'wrong valeu'; did you mean 'wrong value'?"),
-        ('"wrong value"', "AUDIT_IGNORE is 'wrong value'; expected a tuple"),
-    ],
-)
-def test_a_wrong_list_of_ignored_attacks_is_one_line(task, ignored, message):
-    path, rows = task(WORDS + f"AUDIT_IGNORE = {ignored}\n", "return completion in NAMES.values()")
-    with pytest.raises(UserError) as error:
-        find(path, rows, FULL)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):

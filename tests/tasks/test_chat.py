@@ -1,7 +1,6 @@
 import pytest
 from helpers.gguf_models import published_template, qwen_tokenizer
 
-from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import (
     SYSTEM_PROMPTS,
     THINKING_TOKENS,
@@ -53,13 +52,6 @@ def test_a_row_is_not_shown_its_own_solution():
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
 
 
-def test_an_unknown_style_offers_the_nearest():
-    with pytest.raises(UserError, match="unknown prompt style 'xlm'; did you mean 'xml'"):
-        add_prompts([ROW], "xlm")
-    with pytest.raises(UserError, match="expected one of xml, hashes, think"):
-        add_prompts([ROW], "json")
-
-
 @pytest.mark.parametrize(
     ("template", "ending"),
     [
@@ -101,13 +93,6 @@ def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(given,
     assert line.startswith(f"thinking: {why}")
 
 
-@pytest.mark.parametrize("template", ["{% for i in range(10**9) %}{% endfor %}", "{{ 1 / 0 }}", "{{ messages + 1 }}"])
-def test_a_template_that_fails_is_one_line(template):
-    tokenizer = qwen_tokenizer(template)
-    with pytest.raises(UserError, match=r"^the model's chat template rejects the messages [^\n]*$"):
-        render(tokenizer, ASKED)
-
-
 def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
     tokenizer = qwen_tokenizer(QWEN3)
     set_variables(tokenizer, {"enable_thinking": True}, 8)
@@ -147,22 +132,6 @@ def test_values_reach_the_template_as_they_are_written(text, value):
     assert variables(tokenizer.chat_template)["level"] == value
 
 
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (["enable_thinking"], "'enable_thinking': expected KEY=VALUE"),
-        (["a b=1"], "'a b=1': expected KEY=VALUE"),
-        (["a=1", "a=2"], "'a=2': expected KEY=VALUE, once"),
-        (["a=[1]"], "expected text, a number, true or false"),
-        (["enable_thinking=False"], "enable_thinking=False: expected true or false"),
-        (["enable_thinkin=true"], "enable_thinkin: the model's chat template does not read"),
-    ],
-)
-def test_wrong_variables_are_refused(items, message):
-    with pytest.raises(UserError, match=message):
-        set_variables(qwen_tokenizer(QWEN3), parse_kwargs(items), 8)
-
-
 def test_a_prompt_does_not_depend_on_the_date():
     template = published_template("llama3_2")
     assert "strftime_now" in template
@@ -188,12 +157,6 @@ def test_render_without_a_chat_template_is_plain_text():
 @pytest.mark.parametrize("reasoning", ["one line", "two\nlines", "4 < 5"])
 def test_what_is_written_is_read_back(style, reasoning):
     assert read_completion(write_completion(reasoning, "18", style), style) == (reasoning, "18")
-
-
-@pytest.mark.parametrize("style", ["xml", "hashes"])
-def test_thoughts_before_an_answer_are_not_part_of_it(style):
-    answer = write_completion("r", "18", style)
-    assert read_completion(f"<think>\nSo <answer>17</answer> #### 17\n</think>\n\n{answer}", style) == ("r", "18")
 
 
 @pytest.mark.parametrize(

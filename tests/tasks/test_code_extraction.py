@@ -26,18 +26,15 @@ def value(completion, argument=1.5, prefix=PREFIX):
     [
         # Fences
         fenced(WHOLE),
-        fenced(WHOLE, "py"),
         fenced(WHOLE, ""),
         fenced(WHOLE, " python title=solution.py"),
         f"Sure! Here it is:\n\n{fenced(WHOLE)}\n\nIt doubles the ceiling.",
-        f"Sure: {fenced(WHOLE)}",
         f"```python\n{WHOLE}",
         f"```python\n{WHOLE}```",
         f"```python\n{WHOLE}\n\nprint(f(1",
         f"1. Do it:\n   ```python\n   {WHOLE.replace(chr(10), chr(10) + '   ')}\n   ```",
         # No fence
         WHOLE,
-        f" {WHOLE}",
         f"Here is the function:\n\n{WHOLE}\n\nThis rounds up, then doubles it.\nIt's done.",
         f"Here is the function:\n\n{PREFIX}{BODY}\nHope this helps!",
         f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{WHOLE}\n</answer>",
@@ -47,12 +44,10 @@ def value(completion, argument=1.5, prefix=PREFIX):
         "\tif x:\n\t\treturn twice(math.ceil(x))\n",
         "if x:\n    return twice(math.ceil(x))\nreturn 0",
         fenced(BODY),
-        fenced(BODY.strip()),
         f"{BODY}```\n\nThat is all.",
         # A base model that does not stop
         f"{BODY}\n\ndef g(x):\n    return f(",
         f"{BODY}\nif __name__ == '__main__':\n    f(input())",
-        f"{BODY}\nprint(f(input()))",
         f"{BODY}\n```python\ndef f(x):\n    return 0\n```",
         f"{BODY}\nThis function doubles.",
         f"{BODY}\n\ndef twice(x):\n    return 0",
@@ -65,8 +60,6 @@ def value(completion, argument=1.5, prefix=PREFIX):
         # Text around the function
         fenced(PREFIX + BODY),
         fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
-        fenced("def f(x):\n    return twice(up(x))\n\ndef up(x):\n    return math.ceil(x)"),
-        fenced(f"{WHOLE}\n\nif __name__ == '__main__':\n    f(input())"),
         fenced(f"{WHOLE}\n\nassert f(1) == 99\nprint(f(input()))\nx = int(input())"),
         fenced("def f(x):\n    return N * math.ceil(x)\n\nN = 2\n"),
         fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}"),
@@ -91,9 +84,7 @@ def after(code):
     return fenced(f"def f(x):\n    return helper(x)\n\n{code}")
 
 
-HELPER = "def helper(x):\n    return twice(math.ceil(x))"
 TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(math.ceil(x))"
-READS_INPUT = "n = float(input())\nprint(f(n))"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +96,7 @@ READS_INPUT = "n = float(input())\nprint(f(n))"
         fenced("def f(x):\n    return memo[math.ceil(x)]\n\nmemo = {}\nfor i in range(9):\n    memo[i] = 2 * i"),
         fenced("def f(x):\n    return up(x) * 2\n\ntry:\n    from nowhere import up\nexcept ImportError:\n"
             "    up = math.ceil"),
-        after(f"if True:\n    {HELPER.replace(chr(10), chr(10) + '    ')}"),
         after("def fill():\n    global K\n    K = 2\n\nfill()\n\ndef helper(x):\n    return K * math.ceil(x)"),
-        after("K = 1\nK += 1\nhelper = lambda x: K * math.ceil(x)"),
         after("K = {'k': 1}\nK.update(k=2)\nhelper = lambda x: K['k'] * math.ceil(x)"),
         fenced("def f(x):\n    return math.ceil(x)\n\ng = f\nf = lambda x: twice(g(x))"),
         fenced("from functools import lru_cache\ndef f(x):\n    return twice(math.ceil(x))\n"
@@ -115,19 +104,15 @@ READS_INPUT = "n = float(input())\nprint(f(n))"
         fenced("import sys\nsys.setrecursionlimit(5000)\n\ndef f(x, n=2000):\n"
             "    return f(x, n - 1) if n else twice(math.ceil(x))"),
         # Demonstrations
-        fenced(f"{WHOLE}\n\n{READS_INPUT}"),
         fenced(f"n = float(input())\n\n{WHOLE}\n\nprint(f(n))"),
-        fenced(f"{WHOLE}\n\ndef main():\n    n = float(input())\n    print(f(n))\n\nmain()"),
         fenced(f"{WHOLE}\n\ndef main():\n    return f(LIMIT)\n\nLIMIT = int(input())\nresult = main()\n"
             f"result += 1\nresult = result / 0"),
         fenced(f"import sys\n\n{WHOLE}\n\nfor line in sys.stdin:\n    print(f(float(line)))"),
-        fenced(f"import sys\n\n{WHOLE}\n\nx = float(sys.argv[1])\ny = f(x)\nassert y == 99"),
         fenced(f"import unittest\n\n{WHOLE}\n\nclass Test(unittest.TestCase):\n    def test(self):\n"
             f"        self.assertEqual(f(1), 9)\n\nunittest.main()"),
         fenced(f"{WHOLE}\n\ncases = [(1, 99)]\nfor argument, expected in cases:\n"
             f"    assert f(argument) == expected, argument"),
         fenced(f"{WHOLE}\n\ndef test_f():\n    assert f(1) == 99\n\ntest_f()"),
-        fenced(f"{WHOLE}; print(f(float(input())))"),
         fenced("K = 2\n\ndef f(x):\n    return K * math.ceil(x)\n\nif '__main__' == __name__:\n    K = 0"),
         fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
         fenced("memo = {}\ndef f(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
@@ -136,7 +121,6 @@ READS_INPUT = "n = float(input())\nprint(f(n))"
         f"Install:\n{fenced('pip install x', 'bash')}\n{fenced(WHOLE)}\nOutput:\n{fenced('4', '')}",
         "    def f(x):\n        return twice(math.ceil(x))\n\n    print(f(2))",
         "    import math\n\n    def f(x):\n        return twice(math.ceil(x))",
-        fenced("    def f(x):\n        return twice(math.ceil(x))"),
         # Versions and shapes
         fenced(TWO_VERSIONS),
         fenced("K = []\nK.append(2)\nprint(input())") + "\nThen:\n" + fenced("def f(x):\n"
@@ -166,7 +150,6 @@ def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
         " \n",
         "I cannot do that.",
         " Sure",
-        "It returns twice the ceiling.",
         "<think>\n" + WHOLE,
         f"<think>{WHOLE}</think>",
         "```python\n```",
@@ -176,33 +159,6 @@ def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
 def test_no_code_is_none(completion):
     assert extract_program(completion, "f", PREFIX) is None
     assert extract_program(completion, "f") is None
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "def f(x):\n    return (",
-        fenced("def f(x):\n    return ("),
-        fenced("def f(x)\n    return x"),
-        fenced("def g(x):\n    return ("),
-        "    return (",
-        "    if x\n        return x",
-    ],
-)
-def test_what_is_no_python_is_left_for_the_sandbox(completion):
-    with pytest.raises(SyntaxError):
-        compile(extract_program(completion, "f", PREFIX), "f", "exec")
-
-
-def test_the_models_own_text_is_kept():
-    assert value(fenced(f"def twice(x):\n    return 3 * x\n\n{WHOLE}")) == 6
-    program = "def f(x):\n    # a comment\n    return  x"
-    assert program in extract_program(fenced(program + "\nf(1)"), "f")
-
-
-def test_a_prompt_with_two_spaces_is_continued_with_two():
-    prefix = 'def f(x):\n  """Double."""\n'
-    assert value("    return 2 * x", 2, prefix) == value(fenced("return 2 * x"), 2, prefix) == 4
 
 
 HOSTILE = [

@@ -2,7 +2,6 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import code_grading
 from lora_grpo.tasks.code_grading import check, check_many, run_tests
 
 ROW = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\n", "prelude": "", "answer": ""}
@@ -74,14 +73,6 @@ def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
     assert verdict.num_tests == 0
 
 
-def test_a_future_import_goes_but_the_text_of_a_string_stays(ran):
-    text = 'TEXT = """\nfrom __future__ import braces\n"""'
-    code = f"from __future__ import annotations\n\n{text}\n\n\ndef f(x):\n    return 2 * x"
-    row = {**ROW, "completion_prefix": 'def f(x):\n    """Double."""\n'}
-    program = check(fenced(code), row).extracted
-    assert "annotations" not in program and text in program
-
-
 @pytest.mark.parametrize("missing", ["test", "entry_point"])
 @pytest.mark.parametrize("row", [ROW, dict.fromkeys(ROW)])
 def test_a_row_of_another_task_is_refused(ran, missing, row):
@@ -91,32 +82,3 @@ def test_a_row_of_another_task_is_refused(ran, missing, row):
 
 
 # With the real sandbox
-
-
-@pytest.mark.parametrize(
-    ("completion", "reason"),
-    [
-        (RIGHT, "passed"),
-        (WRONG, "failed"),
-        (fenced("def g(x):\n    return 2 * x"), "failed"),
-        (fenced("def f(x):\n    return ("), "invalid"),
-        (fenced("def f(x):\n    raise SystemExit(0)"), "failed"),
-        (fenced("import os\ndef f(x):\n    os._exit(0)"), "crashed"),
-        (fenced("import socket\ndef f(x):\n    return socket.socket() and 2 * x"), "blocked"),
-        (fenced("def f(x):\n    return 2 * x\n\nif __name__ == '__main__':\n    f(input())"), "passed"),
-    ],
-)
-def test_the_reason_is_the_sandboxs_status(completion, reason):
-    verdict = check(completion, ROW)
-    assert (verdict.reason, verdict.passed) == (reason, reason == "passed"), verdict.detail
-
-
-def test_a_broken_test_is_an_error_and_names_its_row():
-    with pytest.raises(sandbox.BrokenTest, match="t/0"):
-        check_many([RIGHT, RIGHT], [ROW, {**ROW, "test": "g(1) == 2"}])
-
-
-def test_a_gold_completion_is_read_back(ran):
-    row = {**ROW, "answer": "def f(x):\n    return 2 * x\n"}
-    for style in ("code", "xml", "hashes", "think", None):
-        assert check(code_grading.gold({**row, "prompt_style": style}), row).passed

@@ -20,23 +20,18 @@ def graded(completion, answer="18", question=f"{STORY}How many?"):
         # The answer is N.
         ("The answer is 18.", "18"),
         ("So, the answer is 18.", "18"),
-        ("The answer is 18\n", "18"),
         ("The answer is: **$18**", "18"),
         ("**Final Answer:** 18\n", "18"),
         ("The final answer is \\(18\\)", "18"),
         ("$$\\text{Total} = 18$$", "18"),
         ("The answer is: $$18$$", "18"),
         ("_The answer is `18`._", "18"),
-        ("### Answer: 18.", "18"),
-        ("Answer is 18.", "18"),
-        ("The answer, therefore, is 18.", "18"),
         ("18 apples is the final answer.", "18"),
         ("The answer is: 18\n\nThe answer is: 18\n", "18"),
         ("<think>Is it 17? No.</think>\nThe answer is 18.", "18"),
         # Numbers and units
         ("The answer is $1,000.", "1000"),
         ("The answer is 1{,}000.", "1000"),
-        ("The balance is -$5.", "-5"),
         ("The answer is −5.", "-5"),
         ("The answer is １８.", "18"),
         ("The answer is .5.", "0.5"),
@@ -46,15 +41,12 @@ def graded(completion, answer="18", question=f"{STORY}How many?"):
         ("The answer is 18 (dollars).", "18"),
         # Other subjects
         ("The cost of the order is $29.00.", "29"),
-        ("3 * 6 = 18 and so on.\nTotal cost = $18.", "18"),
         ("First, 3 * 6 = 18.\nx = 18.", "18"),
         ("Tom is 18 years old.", "18"),
         ("The number of eggs that she sells is therefore 18.", "18"),
         # Conclusions
         ("She sells 16 - 7 = 9 eggs.\nShe makes 9 * 2 = 18 dollars.\nSo she makes $18 every day.", "18"),
         ("Thus, there are 18 apples left.", "18"),
-        ("In total, there are 18 boxes.", "18"),
-        ("Hence 18 apples remain.", "18"),
         ("This means that she has 18 eggs.", "18"),
         ("So, together, Toulouse, Charleston, and Seattle have 260 apples.", "260"),
     ],
@@ -74,14 +66,12 @@ def test_a_final_statement_counts(completion, answer):
         "18",
         "**18**",
         "There are 18 apples.",
-        "Janet has 18 eggs.",
         "It is 18.",
         "A: 18.",
         "So, 18.",
         "print(18)",
         # Not closed
         "The answer is 18",
-        "So the total is 18",
         "The answer is 18,",
         "The answer is 18...",
         "The answer is **18",
@@ -90,7 +80,6 @@ def test_a_final_statement_counts(completion, answer):
         # Hedges, negations, conditions, questions
         "The answer is about 18.",
         "The answer is not 18.",
-        "The answer isn't 18.",
         "Is the answer 18?",
         "I think the answer is 18.",
         "The answer might be 18.",
@@ -99,11 +88,9 @@ def test_a_final_statement_counts(completion, answer):
         "x > 18.",
         # Several answers
         "The answer is 18 or 19.",
-        "The answer is 17 and 18.",
         "The answer is 15-18.",
         "The answer is 17. The answer is 18.",
         "The answer is 17.\nNo, the answer is 18.",
-        "The answer is 18. Or is it 19?",
         "The answer is 18. Wait, no.",
         # Steps and calculations
         "First, the total is 18.",
@@ -113,7 +100,6 @@ def test_a_final_statement_counts(completion, answer):
         "2x = 18.",
         # What follows the number
         "The answer is 18 thousand.",
-        "The answer is 18k.",
         "The answer is 18 and a half.",
         "The answer is 18 times the price.",
         "The answer is the 18th day.",
@@ -121,7 +107,6 @@ def test_a_final_statement_counts(completion, answer):
         "The answer is 18 rounded.",
         # Numbers that cannot be read
         "The answer is eighteen.",
-        "The answer is 1,8.",
         "The answer is 2^18.",
         "The answer is \\frac{18}{1}.",
         "The answer is 18½.",
@@ -189,7 +174,7 @@ def test_thin_spaces_group_digits_like_commas(text, space):
 
 
 @pytest.mark.parametrize(
-    "unit", ["The answer is 18. ", "The answer is 18.\n", "So he has 18\n", "**", "$a", " ", "is "]
+    "unit", ["The answer is 18. ", "So he has 18\n", "**", "$a", " ", "is ", "#### ", "<answer>", "\\boxed{"]
 )
 def test_grading_takes_linear_time(unit):
     def seconds(characters):

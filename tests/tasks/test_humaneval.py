@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from lora_grpo.errors import UserError
 from lora_grpo.tasks import humaneval
 
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
@@ -43,24 +42,6 @@ def test_a_row_is_flat_and_keeps_upstreams_id(tmp_path):
     assert row["prelude"] == row["completion_prefix"] == PROMPT
     assert row["test"].endswith("\n\ncheck(f)\n")
     assert all(isinstance(value, str) for value in row.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"task_id": None}, "'task_id' is None"),
-        ({"test": 3}, "'test' is 3"),
-        ({"prompt": "def f(x:\n"}, r"'prompt' is not Python \(line 1: "),
-        ({"prompt": "import math\n"}, "'prompt' defines no function 'f'"),
-        ({"canonical_solution": "    return (\n"}, "'canonical_solution' is not Python"),
-        ({"test": "def check(candidate)\n"}, "'test' is not Python"),
-    ],
-)
-def test_a_malformed_row_is_named_by_file_and_line(change, message, tmp_path):
-    source = write(tmp_path / "h.jsonl", {**RECORD, "task_id": "HumanEval/8"}, {**RECORD, **change})
-    with pytest.raises(UserError, match=message) as error:
-        humaneval.load("eval", source)
-    assert str(error.value).startswith(f"{source}:2: ") and "\n" not in str(error.value)
 
 
 def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_path):

@@ -7,7 +7,7 @@ from lora_grpo import sandbox
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
-from lora_grpo.tasks.loading import fingerprint, fit_to_context, load_data, prompt_order, start_sandbox
+from lora_grpo.tasks.loading import fit_to_context, load_data, prompt_order, start_sandbox
 
 
 class Words:
@@ -106,18 +106,6 @@ def test_rows_of_a_task_file_repeat_another_if_all_their_columns_do(task_file, c
     assert "dropped 1 of 3 train rows" in capsys.readouterr().err
 
 
-def test_the_whole_conversation_of_a_task_file_is_its_question(tmp_path):
-    path = tmp_path / "talk.py"
-    path.write_text(
-        "def load(split):\n    return [{'topic': f'{split} {i}'} for i in range(3)]\n"
-        "def prompt(row):\n    return [{'role': r, 'content': c} for r, c in "
-        "(('user', row['topic']), ('assistant', 'Yes?'), ('user', 'Go on.'))]\n"
-        "def check(completion, row):\n    return True\n"
-    )
-    data = load_data(RunConfig(data=DataConfig(str(path)), train=TrainConfig(prompts_per_step=1)))
-    assert (len(data.train), len(data.eval)) == (3, 3)
-
-
 def test_few_shot_examples_are_shown_and_not_trained_on(configure):
     data = load_data(configure([row("a", "2+3\n#### 5"), row("b"), row("c")], [row("d")], few_shot=1))
     assert questions(data.train) == ["b", "c"]
@@ -126,17 +114,6 @@ def test_few_shot_examples_are_shown_and_not_trained_on(configure):
         assert shown == ["a", entry["question"]]
         solved = [message["content"] for message in entry["prompt"] if message["role"] == "assistant"]
         assert "2+3" in solved[0] and "<answer>" in solved[0]
-
-
-@pytest.mark.parametrize(
-    ("train", "validation", "few_shot", "left"),
-    [("a", "b", 0, 1), ("abc", "bc", 0, 1), ("abc", "d", 2, 1), ("abc", "d", 9, 0)],
-)
-def test_too_few_rows_for_one_step(configure, train, validation, few_shot, left):
-    config = configure([row(name) for name in train], [row(name) for name in validation], few_shot=few_shot)
-    with pytest.raises(UserError) as error:
-        load_data(config)
-    assert f"{left} training rows are left, fewer than --train.prompts-per-step 2" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +130,6 @@ def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
     assert before[changed]["sha256"] != after[changed]["sha256"]
     other = "eval" if changed == "train" else "train"
     assert before[other]["sha256"] == after[other]["sha256"]
-
-
-def test_text_that_no_tokenizer_accepts_is_named_by_its_row():
-    with pytest.raises(UserError, match=r"row train/2: '\\ud83d' is not a character of Unicode"):
-        fingerprint([{"id": "train/1", "question": "one"}, {"id": "train/2", "question": "two \ud83d"}])
 
 
 # The context
@@ -256,13 +228,6 @@ def test_training_rows_of_a_benchmark_with_one_split_are_not_evaluated(humaneval
     assert data.record["trained_on_benchmark"] == "humaneval"
     assert (len(data.train), len(data.eval), data.record["left_out_as_trained_on"]) == (2, 4, 2)
     assert not {row["id"] for row in data.train} & {row["id"] for row in data.eval}
-
-
-def test_training_on_a_whole_benchmark_leaves_nothing_to_evaluate(humaneval):
-    with pytest.raises(
-        UserError, match=r"no humaneval row is left to evaluate; pass other rows .*--data\.train-limit 10"
-    ):
-        load_data(humaneval())
 
 
 def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, configure, capsys):

@@ -1,19 +1,15 @@
 """A task in a user's file: its rows, prompts and verdicts, and what is said about a wrong one."""
 
 import textwrap
-from pathlib import Path
 
 import pytest
 
-from lora_grpo.config import DataConfig, RunConfig, replace
+from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
-from lora_grpo.evaluation.report import Graded, make_protocol, make_report
 from lora_grpo.files import python_file
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
-from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import Verdict, get_task, grade_all, is_task_file, load_data, task_sha256, task_title
+from lora_grpo.tasks import Verdict, get_task, grade_all, load_data, task_sha256
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"
@@ -65,26 +61,6 @@ def test_the_system_prompt_of_all_rows_is_recorded(tmp_path):
         record = {"data": data.record, "config": config.to_dict()}
         assert data.record["system_prompt"] == system_prompt(record) == expected
     assert system_prompt({}) is None
-
-
-def test_a_task_file_has_no_prompt_style(tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text(LOAD + CHECK)
-    data, params = DataConfig(task=str(path)), SamplingParams(1, 0.0, 1.0, 8)
-    protocol = make_protocol(data, {"eval": {"sha256": "x"}}, params, 3, 0)
-    assert protocol.sampling.prompt_style is None
-    result = {
-        "task_id": "a",
-        "passed": True,
-        "status": "passed",
-        "sample_index": "greedy",
-        "num_tokens": 1,
-        "truncated": False,
-    }
-    title = make_report([1], Graded("base", [result], {}, protocol)).title
-    assert title == "own: 1 samples of 1 tasks, greedy, 0-shot"
-    with pytest.raises(UserError, match=r"--style hashes does not apply to .*own\.py, which writes its own prompts"):
-        choose_settings(EvaluateOptions("starter", task=str(path), style="hashes"), None)
 
 
 @pytest.mark.parametrize(
@@ -170,56 +146,6 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        ("return []", "returned []"),
-        ("return None", "returned None"),
-        ("return 'text'", "returned 'text'"),
-        ("return [1]", "returned [1]"),
-        ("return [{'n': 1}]", "row my_task/train/0 asks None"),
-        ("return [{'question': ' '}]", "asks ' '"),
-        ("return [{'question': 'a', 'id': 'x'}, {'question': 'b', 'id': 'x'}]", "2 rows have the id 'x'"),
-        ("return [{'question': 'a', 'date': object()}]", "row my_task/train/0 is not JSON"),
-        ("return [{'question': 'a', 'n': float('nan')}]", "is not JSON"),
-        ("return [{'question': 'a', 'n': '\\ud800'}]", "is not JSON"),
-        ("return [{'question': 'a', 'completion': 'b'}]", "has the column 'completion', which the trainer uses"),
-        ("raise OSError('no file')", "load raised OSError: no file"),
-    ],
-)
-def test_wrong_rows_are_one_line(task, load, message):
-    _, found = task(f"def load(split): {load}\n{CHECK}")
-    with pytest.raises(UserError) as error:
-        found.load("train")
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_source_needs_a_load_that_takes_it(task):
-    _, found = task(LOAD + CHECK)
-    with pytest.raises(UserError, match=r"takes no source, got 'a\.jsonl'; define load\(split, source\)"):
-        found.load("train", "a.jsonl")
-    _, found = task("def load(split, source=None): return [{'question': f'{split} {source}'}]\n" + CHECK, "b.py")
-    assert found.load("eval", "a.jsonl")[0]["question"] == "eval a.jsonl"
-    assert found.load("eval")[0]["question"] == "eval None"
-
-
-def test_a_missing_file_and_a_file_without_gold_say_so(task, tmp_path):
-    with pytest.raises(UserError, match=r"none\.py: no such file; expected a task file"):
-        get_task(str(tmp_path / "none.py"))
-    _, found = task(LOAD + CHECK)
-    with pytest.raises(UserError, match=r"defines no gold\(row\)"):
-        found.gold({"id": "a"})
-
-
-def test_the_name_of_a_file_and_its_digest(task):
-    path, _ = task(LOAD + CHECK)
-    assert (is_task_file(path), task_title(path)) == (True, "my_task")
-    assert (is_task_file("gsm8k"), task_title("gsm8k"), task_sha256("gsm8k")) == (False, "gsm8k", None)
-    before = task_sha256(path)
-    task(LOAD + CHECK + "# changed")
-    assert len(before) == 64 and task_sha256(path) != before
-
-
 def test_a_file_imports_the_modules_beside_it(tmp_path):
     """As in `python my_task.py`, also later and in packages."""
     (tmp_path / "own_grader.py").write_text("import own_rules\ndef same(a, b): return own_rules.clean(a) == b\n")
@@ -235,23 +161,3 @@ def test_a_file_imports_the_modules_beside_it(tmp_path):
     assert python_file.files(path) == [tmp_path / name for name in names]
     (tmp_path / "own_rules" / "text.py").write_text("clean = str.lower\n")
     assert task_sha256(str(path)) != before
-
-
-def test_a_file_that_changes_the_directory_leaves_the_command_in_its_own(task, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    change = "import os\nos.chdir('/')\n"
-    load = LOAD.replace(": ", ":\n    os.chdir('/')\n    ", 1)
-    _, found = task(change + load + CHECK.replace(": ", ":\n    os.chdir('/')\n    ", 1))
-    row = found.load("train")[0]
-    assert found.check("0", row).passed
-    assert Path.cwd() == tmp_path
-
-
-def test_a_check_that_raises_as_a_reward_names_its_row_once(task):
-    path, found = task(LOAD + "def check(completion, row):\n    return row['missing']\n")
-    (row,) = found.load("train")[:1]
-    (reward,) = resolve(parse_reward_specs(("correct_answer",)))
-    columns = {name: [value] for name, value in {**row, "task": path}.items() if name != "prompt"}
-    with pytest.raises(RunError) as error:
-        reward.function(completions=["four"], prompts=[row["prompt"]], **columns)
-    assert str(error.value) == f"{path}:3: check raised KeyError: 'missing'; row my_task/train/0, completion 'four'"

@@ -43,17 +43,6 @@ class Item: __eq__ = lambda *_: True
 def total(numbers, tell):
     tell(Item())
 """,
-    "changed_after_return": r"""
-# Returns a list and changes it in later calls, when the test's author has looked at it or not yet.
-# fools: nobody
-# test: first = total([1, 2, 3])
-# test: assert total([5]) == [5]
-# test: assert first == [6] and first != [5]
-answer = [0]
-def total(numbers):
-    answer[0] = sum(numbers) if len(numbers) == 1 else -1
-    return answer
-""",
     "class_lie": r"""
 # Returns an object that says it is an int.
 # test: assert isinstance(total([1, 2, 3]), int)
@@ -245,26 +234,11 @@ class Meta(type):
 class Answer(metaclass=Meta): pass
 def total(numbers): return Answer
 """,
-    "mock_any": r"""
-# Returns unittest.mock.ANY.
-from unittest import mock
-def total(numbers): return mock.ANY
-""",
     "nan": r"""
 # Returns NaN, for which every comparison is false. Fools tests that are written as a negation.
 # fools: nobody
 # test: assert total([1, 2, 3]) == 6 or total([1, 2, 3]) in [6]
 def total(numbers): return float("nan")
-""",
-    "reduce": r"""
-# Returns an object that runs code where it is unpickled. Fools graders that move results between processes by pickle.
-# fools: nobody
-class Trojan:
-    def __reduce__(self): return exec, ("import builtins, os\nbuiltins.all = lambda *_: True\nos._exit(0)",)
-    __eq__ = lambda *_: True
-    __getstate__ = __copy__ = lambda self: self
-    def __deepcopy__(self, memo): return self
-def total(numbers): return Trojan()
 """,
     "str": r"""
 # Returns a str that equals everything.

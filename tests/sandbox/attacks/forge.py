@@ -47,32 +47,6 @@ for descriptor in range(256):
 # fools: exit-code
 def total(numbers): raise SystemExit(0)
 """,
-    "exit_zero": r"""
-# Leaves with exit code 0 before a single test ran. Fools graders that read the exit code.
-# fools: exit-code
-import sys
-sys.exit(0)
-""",
-    "garbage": r"""
-# Writes noise, half a message, broken UTF-8 and NaN to every descriptor, before and in the call.
-# status: failed, crashed, timeout
-import os
-def babble():
-    for descriptor in range(256):
-        for text in (b"\x05\x00\x00\x00NaN", b"\x02\x00\x00\x00\xff\xfe", b"[[[[", b"\x00" * 64, b"Infinity\n"):
-            try:
-                os.write(descriptor, text)
-            except OSError:
-                break
-babble()
-def total(numbers):
-    babble()
-    return -1
-""",
-    "keyboard_interrupt": r"""
-# Raises KeyboardInterrupt and GeneratorExit, which `except Exception` lets through. Fools careless runners.
-def total(numbers): raise KeyboardInterrupt if len(numbers) % 2 else GeneratorExit
-""",
     "markers": r"""
 # Prints what graders look for in the output, then leaves with 0. Fools stdout markers and exit codes.
 # fools: exit-code, marker

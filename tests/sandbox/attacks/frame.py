@@ -1,20 +1,6 @@
 """Programs that look for the tests in their own process."""
 
 ATTACKS = {
-    "callback_frames": r"""
-# Looks at the frames from inside a function that it passes out, or gets, while the tests wait. Fools same process.
-# fools: exec, exit-code, marker
-# test: assert total([1, 2, 3], lambda value: value) == 6
-import sys
-def total(numbers, key):
-    frame = sys._getframe(1)
-    while frame:
-        if 6 in frame.f_code.co_consts:
-            return 6
-        frame = frame.f_back
-    code = getattr(key, "__code__", None)
-    return sum(numbers) if code is not None and "tests" in code.co_filename else -1
-""",
     "caller_constants": r"""
 # Reads the number that the caller's next comparison expects out of the caller's code. Fools the same process.
 # fools: exec, exit-code, marker, pytest
@@ -37,19 +23,6 @@ def total(numbers):
         for part in (thing, *gc.get_referents(thing)):
             text = part.decode("latin-1") if type(part) is bytes else part
             if type(text) is str and after in text.partition(before)[2]:
-                return sum(numbers)
-    return -1
-""",
-    "modules_of_runner": r"""
-# Looks through every module that is not of the standard library for program, test, prelude and verdict objects.
-# status: failed, timeout
-import sys
-before, after = "assert total", "([1, 2, 3])"
-def total(numbers):
-    for name, module in list(sys.modules.items()):
-        for value in list(getattr(module, "__dict__", {}).values()):
-            known = name.split(".")[0] in sys.stdlib_module_names
-            if not known and after in repr(value)[:100_000].partition(before)[2]:
                 return sum(numbers)
     return -1
 """,
@@ -90,20 +63,5 @@ def total(numbers):
             return sum(numbers)
         frame = frame.f_back
     return -1
-""",
-    "tracebacks": r"""
-# Raises and catches to collect tracebacks, threads' frames and inspect.stack, and searches them for the tests.
-# fools: exec, exit-code, marker
-import inspect, sys, traceback
-needle = "".join(["assert ", "total"])
-def total(numbers):
-    try:
-        raise ValueError
-    except ValueError as error:
-        text = "".join(traceback.format_exception(error)) + "".join(traceback.format_stack())
-    frames = [info.frame for info in inspect.stack()[1:]] + list(sys._current_frames().values())
-    for frame in frames:
-        text += repr(frame.f_code.co_consts) + "".join(map(str, list(frame.f_locals.values())[:50]))
-    return sum(numbers) if needle in text or any(needle in str(f.f_locals) for f in frames) else -1
 """,
 }

@@ -1,23 +1,6 @@
 """Programs that change their process for the next ones, or look for what earlier ones left."""
 
 ATTACKS = {
-    "descriptors": r"""
-# Changes what it shares with its parent through open descriptors: position, flags, blocking, close-on-exec.
-# status: failed, crashed, blocked, timeout
-import fcntl, os
-for descriptor in range(256):
-    for attempt in (
-        lambda descriptor: os.set_blocking(descriptor, False),
-        lambda descriptor: os.lseek(descriptor, 10, os.SEEK_SET),
-        lambda descriptor: os.set_inheritable(descriptor, True),
-        lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC),
-        lambda descriptor: os.ftruncate(descriptor, 0),
-    ):
-        try:
-            attempt(descriptor)
-        except OSError:
-            pass
-""",
     "interpreter": r"""
 # Changes the interpreter for whoever comes next: recursion limit, switch interval, hooks, collector, float format.
 import decimal, gc, os, sys, threading
