@@ -8,15 +8,14 @@ CHATML = (
 )
 
 
-def write_header(path, *, architecture="qwen2", context=1024, template=CHATML, **strings):
+def write_header(path, *, architecture="qwen2", context=1024, **strings):
     """Write a GGUF file that says what a model's would say, and return its path."""
     from gguf import GGUFWriter, LlamaFileType
 
     writer = GGUFWriter(path, architecture)
     writer.add_file_type(LlamaFileType.MOSTLY_Q4_0)
     writer.add_context_length(context)
-    if template:
-        writer.add_chat_template(template)
+    writer.add_chat_template(CHATML)
     for name, value in strings.items():
         writer.add_string(name.replace("__", "."), value)
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), "f4"))

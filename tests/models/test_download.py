@@ -61,20 +61,6 @@ def test_the_size_of_a_download_is_announced(cache, capsys):
     assert "the Hugging Face Hub: to " in announced("o/new", capsys)
 
 
-def test_weights_that_are_here_are_not_announced(cache, capsys, tmp_path):
-    assert announced("starter", capsys) == announced(str(tmp_path), capsys) == ""
-    cache("o/whole", model__safetensors="")
-    assert announced("o/whole", capsys) == ""
-    cache("o/damaged", config__json={"model_type": "unheard_of"}, model__safetensors__index__json={"a": "b"})
-    assert announced("o/damaged", capsys)
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
-    cache(QWEN, model__safetensors__index__json=index, one__safetensors="")
-    assert announced(QWEN, capsys)
-    cache(QWEN, two__safetensors="")
-    assert announced(QWEN, capsys) == ""
-    check_download(ModelConfig(name=QWEN))
-
-
 def chosen(*arguments):
     config, _ = parse(arguments, recipe="r", description="", presets=PRESETS)
     return config.preset, config.model.name
@@ -96,12 +82,6 @@ def test_without_the_hub_the_bundled_model_replaces_that_of_an_automatic_preset(
     assert chosen("--overwrite", "--preset", "starter") == ("starter", "starter")
     cache(QWEN, model__safetensors="")
     assert chosen() == ("16gb", QWEN)
-
-
-def test_with_the_hub_an_automatic_preset_stays(machine, cache, hub):
-    machine(16_376)
-    assert chosen() == ("16gb", QWEN)
-    assert hub.requests == [("HEAD", f"/{QWEN}/resolve/main/config.json")]
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 407, 503])

@@ -6,7 +6,6 @@ Packages on a path of their own stand in for broken installations of the real on
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from lora_grpo.errors import EngineFailed, RunError, UserError
 from lora_grpo.models import Overrides, Policy, base_model, load_policy, resolve
 from lora_grpo.sampling import build
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or directory"
 
 FAILURES = {
@@ -103,22 +101,6 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
     assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("statement", "said"),
-    {
-        "raise OSError(28, 'No space left on device')": "No space left on device",
-        "import httpx\n        raise httpx.ReadError('the connection was closed')": "the connection was closed",
-        "import safetensors\n        raise safetensors.SafetensorError('incomplete file')": "incomplete file",
-    }.items(),
-)
-def test_a_model_that_cannot_be_read_is_not_a_failure_of_unsloth(broken, monkeypatch, statement, said):
-    head = "class FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
-    broken(unsloth=f"{head}        {statement}\n")
-    monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
-    with pytest.raises(UserError, match=f"^the model starter cannot be loaded: .*{said}$"):
-        load_policy(config())
-
-
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
     broken(unsloth="FastLanguageModel = None")
     base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
@@ -151,14 +133,6 @@ def test_a_start_of_vllm_fails(broken, statement, said):
             load(False)
         assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
         assert said in str(refused.value)
-
-
-def test_an_import_of_bitsandbytes_fails(broken):
-    broken(bitsandbytes=f"raise OSError({LIBRARY!r})")
-    for bits in (4, 16):
-        with pytest.raises(UserError, match=r"^PEFT needs bitsandbytes, which cannot be imported") as refused:
-            load_policy(config("peft", bits=bits))
-        assert "\n" not in str(refused.value)
 
 
 AGAIN = """

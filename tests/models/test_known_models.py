@@ -1,9 +1,6 @@
 """The shipped dimensions of published models."""
 
-import runpy
-
 import pytest
-from helpers.fresh_imports import RECIPES
 
 from lora_grpo.models import KNOWN_MODELS, Shape
 
@@ -29,9 +26,3 @@ def test_the_weights_have_the_published_size(name):
     assert 0 < headers < 1e-4 * published
     tied = known.stores_tied_head * known.config["vocab_size"] * known.config["hidden_size"]
     assert Shape.of(known.config).parameters == known.download_bytes // 2 - tied
-
-
-def test_every_model_of_a_preset_is_known():
-    presets = [preset for path in RECIPES for preset in runpy.run_path(str(path))["PRESETS"].values()]
-    named = {preset["model"]["name"] for preset in presets if "model" in preset}
-    assert len(named) == 6 and named <= KNOWN_MODELS.keys()

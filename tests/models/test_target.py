@@ -9,22 +9,12 @@ from helpers.made_runs import make_adapter, make_run
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.models import model_files
-from lora_grpo.models.target import Overrides, choose_adapter, resolve
+from lora_grpo.models.target import Overrides, resolve
 
 
 @pytest.fixture
 def model(tmp_path):
     return shutil.copytree(starter.model_path(), tmp_path / "model")
-
-
-def test_the_starter_model_and_its_copy_differ_in_name_only(model):
-    embedded, copied = resolve("starter", Overrides()), resolve(str(model), Overrides())
-    assert (embedded.label, copied.label) == ("starter", "model")
-    assert embedded.adapter is None and embedded.base.bits == copied.base.bits == 16
-    first, second = embedded.identity, copied.identity
-    assert {name for name in first if first[name] != second[name]} == {"model"}
-    assert embedded.context_tokens == 1024
-    assert resolve("starter", Overrides(bits=4)).identity["bits"] == 4
 
 
 def test_a_run_resolves_to_its_base_precision_and_adapter(tmp_path):
@@ -45,33 +35,6 @@ def test_an_adapter_or_checkpoint_resolves_to_its_run(name, tmp_path):
         make_adapter(run / name, alpha=8)
     target = resolve(str(run / name), Overrides())
     assert target.adapter == run / name and target.base.bits == 4 and target.run
-
-
-def test_the_label_says_which_adapter_of_the_run_it_is(tmp_path):
-    run = make_run(tmp_path / "run")
-    record = json.loads((run / "run.json").read_text())
-    record["config"]["lora"]["from"] = "sft"
-    (run / "run.json").write_text(json.dumps(record))
-    for name in ("best", "checkpoints/checkpoint-2", "start"):
-        make_adapter(run / name)
-    labels = {name: resolve(str(run / name), Overrides()).label for name in ("adapter", "best", "start")}
-    assert labels == {"adapter": "trained", "best": "best", "start": "start"}
-    assert resolve(str(run / "checkpoints/checkpoint-2"), Overrides()).label == "checkpoint-2"
-    base = resolve(str(run / "start"), Overrides()).without_adapter()
-    assert (base.label, base.adapter) == ("base", None)  # not the start itself
-    assert resolve(str(run / "best"), Overrides()).without_adapter().label == "start"
-
-
-def test_what_best_is_a_folder_of_a_run_that_has_one(tmp_path):
-    run = make_run(tmp_path / "run")
-    assert choose_adapter("owner/lora", "adapter") == "owner/lora"
-    with pytest.raises(UserError, match="has no best/: no validation pass beat its start; leave --what best out"):
-        choose_adapter(str(run), "best")
-    best = make_adapter(run / "best")
-    assert choose_adapter(str(run), "best") == str(best)
-    for name in (str(best), "", "owner/lora"):
-        with pytest.raises(UserError, match=r"--what best chooses an adapter of a run, and '.*' is none"):
-            choose_adapter(name, "best")
 
 
 def test_an_adapter_names_its_base_or_gets_it_by_flag(tmp_path, model):
@@ -106,21 +69,6 @@ def test_a_base_that_changed_since_the_run_is_refused(tmp_path, model):
     (model / "model.safetensors").write_bytes(bytes(weights))
     with pytest.raises(UserError, match=r"is not the base that the run in .* was trained on"):
         resolve(str(run), Overrides())
-
-
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (lambda run: shutil.rmtree(run / "adapter"), "has no adapter yet; finish it with its recipe and --resume"),
-        (lambda run: (run / "run.json").write_text("{}"), "is not a valid run.json"),
-    ],
-)
-def test_an_incomplete_run_is_refused_in_one_line(harm, says, tmp_path):
-    run = make_run(tmp_path / "run")
-    harm(run)
-    with pytest.raises(UserError, match=says) as caught:
-        resolve(str(run), Overrides())
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -167,17 +115,6 @@ def test_a_hub_id_resolves_to_one_commit_or_is_refused_in_one_line(tmp_path, mon
     assert requested == [("owner/model", "main")]
     assert (target.identity["model"], target.identity["revision"]) == ("owner/model", "0a1b2c")
     assert target.identity["weights_sha256"] is None  # the commit identifies the weights
-
-
-def test_the_identity_depends_on_the_adapter_and_on_the_configuration(tmp_path, model):
-    run = make_run(tmp_path / "run", name=str(model))
-    before = resolve(str(run), Overrides()).identity
-    shutil.rmtree(run / "adapter")
-    make_adapter(run / "adapter", alpha=8)
-    settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**settings, "rope_theta": 5}))
-    after = resolve(str(run), Overrides()).identity
-    assert {name for name in before if before[name] != after[name]} == {"adapter_sha256", "config_sha256"}
 
 
 def test_code_of_the_base_runs_only_with_a_flag_given_now(tmp_path, model):

@@ -3,7 +3,7 @@
 import runpy
 
 import pytest
-from helpers.fresh_imports import RECIPES, ROOT, run
+from helpers.fresh_imports import RECIPES, ROOT
 
 from lora_grpo.cli.arguments import parse
 from lora_grpo.models import KNOWN_MODELS
@@ -55,23 +55,6 @@ def test_a_listed_gpu_computes_in_the_documented_numbers(monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
     assert base_model.compute_dtype() == getattr(torch, GPUS[gpu][3])
-
-
-@pytest.mark.engines
-def test_vllm_takes_the_documented_attention():
-    pytest.importorskip("vllm")
-    code = (
-        "import sys\n"
-        "from vllm.platforms.interface import DeviceCapability\n"
-        "from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend\n"
-        "from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend\n"
-        "for text in sys.argv[1:]:\n"
-        "    capability = DeviceCapability(*map(int, text.split('.')))\n"
-        "    assert TritonAttentionBackend.supports_compute_capability(capability)\n"
-        "    print('FlashAttention' if FlashAttentionBackend.supports_compute_capability(capability) else 'Triton')\n"
-    )
-    result = run(code, *(row[2] for row in GPUS.values()))
-    assert result.stdout.splitlines()[-len(GPUS) :] == [row[4] for row in GPUS.values()], result.stderr
 
 
 def test_the_table_of_models_has_every_model_of_the_math_recipe():

@@ -11,7 +11,7 @@ from lora_grpo.config import RunConfig, check_fields, hardware, micro_batches, r
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner
-from lora_grpo.planning.suggestions import as_flags, changed, cheaper_settings, refusal
+from lora_grpo.planning.suggestions import refusal
 
 
 def presets_of(recipe):
@@ -79,48 +79,6 @@ def test_less_free_memory_means_smaller_numbers():
     assert len({sequences for _, sequences in numbers}) > 1
 
 
-def test_what_cannot_fit_is_refused_with_its_parts_and_what_to_change():
-    asked = replace(CONFIG, {"model": {"bits": 16}, "train": {"gradient_checkpointing": False}})
-    with pytest.raises(UserError) as refused:
-        fit(SHAPE, asked, card(8), sampler="transformers")
-    message = str(refused.value)
-    assert "\n" not in message
-    assert "Qwen/Qwen2.5-3B-Instruct does not fit on Card with 8 GB" in message
-    assert "with a micro-batch of 1 needs" in message
-    assert "(weights 5.75, adapter 0.22" in message
-    assert (
-        ", 6.64 are usable (7.38 of 7.68 are free); pass --train.gradient-checkpointing --model.bits 4 (needs "
-        in message
-    )
-
-
-def test_the_settings_that_are_offered_need_less_each():
-    asked = replace(
-        CONFIG,
-        {"model": {"bits": 16}, "train": {"gradient_checkpointing": False, "optimizer": "adamw_torch",
-                                          "micro_batch_size": 64}},
-    )  # fmt: skip
-    offered = cheaper_settings(asked, with_engine=True)
-    assert [as_flags(values[0]) for values in offered] == [
-        "--train.micro-batch-size 32",
-        "--train.gradient-checkpointing",
-        "--sampling.backend transformers",
-        "--train.optimizer adamw_8bit",
-        "--model.bits 4",
-        "--lora.rank 16",
-        "--model.max-sequence-tokens 768",
-        "--sampling.max-completion-tokens 256 --model.max-sequence-tokens 768",
-    ]
-    planner = Planner(SHAPE, card(24), "vllm")
-    for values in offered:
-        needed = [planner.least(changed(asked, offer)).needed for offer in values]
-        for offer in values:
-            check(check_fields(changed(asked, offer)))
-        assert needed == sorted(needed, reverse=True), values
-        assert needed[0] <= planner.least(asked).needed
-    assert cheaper_settings(CONFIG)[0] == [{"lora.rank": 16}, {"lora.rank": 8}, {"lora.rank": 4}]
-
-
 def test_a_named_share_is_filled_with_the_cache():
     found = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
     assert found.gpu_memory_share == 0.3
@@ -135,28 +93,6 @@ def test_a_named_share_is_filled_with_the_cache():
     for share, is_enough in ((needed, True), (needed - 0.001, False)):
         least = Planner(SHAPE, card(24), "vllm").least(replace(CONFIG, {"model": {"gpu_memory_share": share}}))
         assert least.fits is is_enough
-
-
-def test_where_everything_is_as_small_as_can_be_only_the_model_is_left():
-    least = {
-        "model": {"max_sequence_tokens": 640},
-        "sampling": {"max_completion_tokens": 512},
-        "lora": {"rank": 4},
-        "train": {"micro_batch_size": 1},
-    }
-    with pytest.raises(UserError, match=r"are free\); pass a smaller --model\.name$"):
-        fit(SHAPE, replace(CONFIG, least), card(2), sampler="transformers")
-
-
-def test_vllm_reserves_memory_for_an_adapter_on_all_layers_and_a_rank_that_it_serves():
-    def reserved(rank, *targets):
-        config = replace(CONFIG, {"lora": {"rank": rank, "targets": targets}})
-        return fit(SHAPE, config, card(24), sampler="vllm").parts["vllm_adapter"]
-
-    full = reserved(32, "all-linear")
-    assert full == 2 * sum(SHAPE.adapter_tensors(32)) == reserved(17, "q_proj", "v_proj")
-    with pytest.raises(UserError, match="vLLM serves ranks up to 512, not rank 513"):
-        reserved(513, "q_proj")
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

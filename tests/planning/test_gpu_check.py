@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers.model_configs import TINY_QWEN2 as TINY
 
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError
 from lora_grpo.planning import gpu_check
-from lora_grpo.planning.gpu_check import Options, all_rows, check_gpu
+from lora_grpo.planning.gpu_check import Options, check_gpu
 from lora_grpo.planning.gpu_check_row import CheckSettings, Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,16 +146,6 @@ def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stan
     assert "does not fit on Card" in result["reason"]
 
 
-def test_missing_packages_are_named(tmp_path, monkeypatch):
-    found = __import__("importlib.util").util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("vllm", "unsloth") else found(name))
-    results = run_rows([row("peft", "vllm"), row("unsloth", "vllm")], CheckSettings(RECIPE, tmp_path / "out", 60.0))
-    assert [(each["status"], each["reason"]) for each in results] == [
-        ("skipped", "vllm not installed"),
-        ("skipped", "unsloth and vllm not installed"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("begins", "status", "reason"),
     [
@@ -166,14 +156,6 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 def test_a_row_out_of_time_keeps_its_steps_and_without_any_has_failed(stand_in, begins, status, reason):
     [result] = run_rows([row()], stand_in(begins + "time.sleep(600)", seconds=12.0))
     assert (result["status"], result["reason"]) == (status, reason)
-
-
-def test_rows_that_do_not_start_in_time_are_listed(stand_in):
-    settings = stand_in(finishes() + "time.sleep(2)", seconds=8.0)
-    results = run_rows([Row(f"m{number}", TINY, "peft", "transformers") for number in range(6)], settings)
-    assert results[0]["status"] == "ran"
-    assert results[-1]["status"] == "skipped" and results[-1]["reason"] == "no time left"
-    assert not [result for result in results if result["status"] == "failed"]
 
 
 INTERRUPTED = f"""
@@ -212,13 +194,6 @@ def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path):
 # The whole command
 
 
-def test_the_order_tells_most_first():
-    names = [each.name for each in all_rows()]
-    assert names[0] == "0.5B-peft-vllm" and len(names) == len(set(names)) == 12
-    assert {name.split("-")[0] for name in names[:4]} == {"0.5B"}
-    assert all(name.endswith("vllm") for name in names[4:8])
-
-
 def script(*arguments, path=None):
     environment = {**os.environ, "PATH": path or os.environ["PATH"]}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -250,15 +225,6 @@ def card(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)  # which the check sets, and a test puts back
 
 
-def test_a_torch_without_cuda_is_refused(card, tmp_path):
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("torch sees a GPU")
-    with pytest.raises(UserError, match=r"^torch \S+ cannot use Card with 16 GiB: .*; install torch's CUDA build or"):
-        check_gpu(Options(output=tmp_path / "out"), RECIPE)
-
-
 def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lora_grpo.planning.gpu_check._TRY_TORCH", "")
     monkeypatch.setattr("lora_grpo.planning.gpu_check.all_rows", lambda: [row()])
@@ -272,37 +238,6 @@ def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, 
     assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
     with pytest.raises(RunError, match=r"^no row ran: tiny-peft-transformers failed, the log is empty"):
         check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)").recipe)
-
-
-@pytest.mark.parametrize(
-    ("statuses", "starts", "ends", "works"),
-    [
-        ("peft_vllm ran, unsloth_vllm ran, peft_transformers skipped",
-         "this GPU works with unsloth + vllm, peft + vllm", "peft + vllm", True),
-        ("peft_vllm ran, unsloth_vllm failed",
-         "this GPU works with peft + vllm; 1 of 2 rows failed, the first is 0.5B-unsloth_vllm: no kernel (x.log)",
-         "train with --model.engine peft --sampling.backend vllm", False),
-        ("unsloth_vllm ran, peft_vllm ran, unsloth_vllm failed",
-         "this GPU works with peft + vllm; 1 of 3 rows failed", "--sampling.backend vllm", False),
-        ("peft_vllm skipped, unsloth_vllm failed",
-         "no row ran: 0.5B-unsloth_vllm failed, no kernel (x.log)", "see results.md", False),
-        ("peft_vllm missing, peft_transformers skipped",
-         "no row ran: 0.5B-peft_transformers skipped, no time left", "or stop other programs that use the GPU", False),
-        ("peft_vllm missing", "no row ran: 0.5B-peft_vllm skipped, vllm not installed", "run `make install`", False),
-    ],
-)  # fmt: skip
-def test_the_conclusion_names_what_works_and_what_to_pass(statuses, starts, ends, works):
-    reasons = {"ran": None, "failed": "no kernel (x.log)", "skipped": "no time left", "missing": "vllm not installed"}
-    results = []
-    for name, status in (each.split() for each in statuses.split(", ")):
-        engine, backend = name.split("_")
-        result = {"row": f"0.5B-{name}", "status": "skipped" if status == "missing" else status}
-        results.append({**result, "reason": reasons[status], "engine": engine, "backend": backend})
-    try:
-        sentence, worked = gpu_check.conclude(results), True
-    except RunError as error:
-        sentence, worked = str(error), False
-    assert sentence.startswith(starts) and sentence.endswith(ends) and worked is works
 
 
 @pytest.mark.engines

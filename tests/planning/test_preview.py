@@ -77,14 +77,6 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     assert step["completions/mean_length"] == pytest.approx(found.num_tokens, abs=1e-3)
 
 
-def test_completions_that_are_all_cut_off_can_hardly_be_learned_from(starter):
-    config = replace(starter[0], {"sampling": {"max_completion_tokens": 4}})
-    found = judge(sample_groups(config, starter[3], starter[1].train), config)
-    assert found.word != "can learn"
-    assert "truncated at 4 tokens" in found.findings[0].found
-    assert found.findings[0].advice.startswith("--sampling.max-completion-tokens 8 ")
-
-
 @pytest.mark.parametrize("what", ["check", "reward"])
 def test_a_check_or_a_reward_that_raises_is_an_error_of_the_user(what, starter, tmp_path):
     (tmp_path / "own.py").write_text(
@@ -168,29 +160,6 @@ def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, se
     assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
 
 
-def test_advice_for_a_task_file_is_something_that_it_can_do(tmp_path):
-    """A file has its own rows and prompts. Worked examples need its gold."""
-    path = tmp_path / "own.py"
-    check = "def check(completion, row): return False\n"
-    config = replace(RunConfig(), {"data": {"task": str(path)}})
-
-    def advice(*groups):
-        return " ".join(finding.advice for finding in judge(groups * 8, config).findings)
-
-    path.write_text("def load(split): return [{'question': 'What?'}]\n" + check)
-    offered = advice(NEVER) + advice(ALWAYS) + advice(graded(*[UNREAD] * 4))
-    assert "--data.train" not in offered and "train sft" not in offered
-    assert "easier problems (load in own.py)" in offered and "harder problems (load in own.py)" in offered
-    assert "a score from 0 to 1" in offered and "a prompt in own.py" in offered and "xml" not in offered
-
-    path = tmp_path / "with_source.py"
-    config = replace(RunConfig(), {"data": {"task": str(path)}})
-    path.write_text("def load(split, source): return []\ndef gold(row): return ''\n" + check)
-    offered = advice(NEVER)
-    assert offered.startswith("lora-grpo train sft first")
-    assert "easier problems (--data.train)" in offered and "--data.filter-by-difficulty" not in offered
-
-
 @pytest.mark.parametrize("gold", ["", "def gold(row): return 'a'\n"])
 def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_path, gold, capsys):
     path = tmp_path / "own.py"
@@ -222,11 +191,6 @@ def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(ra
         offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
         advised += "--data.filter-by-difficulty" in offered
     assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
-
-
-def test_a_reason_names_the_rewards_that_decide():
-    found = judge([FORMAT_ALONE] * 8, RunConfig())
-    assert found.reason == "completions of a group differ only in soft_xml_format, never in correct_answer"
 
 
 def test_a_share_of_eight_groups_is_told_with_its_interval():

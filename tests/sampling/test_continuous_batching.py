@@ -2,7 +2,6 @@
 
 import copy
 import random
-import sys
 import weakref
 from types import SimpleNamespace
 
@@ -17,23 +16,20 @@ from transformers import (
     AutoTokenizer,
     DynamicCache,
     MistralConfig,
-    Qwen2Config,
 )
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
-from lora_grpo.sampling.continuous_batching import can_join, num_to_start
+from lora_grpo.sampling.continuous_batching import can_join
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
-from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
+from lora_grpo.sampling.sampler import Sampler, select_tokens, uniform_numbers
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
 # With these seeds, no uniform number is so close to the boundary between two tokens that rounding matters.
 SEEDS = random.Random(0).sample(range(2**40), 90)
-STEP_SEEDS = random.Random(2).sample(range(2**40), 128)
 CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes. Error code 12"
 
 
@@ -172,21 +168,6 @@ def test_every_step_has_the_logits_of_a_plain_loop(name, model, tokenizer, promp
         assert [each.token_ids for group in samples for each in group] == expected and not steps
 
 
-def test_the_tokens_that_all_prompts_start_with_are_read_once(prompts, sampler, passes):
-    ids = sampler.encode(prompts)
-    common = next(number for number, column in enumerate(zip(*ids, strict=False)) if len(set(column)) > 1)
-    assert common > 20
-    sampler.batch_size = 16
-    sample(sampler, prompts, 2, **GREEDY, seed=0)
-    read = [columns for rows, columns in passes if columns > 1]
-    assert passes[0] == (1, common) and max(read[1:]) == max(map(len, ids)) - common
-    passes.clear()
-    sampler.batch_size = None
-    sample(sampler, prompts[:1], 2, **GREEDY, seed=0)
-    sample(sampler, [*prompts[:5], "other words"], 1, **GREEDY, seed=0)
-    assert [rows for rows, columns in passes if columns > 1] == [1, 6]
-
-
 # Continuous
 
 
@@ -221,27 +202,6 @@ def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
 
 
-def test_sample_wakes_up_the_sampler_and_lets_it_sleep(prompts, tokenizer, model, together):
-    calls = []
-
-    class Recorded(Sampler):
-        def wake_up(self, *, adapter):
-            calls.append(("wake_up", adapter))
-
-        def sleep(self):
-            calls.append("sleep")
-
-    sampler = Recorded(model, tokenizer, [tokenizer.eos_token_id])
-    groups = sampler.sample(prompts[:5], SamplingParams(3, 1.0, 0.95, 40), SEEDS[:15], adapter=False)
-    assert groups == together["sampled"][:5]
-    assert sampler.sample([], SamplingParams(3, 1.0, 0.95, 40), []) == []
-    with pytest.raises(KeyboardInterrupt), sampler.awake(adapter=True):
-        sampler.batch_size = 4
-        raise KeyboardInterrupt
-    assert calls == [("wake_up", False), "sleep", ("wake_up", True), "sleep", ("wake_up", True), "sleep"]
-    assert sampler.batch_size is None
-
-
 def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, prompts):
     torch.manual_seed(0)
     config = MistralConfig(
@@ -262,17 +222,6 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
     assert sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30)) == expected
     assert len([rows for rows, columns in shapes if columns > 1]) == 4
     assert max(rows for rows, _ in shapes) == 8
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "running", "waiting", "joining", "started"),
-    [
-        (64, 48, 100, True, 16), (64, 49, 100, True, 0), (64, 62, 3, True, 0), (1, 0, 2, True, 1),
-        (64, 0, 100, False, 64), (64, 1, 9, False, 0),
-    ],
-)  # fmt: skip
-def test_a_batch_is_filled_by_quarters_or_all_at_once(batch_size, running, waiting, joining, started):
-    assert num_to_start(batch_size, running=running, waiting=waiting, joining=joining) == started
 
 
 # Memory that runs out
@@ -299,12 +248,6 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
 # Batch size from memory
 
 
-QWEN = Qwen2Config(
-    vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-    num_key_value_heads=2, use_sliding_window=False,
-)  # fmt: skip
-
-
 def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
     sampler.fit_batch(prompts[:1], 100)
     assert sampler.batch_size == batch_memory.MAX_BATCH_SIZE
@@ -313,57 +256,3 @@ def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, 
         monkeypatch.setattr(batch_memory.hardware, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
         sampler.fit_batch(prompts[:1], 100)
         assert sampler.batch_size == size
-
-
-def test_the_batch_size_on_a_gpu_depends_on_free_memory(monkeypatch):
-    model = SimpleNamespace(
-        config=QWEN,
-        get_input_embeddings=lambda: SimpleNamespace(weight=torch.zeros(1, dtype=torch.bfloat16)),
-        parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]),
-    )
-    each = batch_memory.bytes_per_completion(model, 200, 300)
-    for free, unused, size in ((100, 0, 64), (100, 100, 128), (10**6, 0, batch_memory.MAX_BATCH_SIZE)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * each, 0))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: (unused + 100) * each)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * each)
-        assert batch_memory.max_batch_size(model, 200, 300) == size
-
-
-# Other engines
-
-
-def test_generate_gets_no_more_than_the_batch_size(model, tokenizer, prompts, together, passes):
-    sampler = GenerateSampler(model, tokenizer, [tokenizer.eos_token_id])
-    sampler.batch_size = 7
-    samples = sample(sampler, prompts[:5], 3, **GREEDY, seed=SEEDS[:15])
-    assert samples == together["greedy"][:5]
-    assert max(rows for rows, _ in passes) == 7
-    first = sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 5])
-    assert first == sample(sampler, prompts[:2], 1, **SAMPLED, seed=[4, 6])
-
-
-def test_vllm_gets_a_request_for_each_seed(tokenizer, prompts, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=lambda **given: SimpleNamespace(**given)))
-    requested = []
-
-    def fast_generate(requests, each, **options):
-        requested.append(
-            [(len(request["prompt_token_ids"]), how.seed) for request, how in zip(requests, each, strict=True)]
-        )
-        ids = [(7, how.seed % 9) for how in each]
-        logprobs = [[{token: SimpleNamespace(logprob=-token / 2)} for token in sampled] for sampled in ids]
-        return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=sampled, logprobs=each)])
-            for sampled, each in zip(ids, logprobs, strict=True)
-        ]
-
-    model = SimpleNamespace(fast_generate=fast_generate, training=False, eval=lambda: None, train=lambda mode: None)
-    sampler = SharedVllmSampler(model, tokenizer, [tokenizer.eos_token_id])
-    sampler._adapter = None
-    first, second = (len(ids) for ids in sampler.encode(prompts[:2]))
-    samples = sample(sampler, prompts[:2], 2, **SAMPLED, seed=[1, 2, 3, 4])
-    assert requested == [[(first, 1), (first, 2), (second, 3), (second, 4)]]
-    assert [rollout.token_ids for group in samples for rollout in group] == [[7, 1], [7, 2], [7, 3], [7, 4]]
-    assert [rollout.logprobs for rollout in samples[0]] == [[-3.5, -0.5], [-3.5, -1.0]]
-    sampler.fit_batch(prompts, 100)
-    assert sampler.batch_size is None

@@ -112,17 +112,3 @@ def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
     write_report(run)
     page = (run / "report" / "report.md").read_text()
     assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in page and f"q4_0 costs {cost}" in page
-
-
-def test_a_seed_gives_the_same_samples_again(run, tmp_path):
-    file = run / "gguf" / "run.F16.gguf"
-    options = {"num_samples": 2, "limit": 6, "temperature": 1.0}
-    for name in ("one", "two"):
-        evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / name, **options))
-    one, two = ((tmp_path / name / "results.jsonl").read_text().splitlines() for name in ("one", "two"))
-    assert sorted(one) == sorted(two)
-    texts = {(line["task_id"], line["sample_index"]): line["completion"] for line in map(json.loads, one)}
-    assert sum(texts[task, 0] != texts[task, 1] for task, draw in texts if draw) > 2
-    changed = evaluate_and_report(EvaluateOptions(str(file), output_dir=tmp_path / "other", seed=1, **options))
-    assert changed.evaluated.samples == 12
-    assert sorted((tmp_path / "other" / "results.jsonl").read_text().splitlines()) != sorted(one)

@@ -1,16 +1,13 @@
-import types
-
 import pytest
 import torch
 from helpers.made_runs import WIDTH, make_adapter
 from helpers.sampling import sample
 
-from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.models.target import Overrides, resolve
-from lora_grpo.sampling import build, vllm_engine
+from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
@@ -60,21 +57,6 @@ def test_the_merged_copy_is_the_policy(policy, prompts, sampler):
     assert (live - copy).abs().max() < 1e-3 < live.abs().max()
 
 
-def test_wake_up_follows_the_adapter_or_leaves_it_out(policy, prompts, sampler):
-    ids = policy.tokenizer(prompts[:1], return_tensors="pt", add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        adapted = sampler.model(ids).logits
-        sampler.wake_up(adapter=False)
-        base = sampler.model(ids).logits
-        with policy.model.disable_adapter():
-            expected = policy.model(ids).logits
-        sampler.wake_up(adapter=True)
-        again = sampler.model(ids).logits
-    assert torch.allclose(base, expected, atol=1e-3)
-    assert not torch.allclose(base, adapted, atol=1e-2)
-    assert torch.equal(adapted, again)  # computed from the base each time, so errors do not accumulate
-
-
 @pytest.mark.parametrize("kind", [Sampler, GenerateSampler])
 def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts, sampler, kind):
     live = kind(policy.model, policy.tokenizer, policy.eos_token_ids)
@@ -87,19 +69,6 @@ def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts,
     first = sample(live, prompts, 4, **SAMPLED)
     assert first == sample(live, prompts, 4, **SAMPLED)
     assert [len(group) for group in first] == [4, 4] and len({rollout.text for rollout in first[0]}) > 1
-
-
-def test_sampling_leaves_the_4_bit_base_as_it_was(policy, prompts):
-    packed = {n: p.detach().clone() for n, p in policy.model.named_parameters() if p.dtype == torch.uint8}
-    states = {n: policy.model.get_parameter(n).quant_state.absmax.clone() for n in packed}
-    sample(Sampler(policy.model, policy.tokenizer, policy.eos_token_ids), prompts, 2, **SAMPLED)
-    policy.model.eval()
-    with torch.no_grad():
-        policy.model(torch.tensor([[5, 6, 7]]))
-    assert packed
-    for name, before in packed.items():
-        assert torch.equal(before, policy.model.get_parameter(name))
-        assert torch.equal(states[name], policy.model.get_parameter(name).quant_state.absmax)
 
 
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
@@ -132,40 +101,3 @@ CASES += [(0.999, 0.8, 1), (0.999, 0.5, 0), (0.6, 0.51, 0), (0.7, 0.51, 1)]
 def test_pick_inverts_the_cumulative_distribution(uniform, top_p, token):
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
     assert select_tokens(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
-
-
-def test_pick_never_takes_what_has_no_probability():
-    logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
-    assert [select_tokens(logits, 1.0, 1.0, torch.tensor([u]))[0].item() for u in (0.0, 0.5, 0.9999999)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("processes", [1, 4])
-def test_the_vllm_engine_of_a_process_decodes_its_completions_at_once(monkeypatch, policy, processes):
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-    monkeypatch.setattr(build, "start_engine", lambda model, **options: options["max_batch_size"])
-    settings = {
-        "model": {"engine": "peft"},
-        "sampling": {"backend": "vllm", "num_generations": 8},
-        "train": {"prompts_per_step": 8},
-    }
-    assert build.build_sampler(policy, replace(RunConfig(), settings)).engine == 64 // processes
-
-
-@pytest.mark.parametrize(("requested", "share"), [(None, 0.85 * 6 / 8), (0.3, 0.3)])
-def test_vllm_requests_no_more_memory_than_is_free(monkeypatch, requested, share):
-    """vLLM reads the share as one of the total memory, of which a desktop uses some."""
-
-    class Started(BaseException):
-        pass
-
-    def start(name, **options):
-        raise Started(options)
-
-    monkeypatch.setattr(vllm_engine.engines, "require", lambda *_, **__: types.SimpleNamespace(LLM=start))
-    monkeypatch.setattr(vllm_engine.engines, "require_compiler", lambda **_: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (6 << 30, 8 << 30))
-    with pytest.raises(Started) as started:
-        vllm_engine.start_engine(ModelConfig(), rank=None, max_sequence_tokens=64, seed=0, gpu_memory_share=requested)
-    assert started.value.args[0]["gpu_memory_utilization"] == pytest.approx(share)

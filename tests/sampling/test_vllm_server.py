@@ -12,7 +12,6 @@ import urllib.request
 
 import pytest
 
-from lora_grpo.cli.validate import check
 from lora_grpo.config import replace, vllm_available
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
@@ -106,18 +105,6 @@ def test_a_server_with_another_base_is_refused_before_a_run_begins(server, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@with_vllm
-def test_a_server_that_cannot_serve_the_run_is_refused(server, tmp_path):
-    with pytest.raises(UserError, match=r"takes 256 tokens.*--max-model-len 512"):
-        VllmServer(server, None, max_sequence_tokens=512)
-    engine = VllmServer(server, None, max_sequence_tokens=128)
-    with pytest.raises(UserError, match="cannot read"):
-        engine.load_adapter(tmp_path)
-    [(index, (ids, logprobs))] = engine.stream([[5, 6, 7]], [GREEDY], None)
-    assert index == 0 and 1 <= len(ids) <= 8 and logprobs is None
-    engine.close()
-
-
 class Answers(http.server.BaseHTTPRequestHandler):
     """Responses of a server that was not started for training."""
 
@@ -166,21 +153,6 @@ def test_no_server_is_an_error_in_one_line():
     config = replace(RunConfig(), {"sampling": {"server_url": url}})
     with pytest.raises(UserError, match=r"is not a vLLM server \(.*[Cc]onnection refused\); start one there with"):
         check_server(config)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampling": {"server_url": "gpu2:8000"}}, "http://gpu2:8000"),
-        ({"sampling": {"server_url": "http://gpu2", "backend": "transformers"}}, "--sampling.backend transformers"),
-        ({"sampling": {"server_url": "http://gpu2"}, "model": {"engine": "unsloth"}}, "--model.engine peft"),
-        ({"sampling": {"backend": "vllm"}, "lora": {"dora": True}}, "--lora.dora"),
-        ({"sampling": {"server_folder": "/shared"}}, "--sampling.server-url"),
-    ],
-)
-def test_settings_that_exclude_each_other_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        check(replace(RunConfig(output_dir="out"), settings))
 
 
 def test_a_server_that_goes_away_is_an_error_with_a_fix(stand_in, monkeypatch):
