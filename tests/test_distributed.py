@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import wait_for
 
-from lora_grpo import distributed
-from lora_grpo.cli.validate import check
-from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
 
@@ -46,19 +43,6 @@ def said(folder):
 
 def children(pid):
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_one_process_waits_for_nobody(monkeypatch):
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    distributed.join()
-    distributed.barrier()
-    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (1, 0, True)
-    assert (distributed.gather(3), distributed.broadcast_from_main(lambda: "made"), distributed.reported_error()) == (
-        [3],
-        "made",
-        None,
-    )
 
 
 def test_ranks_agree(start, tmp_path):
@@ -149,29 +133,6 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
     first, second = said(tmp_path)
     assert first == second
     assert first.endswith("True)")
-
-
-@pytest.mark.parametrize(
-    ("variables", "parts"),
-    [
-        ({"ACCELERATE_USE_FSDP": "true"}, ["FSDP shards the model", "docs/gpu.md"]),
-    ],
-)
-def test_a_model_spread_over_processes_is_refused(monkeypatch, variables, parts):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as error:
-        check(RunConfig())
-    for part in parts:
-        assert part in str(error.value)
-
-
-def test_unsloth_is_refused_for_several_processes(monkeypatch):
-    from lora_grpo.config import replace
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"pass --model\.engine peft"):
-        check(replace(RunConfig(), {"model": {"engine": "unsloth"}}))
 
 
 def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):

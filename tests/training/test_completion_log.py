@@ -1,13 +1,11 @@
 """The log of completions, and how often a completion is graded."""
 
-import json
-
-from helpers.tiny_runs import TINY, run_tiny
+from helpers.tiny_runs import run_tiny
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.tasks import code_grading, start_sandbox
-from lora_grpo.training.completion_log import completion_lines, write_completions
+from lora_grpo.training.completion_log import completion_lines
 
 ROW = {"id": "t0", "question": "1 + 2?", "answer": "#### 3", "task": "gsm8k", "prompt": []}
 
@@ -39,17 +37,6 @@ def test_a_line_holds_a_completion_its_verdict_and_what_it_earned():
     }
     failed = line([{"role": "assistant", "content": "ab"}], [5, 6])
     assert (failed["completion"], failed["status"], failed["truncated"]) == ("ab", "no_answer", True)
-
-
-def test_a_lone_surrogate_can_be_written(tmp_path):
-    write_completions(tmp_path, 3, [line("a\ud83d", [0])])
-    text = (tmp_path / "step-00003.jsonl").read_text(encoding="utf-8")
-    assert json.loads(text)["completion"] == "a\ud83d" and json.loads(text)["step"] == 3
-
-
-def test_the_first_step_and_every_third_are_written(tmp_path):
-    run, _ = run_tiny(tmp_path / "out", train={**TINY["train"], "max_steps": 7, "completions_steps": 3})
-    assert sorted(path.name for path in run.completions.iterdir()) == [f"step-0000{step}.jsonl" for step in (1, 3, 6)]
 
 
 def test_a_completion_is_graded_once(tmp_path, monkeypatch):

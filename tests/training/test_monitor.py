@@ -1,11 +1,9 @@
 """The monitor on real runs: validation, the best adapter, early stopping, and runs that fail on purpose."""
 
 import json
-from pathlib import Path
 
 import pytest
 from helpers.tiny_runs import run_tiny
-from transformers import TrainerCallback
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
@@ -13,7 +11,6 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 from lora_grpo.tasks.loading import split_validation
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 MONITORED = {
     "seed": 1,  # the best step is neither the first nor the last
     "data": {"task": "starter", "train_limit": 200, "eval_limit": 4},
@@ -195,17 +192,6 @@ def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
     assert record["alarms"] == [{"step": 3, "name": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
 
 
-def test_a_sampler_that_is_not_refreshed_ends_the_run(tmp_path):
-    def stale(trainer):
-        sampler = trainer.monitor.validation.sampler
-        wake_up = sampler.wake_up
-        sampler.wake_up = lambda *, adapter: wake_up(adapter=adapter) if trainer.state.global_step < 2 else None
-
-    said, record = fails(tmp_path / "run", "logprob_mismatch", before=stale)
-    assert "rollouts come from another policy" in said
-    assert record["alarms"][0]["step"] == 3
-
-
 def reward_file(folder):
     """Write a file of rewards that are wrong on purpose."""
     path = folder / "my_rewards.py"
@@ -235,31 +221,3 @@ def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_pa
     assert "of 64: the policy exploits the rewards" in said
     assert [alarm["stopped"] for alarm in record["alarms"] if alarm["name"] == "hacking"] == [True]
     assert "best" not in record and not (tmp_path / "run" / "best").exists()
-
-
-@pytest.mark.slow
-def test_a_policy_that_is_certain_and_wrong_raises_an_alarm(tmp_path):
-    def sharpen(trainer):
-        norm = trainer.model.get_base_model().model.norm
-
-        class Sharpen(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step == 10:
-                    norm.weight.data *= 200  # and therefore every logit
-
-        trainer.add_callback(Sharpen())
-
-    # With a KL term, the entropy is that of the trained model for all completions. The sampler's copy is not sharpened.
-    settings = {**TWENTY, "beta": 1e-6}
-    said, record = fails(tmp_path / "run", "entropy", before=sharpen, train=settings, monitor={"rows": 0})
-    assert "the policy has stopped exploring" in said
-    assert [alarm["step"] for alarm in record["alarms"] if alarm["name"] == "entropy"] == [20]
-
-
-@pytest.mark.slow
-def test_a_learning_rate_that_breaks_the_policy_is_a_collapse(tmp_path):
-    broken = {**STRONG, "max_steps": 24, "learning_rate": 0.05}
-    said, record = fails(
-        tmp_path / "run", "collapse", train=broken, sampling=GROUPS, monitor={"rows": 16, "every_steps": 20}
-    )
-    assert "the policy has collapsed" in said and record["alarms"][-1]["step"] == 20

@@ -162,12 +162,3 @@ def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment
     resume = ["--resume"] if (runs.folder / name).exists() else []
     finish(runs.start(runs.warm, name, *resume))
     assert_same(runs.folder / name, expected)
-
-
-def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(unbroken, runs):
-    folder, _ = unbroken
-    before = {name: (folder / name).read_bytes() for name in (*SAME, "run.json")}
-    done = runs.warm.start(RECIPE, "--output-dir", folder, "--resume", "--train.max-steps", "5").end()
-    assert done.returncode == 2
-    assert "is at step 7 already; pass --train.max-steps 7 or more" in done.stderr
-    assert {name: (folder / name).read_bytes() for name in (*SAME, "run.json")} == before

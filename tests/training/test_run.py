@@ -1,22 +1,16 @@
 """Train the embedded model for a few steps with the real stack: NF4 base, PEFT, TRL's GRPOTrainer."""
 
-import copy
 import json
 import pickle
 
 import pytest
 import torch
-from helpers.tiny_runs import TINY, run_tiny, starter_data
+from helpers.tiny_runs import TINY, run_tiny
 from safetensors.torch import load_file
 
 from lora_grpo.config import replace
-from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.evaluation.run import evaluate
-from lora_grpo.models.policy import load_policy
-from lora_grpo.runs import open_run
-from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import make_trainer, train
 from lora_grpo.training.trl_config import grpo_arguments
 
 
@@ -62,19 +56,6 @@ def test_completions_carry_their_rewards(finished):
     assert {line["id"] for line in logged} <= {f"starter/train/{n:05d}" for n in range(4000)}
 
 
-def test_a_finished_run_is_not_trained_again(finished):
-    run, policy = finished
-    before = (run.adapter / "adapter_model.safetensors").read_bytes()
-    metrics = run.metrics.read_bytes()
-    for parameter in policy.model.parameters():
-        if parameter.requires_grad:
-            parameter.data.zero_()
-    train(run, policy, trainer=None)
-    assert (run.adapter / "adapter_model.safetensors").read_bytes() == before
-    assert run.metrics.read_bytes() == metrics
-    assert any(p.abs().max() > 0 for n, p in policy.model.named_parameters() if "lora_B" in n)
-
-
 def test_the_kl_reference_is_the_base(tmp_path):
     run, policy = run_tiny(tmp_path / "out", train={"beta": 0.1, "max_steps": 2})
     first, second = (step["kl"] for step in lines(run.metrics))
@@ -109,24 +90,10 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
 
 
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
-    """As in a GPU run, the base is evaluated first, and then the same model is trained."""
-    changes = {"lora": {"dora": True}, "train": {"max_steps": 1}, "eval": {"num_samples": 1, "k": (1,)}}
-    changes["sampling"] = {"max_completion_tokens": 12}
-    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), changes)
-    data = copy.deepcopy(starter_data())
-    run = open_run(config, Invocation(), "test", data.record)
-    policy = load_policy(config)
-    sampler = build_sampler(policy, config)
-    assert sampler.model is policy.model
-    trainer = make_trainer(run, policy, data.train, sampler)
-    run.begin(policy.record)
-    before = evaluate(run, sampler, data.eval, "base")
-    train(run, policy, trainer)
+    run, _ = run_tiny(tmp_path / "out", lora={"dora": True})
     saved = load_file(run.adapter / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
-    sampler.wake_up(adapter=False)
-    (run.evaluation / "base.samples.jsonl").unlink()
-    assert evaluate(run, sampler, data.eval, "base") == before
+    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in lines(run.metrics))
 
 
 def test_a_reward_that_fails_stops_the_run_and_names_the_row(tmp_path):
@@ -148,29 +115,6 @@ def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
     run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})
     assert "Question:" not in lines(run.completions / "step-00001.jsonl")[0]["completion"]
     assert run.adapter.is_dir()
-
-
-def test_a_setting_that_the_sampler_does_not_read_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--grpo top_k has no effect"):
-        run_tiny(tmp_path / "out", grpo=("top_k=1",))
-
-
-def test_a_column_may_have_several_types(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def mine(completions, level, **columns):\n    return [1.0 if each == 'hard' else 0.0 for each in level]\n"
-    )
-    rows = [{"question": f"{n} + 1?", "answer": n + 1, "level": {"n": 1} if n else "hard"} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"task": "gsm8k", "train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "held.jsonl")}
-    (tmp_path / "held.jsonl").write_text('{"question": "7 + 7?", "answer": "14"}')
-    run, _ = run_tiny(tmp_path / "out", data=files, rewards=(f"{tmp_path}/mine.py:mine",), train={"max_steps": 4})
-    assert sum(step["reward"] for step in lines(run.metrics)) == pytest.approx(4 * 2 / 8 / 2)
-
-
-def test_no_row_that_can_be_graded_stops_the_run(tmp_path):
-    (tmp_path / "mine.py").write_text("def mine(completions, **columns):\n    return [None for _ in completions]\n")
-    with pytest.raises(RunError, match="no row could be graded in step 1"):
-        run_tiny(tmp_path / "out", rewards=(f"{tmp_path}/mine.py:mine",))
 
 
 def test_a_checkpoint_of_someone_else_runs_no_code(tmp_path):

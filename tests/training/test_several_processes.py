@@ -4,13 +4,11 @@ import json
 import os
 import shlex
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from helpers.warm_process import finish, wait_for
 
-from lora_grpo.config import vllm_available
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
@@ -119,22 +117,6 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(two, start):
         assert step["loss"] == pytest.approx(other["loss"], **ROUNDING)
 
 
-@pytest.mark.engines
-@pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
-def test_two_processes_with_a_vllm_each_draw_what_one_does(start, fresh):
-    runs = {}
-    for processes in (1, 2):
-        ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if processes == 2 else ()
-        runs[processes] = start.folder / f"vllm-{processes}"
-        more = ("--output-dir", runs[processes], "--sampling.backend", "vllm", "--train.max-steps", "2")
-        files = [word for split in ("train", "eval") for word in (f"--data.{split}", start.folder / f"{split}.jsonl")]
-        finish(fresh.start(*ranks, RECIPE, *TINY, *files, *more))
-    one, two = (lines(runs[processes]) for processes in (1, 2))
-    assert [step["num_tokens"] for step in two] == [step["num_tokens"] for step in one]
-    assert [step["reward"] for step in two] == pytest.approx([step["reward"] for step in one])
-    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-5 for step in two)
-
-
 @pytest.mark.slow
 def test_torchrun_starts_what_the_forks_do(two, start, fresh):
     """Start torchrun in a new process, as a user would."""
@@ -146,23 +128,3 @@ def test_torchrun_starts_what_the_forks_do(two, start, fresh):
     alike = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads sum in another order
     finish(fresh.start(*launch, *command, "--output-dir", folder, env=alike))
     assert kept(folder) == kept(two[0])
-
-
-@pytest.mark.slow
-def test_a_row_that_one_process_cannot_grade_ends_both_and_is_said_once(start):
-    """Rank 1 has the second half of the completions of every step."""
-    reward = start.folder / "picky.py"
-    reward.write_text(
-        "import os\n\n\ndef picky(completions, **columns):\n"
-        "    if os.environ.get('RANK') == '1':\n        raise ValueError('no such row')\n"
-        "    return [1.0 for _ in completions]\n"
-    )
-    started = time.monotonic()
-    ended = start(2, "picky", "--rewards", f"{reward}:picky").end()
-    assert ended.returncode == 1
-    assert ended.stderr.count("no such row") == 1
-    assert "Traceback" not in ended.stderr
-    record = json.loads((start.folder / "picky" / "run.json").read_text())
-    assert record["status"] == "failed"
-    assert "no such row" in record["error"]
-    assert time.monotonic() - started < 300

@@ -1,14 +1,12 @@
 """Supervised fine-tuning on gold solutions: what it trains on, and the run around it."""
 
 import json
-import runpy
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.fresh_imports import run_recipe
 from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
 
@@ -63,16 +61,6 @@ def test_an_example_is_the_prompt_of_the_evaluation_and_a_completion_that_passes
         assert grade_all("starter", [text], [row])[0].passed
 
 
-def test_a_prompt_without_a_template_has_one_start_token_and_a_space_before_the_answer(tokenizer, config):
-    plain = base_model.load_tokenizer(ModelConfig())
-    plain.chat_template = None
-    adds = plain("x", add_special_tokens=True)["input_ids"]
-    (example,) = sft_examples(starter_data().train[:1], Sampler(None, plain, [plain.eos_token_id]), Opened(config))
-    text = plain.decode(example["input_ids"])
-    assert "Answer: <reasoning>" in text and text.count("<reasoning>\n") == 2  # in the system prompt, and in the gold
-    assert example["input_ids"][: len(adds) - 1] == adds[:-1]
-
-
 def test_the_end_of_an_answer_is_that_of_the_chat_template(tokenizer):
     """As with Gemma, whose template ends a turn with another token than the tokenizer's end of a sequence."""
     other = base_model.load_tokenizer(ModelConfig())
@@ -99,7 +87,7 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
     said = capsys.readouterr().err
     assert f"dropped {8 - len(kept)} of 8 train rows: their gold solutions have more than {limit} tokens" in said
     assert fit_to_context(rows, tokenizer, shorter, "eval") == rows
-    with pytest.raises(Exception, match=r"raise --sampling\.max-completion-tokens"):
+    with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
 
 
@@ -145,62 +133,13 @@ def test_report_and_card_are_of_sft(trained):
     assert "GRPO" not in written and "- grpo\n" not in written and "num_generations" not in written
 
 
-# The command line
-
-FILE = """
-def load(split):
-    return [{"question": f"{split} {n}", "answer": str(n)} for n in range(20)]
-
-def check(completion, row):
-    return completion == row["answer"]
-"""
-
-
-@pytest.fixture
-def refused(tmp_path, monkeypatch, capsys):
-    """Return a function that runs a recipe in this process and returns the one line of its error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    def run(*arguments, recipe="sft_lora"):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "recipes" / f"{recipe}.py"), *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        said = capsys.readouterr().err
-        assert ended.value.code == 2, said
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-        return line
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--rewards correct_answer=2.0",
-        "--grpo epsilon_high=0.28",
-        "--train.beta 0.1",
-        "--sampling.num-generations 4",
-        "--data.filter-by-difficulty",
-        "--preview",
-    ],
-)
-def test_a_flag_of_grpo_is_refused(refused, arguments):
-    flags = arguments.split()
-    assert refused(*flags).startswith(f"error: {flags[0]} is for GRPO; ")
-
-
-def test_a_task_without_gold_is_refused_before_the_model_is_loaded(refused, tmp_path):
-    (tmp_path / "own.py").write_text(FILE)
-    line = refused("--task", "own.py", "--model.name", "nobody/nothing")
-    assert "own.py defines no gold(row), and SFT trains on gold solutions" in line
-
-
-def test_a_run_is_resumed_only_by_its_own_recipe(trained, refused, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(trained[0].folder, run, ignore=shutil.ignore_patterns(".lock"))
-    grpo = refused("--resume", "--output-dir", run, "--data.train-limit", "8", recipe="gsm8k_lora")
-    assert "is one of the recipe 'test', not of 'gsm8k_lora'; resume it with that recipe" in grpo
+def test_a_flag_of_grpo_is_refused():
+    given = ("--rewards correct_answer=2.0", "--grpo epsilon_high=0.28", "--sampling.num-generations 4", "--preview")
+    given = [flags.split() for flags in given]
+    result = run_recipe(RECIPE, *given)
+    assert result.stdout == "loaded [] code 2\n" * len(given)
+    for line, flags in zip(result.stderr.splitlines(), given, strict=True):
+        assert line.startswith(f"error: {flags[0]} is for GRPO; ")
 
 
 # Whole runs

@@ -5,14 +5,12 @@ import contextlib
 import pytest
 import torch
 from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
-from helpers.tensor_memory import TensorMemory
 from helpers.tiny_models import CONFIGS, OTHERS
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.models import base_model
 from lora_grpo.training import ChunkedLogProbs, SharedPrompts
-from lora_grpo.training.packing import pack
 
 MIXINS = (SharedPrompts, ChunkedLogProbs)
 
@@ -138,28 +136,6 @@ def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
     assert distance(results[0][1], results[1][1]) == 0
 
 
-def test_with_dropout_a_prompt_has_one_mask_for_its_group(tmp_path):
-    """Dropout is drawn once per distinct token. A pass is determined by the seed, and has the usual mean.
-
-    n = 300 passes each. In standard errors, the mean square of the differences is 1 if the means are equal.
-    """
-    trainer = make_trainer(with_adapter(random_model(), lora_dropout=0.1), tmp_path, MIXINS, max_completion_length=6)
-    inputs = micro_batch([4, 4], completion=6, prompt=5)
-    name = next(name for name, p in trainer.model.named_parameters() if "lora_B" in name and p.requires_grad)
-
-    def sampled(seed):
-        torch.manual_seed(seed)
-        return loss_and_gradients(trainer, inputs)[1][name]
-
-    assert torch.equal(sampled(0), sampled(0)) and not torch.equal(sampled(0), sampled(1))
-    packed = torch.stack([sampled(seed) for seed in range(300)])
-    with padded(trainer):
-        rows = torch.stack([sampled(seed) for seed in range(1000, 1300)])
-    error = ((packed.var(0) + rows.var(0)) / 300).sqrt()
-    z = (packed.mean(0) - rows.mean(0)) / error.clamp(min=1e-12)
-    assert z.square().mean() < 2
-
-
 def test_completions_without_tokens(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
     inputs = micro_batch([2, 2])
@@ -179,36 +155,6 @@ def test_the_layers_read_every_distinct_token_once(tmp_path):
     prompts = inputs["prompt_mask"][[0, 4]].sum()
     fed = (inputs["completion_mask"].sum(1) - 1).sum()  # nothing is predicted from the last token
     assert read == [prompts + fed, inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
-
-
-def test_packed_tokens():
-    ids = torch.tensor([[0, 5, 6, 11, 12, 13], [9, 8, 7, 14, 0, 0], [0, 5, 6, 15, 16, 0]])
-    packing = pack(ids, (ids > 0).long(), 3)
-    assert packing.ids.tolist() == [[5, 6, 9, 8, 7, 11, 12, 15]]
-    assert packing.positions.tolist() == [[0, 1, 0, 1, 2, 2, 3, 2]]
-    assert packing.predecessors.tolist() == [[1, 5, 6], [4, 0, 0], [1, 7, 0]]
-
-
-def test_memory_is_not_above_that_of_padded_rows(tmp_path):
-    for checkpointing in (False, True):
-        trainer = make_trainer(
-            with_adapter(random_model(hidden_size=64, intermediate_size=160)),
-            tmp_path,
-            MIXINS,
-            max_completion_length=64,
-            gradient_checkpointing=checkpointing,
-        )
-        trainer.use_liger_kernel = False  # TRL's tiles have a fixed size, and would be the largest tensors here
-        inputs = micro_batch([8, 8], completion=64, prompt=64)
-        for part in ("prompt", "completion"):  # the worst case: no padding
-            inputs[f"{part}_mask"][:] = 1
-        peaks = []
-        for way in (contextlib.nullcontext(), padded(trainer)):
-            loss_and_gradients(trainer, inputs)  # gradients exist, as from the second micro-batch on
-            with way, TensorMemory() as held:
-                trainer.compute_loss(trainer.model, dict(inputs)).backward()
-            peaks.append(held.peak)
-        assert peaks[0] < 0.8 * peaks[1], checkpointing
 
 
 def reason(config, folder, longest_row):
@@ -242,10 +188,3 @@ def test_a_model_that_does_not_pass_the_packing_on_is_padded(tmp_path, capsys):
     assert trainer.why_padded
     assert model.config._attn_implementation == "sdpa"
     assert trainer.why_padded in capsys.readouterr().err
-
-
-def test_eager_attention_stays(tmp_path):
-    model = random_model()
-    model.set_attn_implementation("eager")
-    trainer = make_trainer(with_adapter(model), tmp_path, MIXINS)
-    assert "eager" in trainer.why_padded and model.config._attn_implementation == "eager"

@@ -12,7 +12,6 @@ from helpers.tiny_runs import TINY
 from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluate
 from lora_grpo.evaluation.cli import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions
@@ -160,23 +159,3 @@ def test_a_run_thinks_if_its_completions_are_long_enough(model, tmp_path, capsys
     dry_run(config, load_data(config))
     printed = capsys.readouterr()
     assert f"{ENDINGS[True]}\n--- reference answer" in printed.out and "thinking: on, because compl" in printed.err
-
-
-def test_a_run_is_evaluated_with_its_own_variables(model, tmp_path, encoded, monkeypatch):
-    """A run without the entry in its settings did not think, whatever the length of its completions."""
-    monkeypatch.setattr(chat, "THINKING_TOKENS", 1)
-    folder = tmp_path / "run"
-    config = settings(model, folder)
-    policy = load_policy(config)
-    policy.model.save_pretrained(folder / "adapter")
-    record = {"lora_grpo_run": 1, "config": config.to_dict(), "data": {}, "versions": {}, "policy": policy.record}
-    del record["config"]["model"]["chat_template_kwargs"], record["policy"]["chat_template_kwargs"]
-    (folder / "run.json").write_text(json.dumps(record))
-    options = {"task": "starter", "limit": 1, "max_completion_tokens": 4}
-    for what, thinks in ((folder, False), (model, True)):
-        encoded.take()
-        evaluate_and_report(EvaluateOptions(str(what), **options, output_dir=tmp_path / str(thinks)))
-        (ids,) = {tuple(ids) for ids in encoded.take()}
-        assert policy.tokenizer.decode(ids).endswith(ENDINGS[thinks])
-    with pytest.raises(UserError, match="a run is evaluated with those of its training"):
-        evaluate_and_report(EvaluateOptions(str(folder), **options, chat_template_kwargs=("a=1",)))

@@ -100,35 +100,6 @@ def test_a_run_uses_its_hours_and_no_more(tmp_path, hours, slower):
     assert run.run.out_of_time == steps
 
 
-@pytest.mark.parametrize("killed", [1, 25, 55])
-def test_the_clock_goes_on_where_it_was_killed_and_the_pause_does_not_count(tmp_path, killed):
-    first = Simulated(tmp_path, 0.1)
-    first.start(20, 40)
-    first.train(lambda step: 3.0, one_pass=2.0, kill_after=killed)
-    record, pause = json.loads(json.dumps(first.run.record)), 50_000.0
-    record["seconds_worked"] = first.run.seconds_worked
-    second = Simulated(tmp_path, 0.1, record, Clock())
-    second.clock.now = second.run._opened = pause
-    second.start(15, 40)
-    second.train(lambda step: 3.0, one_pass=2.0, first=killed // 20 * 20 + 1)
-    ended = second.end(40) - pause + record["seconds_worked"]
-    assert 0.9 * 360 < ended <= 360
-
-
-def test_reused_rollouts_are_used_up(tmp_path):
-    run = Simulated(tmp_path, 0.05)
-    run.start(10, 10)
-    assert run.train(lambda step: 4.0 if step % 3 == 1 else 1.0, uses=3) % 3 == 0
-    assert 0.85 * 180 < run.end(10) <= 180
-
-
-def test_whichever_comes_first_ends_the_run(tmp_path):
-    run = Simulated(tmp_path, 1, train={"max_steps": 30})
-    run.start(10, 10)
-    assert run.train(lambda step: 2.0) == 30
-    assert run.run.out_of_time is None and "out_of_time" not in run.run.record
-
-
 def advised(error):
     return float(re.search(r"--resume --hours ([\d.]+)", str(error))[1])
 
@@ -162,14 +133,6 @@ def test_used_up_hours_are_refused_before_anything_is_loaded(tmp_path):
     record |= {"out_of_time": {"step": 50, "hours": 0.1}, "trained_steps": 50}
     (config.folder / "run.json").write_text(json.dumps(record))
     check_time_left(config)  # trained: it may still be evaluated
-
-
-def test_more_hours_go_on_and_fewer_do_not(tmp_path):
-    run = Simulated(tmp_path, 0.05)
-    run.start(10, 10)
-    steps = run.train(lambda step: 2.0)
-    for hours, expected in ((0.05, steps), (0.04, steps), (0.1, None)):
-        assert Simulated(tmp_path, hours, run.run.record).run.out_of_time == expected
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 400), (0.5, 114), (3.0, None)])
