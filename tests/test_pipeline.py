@@ -98,31 +98,12 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     printed = capsys.readouterr().out
     assert "--resume" not in printed
     assert "train on gold solutions first: lora-grpo train sft --task starter, then this command with" in printed
-    data = {
-        "task": "starter-code",
-        "prompt_style": "code",
-        "columns": ("question=the problem", "answer=b"),
-        "few_shot": 2,
-    }
-    config, run.config = run.config, replace(run.config, {"model": {"trust_remote_code": True}, "data": data})
-    finish_run(run, never, never)
-    flags = "--model.trust-remote-code --data.columns 'question=the problem' answer=b --data.prompt-style code"
-    same = f"lora-grpo train sft --task starter-code {flags} --data.few-shot 2, then this command"
-    assert same in capsys.readouterr().out
-    run.config = config
     task = run.folder / "mine.py"
     task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
     run.config = replace(run.config, {"data": {"task": str(task)}})
     finish_run(run, never, never)
     printed = capsys.readouterr().out
     assert "0% right  train on easier rows" in printed and "train sft" not in printed
-
-
-def test_the_page_comes_first_and_shows_a_complete_run(concluded):
-    run, printed = concluded
-    page = run.folder / "report" / "report.html"
-    assert printed.index(f"report    {page}") < printed.index("adapter   ")
-    assert "Complete." in page.read_text() and "37.5" in page.read_text()
 
 
 def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):

@@ -1,8 +1,11 @@
 """Ways in which a file gets damaged, and a command run in this process on the damaged file."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
+import operator
 import random
 import shutil
 
@@ -67,16 +70,10 @@ def places(value, path=()):
 
 def with_value(value, path, text):
     """Return a JSON value as text in which `text` takes the place of one of its values."""
-    mark = "the value that is replaced"
-
-    def replaced(value, path):
-        if not path:
-            return mark
-        kind = list(value) if isinstance(value, list) else dict(value)
-        kind[path[0]] = replaced(value[path[0]], path[1:])
-        return kind
-
-    return json.dumps(replaced(value, path)).replace(json.dumps(mark), text)
+    mark, changed = "the value that is replaced", copy.deepcopy(value)
+    *way, last = path
+    functools.reduce(operator.getitem, way, changed)[last] = mark
+    return json.dumps(changed).replace(json.dumps(mark), text)
 
 
 def outcome(main):
