@@ -1,7 +1,6 @@
 import pytest
 from helpers.graded_samples import samples
 
-from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import compare, task_changes
 
 
@@ -49,11 +48,6 @@ def test_tasks_are_paired_by_their_id_whatever_the_order():
     assert compare(before, after[::-1], (1, 2), 0) == compare(before, after, (1, 2), 0)
 
 
-def test_a_k_above_the_number_of_samples_is_refused():
-    with pytest.raises(UserError, match="k=3 exceeds num_samples=2"):
-        rows_of(samples("-", ["+-"]), samples("-", ["+-"]), (3,))
-
-
 def test_one_sample_a_task_is_mcnemars_and_several_are_permuted():
     once = rows_of(samples("+-", "+-"), samples("+-", "++"), (1,))
     assert once["pass@1"].test == once["greedy"].test == "exact McNemar"
@@ -72,25 +66,14 @@ def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
     assert [(change.task_id, change.before, change.after) for change in regressed] == [("t2", [4, 4], [1, 4])]
 
 
-def test_greedy_samples_decide_what_moved_where_there_are_only_such():
-    moved = task_changes(samples("-+-"), samples("+--"))
-    assert [[change.task_id for change in changes] for changes in moved] == [["t0"], ["t1"]]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("-" * 20, "+" * 20, "greedy: better, +100.0 points (p <0.001, exact McNemar)"),
-        ("+" * 20, "-" * 20, "greedy: worse, -100.0 points (p <0.001, exact McNemar)"),
         (
             "+" + "-" * 19,
             "++" + "-" * 18,
             "greedy: no significant difference, +5.0 points (p 1.000, exact McNemar); this many tasks detect",
-        ),
-        (
-            "--",
-            "-+",
-            "greedy: no significant difference, +50.0 points (p 1.000, exact McNemar); too few tasks",
         ),
     ],
 )

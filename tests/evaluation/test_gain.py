@@ -4,7 +4,6 @@ import functools
 import random
 
 import pytest
-from helpers.graded_samples import samples
 
 from lora_grpo.evaluation.gain import split_gain
 from lora_grpo.evaluation.results import sampled
@@ -60,10 +59,6 @@ def test_a_lucky_number_of_a_wrong_or_truncated_answer_is_not_a_hidden_answer():
     assert verdict(hedged).rules["flexible"] and verdict(contradicted).rules["flexible"]
     for base in (graded([[hedged]]), graded([[contradicted]]), graded([[HIDDEN]], truncated=True)):
         assert parts_of(base, graded([[RIGHT]]))["from the format"] == 0
-
-
-def test_without_a_flexible_rule_the_format_is_not_separated():
-    assert split_gain(samples("----", ["+-"] * 4), samples("----", ["++"] * 4), seed=0) == []
 
 
 # (accuracy, share in the format) of each kind of problem in the base, and of the trained model.

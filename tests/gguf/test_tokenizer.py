@@ -20,7 +20,7 @@ from helpers.gguf_models import (
     wrapped,
 )
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
@@ -100,34 +100,12 @@ def lower_case():
     return tokenizer
 
 
-def spaced():
-    return byte_level(pre=pre_tokenizers.ByteLevel(add_prefix_space=True))
-
-
-def by_punctuation():
-    return byte_level(pre=pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(False)]))
-
-
-def word_piece():
-    return Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "<|im_end|>": 2}, unk_token="[UNK]"))
-
-
-def joined_words():
-    tokenizer = sentencepiece()
-    tokenizer.normalizer = normalizers.NFKC()
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (own_words, "splits it into words in its own way, .* supported are qwen2, llama-bpe, smollm, gpt-2$"),
         (lambda: byte_level(ignore_merges=True), "splits it into words in its own way"),
         (lower_case, "normalizes text or splits it"),
-        (spaced, "splits it into words in its own way"),
-        (by_punctuation, "splits it into words in its own way"),
-        (word_piece, "the tokenizer is WordPiece"),
-        (joined_words, "does not normalize text as SentencePiece does"),
         (lambda: sentencepiece(complete=False), "merges are not those of a SentencePiece model"),
     ],
 )
@@ -200,12 +178,6 @@ def test_a_space_before_the_text_alone_has_a_note():
     assert all(as_llama_cpp(found, line) != ids for line, ids in zip(lines, expected, strict=True))
 
 
-def test_a_space_after_every_special_token_has_a_note():
-    tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    tokenizer.chat_template = "{% for message in messages %}Q: {{ message['content'] }}</s>{% endfor %}"
-    assert any("adds a space after every special token" in note for note in vocabulary(tokenizer).notes)
-
-
 # Special tokens
 
 
@@ -248,25 +220,3 @@ def test_a_first_token_is_put_where_the_chat_template_puts_it():
     assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
     found = vocabulary(qwen_tokenizer(), bos_id=0)
     assert (found.add_bos, found.ids["bos"]) == (False, 0)
-
-
-def test_no_chat_template_has_a_note():
-    assert (
-        "the model has no chat template, and llama.cpp and LM Studio would use ChatML"
-        in vocabulary(qwen_tokenizer(None)).notes[0]
-    )
-
-
-def test_more_tokens_than_embeddings_are_refused():
-    with pytest.raises(UserError, match="the tokenizer has 400 tokens and the model 398; resize the embeddings"):
-        vocabulary(qwen_tokenizer(), spare=-2)
-
-
-def test_tokens_with_the_same_id_are_refused(tmp_path):
-    path = starter.model_path() / "tokenizer.json"
-    settings = json.loads(path.read_text())
-    settings["model"]["vocab"] = dict.fromkeys(settings["model"]["vocab"], 0)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
-    damaged = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|im_end|>")
-    with pytest.raises(UserError, match="two tokens of the tokenizer have the same id"):
-        vocabulary(damaged)

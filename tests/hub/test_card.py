@@ -29,8 +29,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.hub.files import CARD
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
-from lora_grpo.merging import check_current
-from lora_grpo.models import adapter_sha256
 
 GOLDEN = Path(__file__).with_name("golden_card.txt")
 LEFT_OUT = "measured other weights; it is left out"
@@ -109,13 +107,6 @@ def test_the_example_gives_the_chat_template_the_variables_of_the_run(run):
     assert """ --default-chat-template-kwargs '{"enable_thinking": false}' --enable-lora""" in text
 
 
-def test_an_adapter_that_vllm_cannot_serve_has_no_example_for_it(run, capsys):
-    settings = json.loads((run / "adapter" / "adapter_config.json").read_text()) | {"use_dora": True}
-    write_adapter(run, "adapter_config.json", json.dumps(settings).encode())
-    assert "vllm serve" not in card_of(run / "adapter", "adapter")[1]
-    assert "the card does not mention vLLM" in capsys.readouterr().err
-
-
 def test_remote_code_is_mentioned(tmp_path):
     run = make_run(tmp_path / "run", record__policy__trust_remote_code=True)
     for kind in ("adapter", "merged"):
@@ -127,10 +118,6 @@ def test_remote_code_is_mentioned(tmp_path):
 def test_sft_has_its_method_and_the_plot_of_its_loss(tmp_path):
     run = make_run(tmp_path / "sft", record__config__method="sft", record__data__task="mbpp")
     (run / "report").mkdir()
-    (tmp_path / "private.png").write_bytes(b"\x89PNG")
-    (run / "report" / "sft-loss.png").symlink_to(tmp_path / "private.png")
-    assert "<img" not in card_of(run / "adapter", "adapter")[1]  # a link to outside is not uploaded
-    (run / "report" / "sft-loss.png").unlink()
     (run / "report" / "sft-loss.png").write_bytes(b"\x89PNG")
     data, text, files = card_of(run / "adapter", "adapter")
     assert '<img src="sft-loss.png"' in text and "sft-loss.png" in files and "supervised fine-tuning" in text
@@ -138,36 +125,10 @@ def test_sft_has_its_method_and_the_plot_of_its_loss(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("front", "expected"),
-    [
-        ("license: apache-2.0", {"license": "apache-2.0"}),
-        (
-            "license: other\nlicense_name: terms-1.0\nlicense_link: LICENSE",
-            {
-                "license": "other",
-                "license_name": "terms-1.0",
-                "license_link": f"https://huggingface.co/{BASE}/blob/main/LICENSE",
-            },
-        ),
-        ("license: [mit]", {}),
-        ("license: Apache 2.0", {}),
-    ],
-)
-def test_the_license_is_that_of_the_bases_card(run, tmp_path, monkeypatch, front, expected):
-    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# Base\n")
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda _, name, revision: str(tmp_path / name))
-    data, text, _ = card_of(run / "adapter", "adapter")
-    assert {key: value for key, value in data.items() if key.startswith("license")} == expected
-    assert ("license of the base model is not known" in text) == (not expected)
-
-
-@pytest.mark.parametrize(
     ("base", "name", "shown"),
     [
         ("starter", "starter", "the starter model, a toy with 2 million parameters"),
         ("FOLDER", "my base", "a model from a local folder named my base"),
-        ("models/mine", "mine", "a model from a local folder named mine"),
-        ("C:\\models\\qwen", "qwen", "a model from a local folder named qwen"),
     ],
 )
 def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base, name, shown):
@@ -206,13 +167,6 @@ def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
         assert data["tags"] == ["lora"]
         for absent in ("valuation", "rewards", "| data |", "versions", "None", "nan", "GRPO", "250"):
             assert absent not in text, absent
-
-
-def test_a_branch_is_not_called_a_commit_and_an_unfinished_run_is_called_so(tmp_path):
-    run = make_run(tmp_path / "run", record__policy__revision="main", record__status="interrupted")
-    text = card_of(run / "adapter", "adapter")[1]
-    assert not {"revision", "commit"} & set(re.findall(r"\w+", text))
-    assert "**The run is not finished:** its status is interrupted." in text
 
 
 def test_an_evaluation_on_trained_problems_is_called_contaminated(tmp_path):
@@ -288,15 +242,6 @@ def test_the_best_adapter_has_its_own_results_or_the_command_that_measures_them(
     text = card_of(run / "adapter", "adapter")[1]
     assert "54.3" not in text and "for 250 steps" in text and "validation" not in text
 
-    shutil.copytree(make_merged(run), run / "best-merged")
-    with pytest.raises(UserError, match=r"older .*best; delete it and run lora-grpo merge .* --what best again"):
-        check_current(run / "best-merged")
-    report = json.loads((run / "merged" / "merge_report.json").read_text())
-    report["identity"]["adapter_sha256"] = adapter_sha256(best)
-    (run / "best-merged" / "merge_report.json").write_text(json.dumps(report))
-    check_current(run / "best-merged")
-    text = card_of(run / "best-merged", "merged")[1]
-    assert "54.3" in text and "31.7" not in text
     capsys.readouterr()
     push_to_hub(PushOptions(str(run), "me/trained", what="best", dry_run=True))
     assert f"{best} (adapter) -> me/trained (private)" in capsys.readouterr().out
@@ -344,8 +289,6 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     card_of(run / "adapter", "adapter")
     assert "gguf-q4_0" not in capsys.readouterr().err
 
-    write_gguf_evaluation(run, folder / "trained-Q5_0.gguf", 0.3, seed=7)  # another protocol
-    assert card_of(folder, "gguf")[1].count("points of pass@1") == 2
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q5_0.gguf": entry | {"bytes": size + 1}}})
     assert "256 tokens" not in card_of(folder, "gguf")[1]  # of an older export
 
@@ -358,11 +301,6 @@ def test_the_commands_for_gguf_files_run_this_file(run):
     assert words[0].startswith("SYSTEM=Respond") and "\n" in words[0]
     assert words[1:] == ["llama-cli", "--hf-repo", "me/trained", "--hf-file", "trained-Q4_K_M.gguf", "-sys", "$SYSTEM"]
     assert "ollama run hf.co/me/trained:Q4_K_M\n" in text and "chat template" not in text
-    shutil.copy(folder / "trained-Q4_K_M.gguf", folder / "other.q4_k_m.gguf")
-    (folder / "template").write_text("{{ .Prompt }}")
-    _, text, files = card_of(folder, "gguf")
-    assert "ollama run hf.co/me/trained\n" in text  # two files have that type
-    assert "with the chat template" in text and "template" in files
 
 
 # Damaged files, private data and hostile text
@@ -376,17 +314,20 @@ def test_an_adapter_that_changed_since_training_is_refused(run):
     prepare(run / "adapter", "adapter", "me/trained")
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_merged_model_that_changed_since_merging_is_refused(run, name):
+def test_a_merged_model_that_changed_since_merging_or_lacks_a_shard_is_refused(run):
     merged = make_merged(run)
-    path, report = merged / name, json.loads((merged / "merge_report.json").read_text())
-    report["shards" if name.startswith("model") else "files"] = [
-        {"file": name, "bytes": path.stat().st_size, "sha256": atomic.sha256(path)}
-    ]
+    path, report = merged / "model.safetensors", json.loads((merged / "merge_report.json").read_text())
+    report["shards"] = [{"file": path.name, "bytes": path.stat().st_size, "sha256": atomic.sha256(path)}]
     (merged / "merge_report.json").write_text(json.dumps(report))
     prepare(merged, "merged", "me/trained")
-    path.write_bytes(safetensors(byte=b"\x07") if name.startswith("model") else b'{"model": {}}')
-    with pytest.raises(UserError, match=rf"{name} is missing or not as merging wrote it"):
+    path.write_bytes(safetensors(byte=b"\x07"))
+    with pytest.raises(UserError, match=r"model.safetensors is missing or not as merging wrote it"):
+        prepare(merged, "merged", "me/trained")
+    (merged / "merge_report.json").unlink()
+    path.rename(merged / "model-00001-of-00002.safetensors")
+    where = {"lora_A.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (merged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors"):
         prepare(merged, "merged", "me/trained")
 
 
@@ -410,19 +351,6 @@ def test_a_file_that_is_cut_off_is_not_uploaded(run, kind, name, content):
             prepare(folder, kind, "me/trained")
 
 
-def test_a_missing_shard_and_an_older_merge_are_refused(run):
-    merged = make_merged(run)
-    (merged / "model.safetensors").rename(merged / "model-00001-of-00002.safetensors")
-    where = {"lora_A.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (merged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    with pytest.raises(UserError, match=r"model-00002-of-00002.safetensors"):
-        prepare(merged, "merged", "me/trained")
-    path = merged / "merge_report.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": {}}))
-    with pytest.raises(UserError, match="was merged from an older"):
-        check_current(merged)
-
-
 SECRET = "hf_" + "AbCdEfGhIj" * 3
 
 
@@ -438,13 +366,6 @@ def test_a_token_in_a_file_or_in_the_card_is_refused(tmp_path, monkeypatch, name
     assert secret not in str(caught.value)
 
 
-def test_a_word_that_only_resembles_a_token_is_not_refused(run, monkeypatch):
-    words = b'{"hf_transfer": 1, "tf_hf_model_of_a_name": 2, "shf_AbCdEfGhIjAbCdEfGhIj": 3}'
-    write_adapter(run, "tokenizer.json", words)
-    monkeypatch.setenv("HF_TOKEN", "x")  # a placeholder
-    prepare(run / "adapter", "adapter", "me/trained")
-
-
 def test_no_path_of_this_machine_is_uploaded(tmp_path):
     run = make_run(tmp_path / "run", record__config__grpo=[f"{PRIVATE}/grpo"])
     make_merged(run)
@@ -457,13 +378,8 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "record__data__task", "record__recipe", "record__config__data__prompt_style", "record__data__eval__source",
-        "record__data__train__sha256", "record__policy__base_model", "report__protocol__task",
-        "report__protocol__sampling__prompt_style", "report__protocol__sandbox", "report__protocol__grading",
-        "report__evaluated__label", "report__evaluated__source__device",
-    ],
-)  # fmt: skip
+    ["record__data__task", "record__data__eval__source", "record__policy__base_model", "report__evaluated__label"],
+)
 def test_text_from_files_stays_text(tmp_path, path):
     run = make_run(tmp_path / "run", **{path: HOSTILE})
     files, _ = prepare(run / "adapter", "adapter", "me/trained")
@@ -474,10 +390,3 @@ def test_text_from_files_stays_text(tmp_path, path):
     headings = [line for line in text.splitlines() if line.startswith("# ") and not line.startswith(comments)]
     assert headings == ["# trained"]
     assert "<script" not in text and "](http://evil)" not in text
-
-
-def test_the_system_prompt_of_a_task_file_is_shown_as_it_is(tmp_path):
-    prompt = "Spell it.\n```\n---\nlicense: mit\n---\n{{ 7*7 }} */home/me*"
-    run = make_run(tmp_path / "run", record__data__system_prompt=prompt)
-    data, text, _ = card_of(make_gguf(run), "gguf")
-    assert "license" not in data and f"````\n{prompt}\n````" in text and "reasoning" not in text

@@ -105,22 +105,6 @@ def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path
     assert choice.measured["fp32"].overall > 0.99
 
 
-def test_float16_is_passed_over_where_a_weight_does_not_fit(tmp_path):
-    base = make_base(tmp_path / "base", tied=False, dtype="bfloat16")
-    weights = load_file(base / "model.safetensors")
-    weights["lm_head.weight"][3, 3] = 70000.0  # a tensor that the adapter does not change
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
-    choice = choose("auto", plan)
-    assert choice.dtype == "fp32" and "lm_head.weight does not fit fp16's range" in choice.reason
-
-
-def test_an_adapter_that_changes_nothing_says_so(base, tmp_path):
-    plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.0)
-    choice = choose("auto", plan)
-    assert (choice.dtype, choice.reason) == ("bf16", "the adapter changes nothing")
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_an_adapter_that_is_no_number_is_refused_by_name(value, base, tmp_path):
     key = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"

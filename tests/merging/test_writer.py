@@ -7,7 +7,6 @@ import shutil
 import pytest
 import torch
 from helpers.adapters import LINEAR, live, load, logits_of, make_adapter, make_base
-from helpers.tiny_models import CONFIGS, make_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -19,7 +18,6 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.mapping import make_plan
 from lora_grpo.models import base_model
-from lora_grpo.sampling.merged_copy import plain_copy
 
 
 def merged(base, adapter, output, dtype="fp32", onto="full"):
@@ -181,18 +179,6 @@ def test_gpt2_keeps_its_weights_the_other_way_round(tmp_path):
         assert (logits_of(load(output)) - expected).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3 moe"])
-def test_nf4_values_are_those_that_transformers_loads(name, tmp_path):
-    """Transformers turns Conv1D into 4-bit layers of the transposed weight, and leaves experts as they are."""
-    base = make_model(tmp_path / "base", CONFIGS[name])
-    loaded = plain_copy(base_model.load_base(ModelConfig(name=str(base), bits=4))).state_dict()
-    tensors = base_tensors(base, "dequantized", empty_model(base))
-    shared = loaded.keys() & tensors.keys()
-    assert len(shared) > 10
-    for name in shared:
-        assert torch.equal(tensors[name].rows(0, len(loaded[name])), loaded[name]), name
-
-
 def test_what_4_bit_training_saw_can_be_merged_onto(bases, tmp_path):
     """The logits match those of the adapter on the base as loaded by bitsandbytes."""
     base = bases[True, "bfloat16"]
@@ -270,13 +256,6 @@ def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_p
     assert write("other", "fp32") == whole and begun == names
 
 
-def change(adapter, edit):
-    """Apply `edit` to an adapter's weights and save them."""
-    weights = load_file(adapter / "adapter_model.safetensors")
-    edit(weights)
-    save_file(weights, adapter / "adapter_model.safetensors")
-
-
 KEY = "base_model.model.model.layers.0.self_attn.q_proj."
 
 
@@ -287,12 +266,8 @@ LINEAR_AND_EMBEDDING = {"target_modules": ["q_proj", "embed_tokens"], "use_dora"
     ("options", "changes", "message"),
     [
         ({}, {f"{KEY}lora_C.weight": torch.ones(4, 4)}, rf"{KEY}lora_C.weight of .* cannot be merged into this base"),
-        ({}, {KEY.replace(".0.", ".7.") + "lora_A.weight": torch.ones(4, 32)}, "cannot be merged into this base"),
         ({}, {"prompt_embeddings": torch.ones(8, 32)}, "prompt_embeddings of .* cannot be merged into this base"),
-        ({}, {f"{KEY}lora_A.weight": None}, r"q_proj\.lora_B\.weight.* cannot be merged"),
         ({}, {f"{KEY}lora_A.weight": torch.ones(4, 40)}, r"q_proj has the shape \[32, 40\], expected \[32, 32\]"),
-        ({}, {f"{KEY}lora_B.weight": torch.ones(32, 4, dtype=torch.int8)}, r"q_proj\.lora_B\.weight as I8; expected"),
-        ({"use_dora": True}, {f"{KEY}lora_magnitude_vector": torch.ones(1)}, r"shape \[1\], expected \[32\]"),
         (LINEAR_AND_EMBEDDING, {}, r"trains model\.embed_tokens with DoRA"),
     ],
 )
@@ -300,28 +275,18 @@ def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, 
     base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", **options)
     weights = load_file(adapter / "adapter_model.safetensors") | changes
-    weights = {name: tensor for name, tensor in weights.items() if tensor is not None}
     save_file(weights, adapter / "adapter_model.safetensors")
     with pytest.raises(UserError, match=message):
         merged(base, adapter, tmp_path / "merged")
 
 
-@pytest.mark.parametrize(("tied", "left_out"), [(True, "lm_head"), (False, "lm_head"), (False, "model.embed_tokens")])
-def test_an_embedding_or_head_that_is_resized_alone_is_refused(tied, left_out, bases, tmp_path):
-    base = bases[tied, "float32"]
+def test_an_embedding_or_head_that_is_resized_alone_is_refused(bases, tmp_path):
+    base = bases[False, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", resize=70)
-    change(adapter, lambda weights: weights.pop(f"base_model.model.{left_out}.weight"))
+    weights = load_file(adapter / "adapter_model.safetensors")
+    del weights["base_model.model.lm_head.weight"]
+    save_file(weights, adapter / "adapter_model.safetensors")
     with pytest.raises(UserError, match="expected the same number; save both with PEFT's save_embedding_layers=True"):
-        merged(base, adapter, tmp_path / "merged")
-
-
-def test_new_tokens_without_their_embeddings_are_refused(bases, tmp_path):
-    base = bases[True, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", resize=70, trainable_token_indices=[3, 64, 69])
-    change(adapter, lambda weights: [weights.pop(name) for name in list(weights) if "base_layer.weight" in name])
-    with pytest.raises(
-        UserError, match=r"trains token 69, and .* embeddings of 64 tokens; .*save_embedding_layers=True"
-    ):
         merged(base, adapter, tmp_path / "merged")
 
 
@@ -330,9 +295,7 @@ def test_new_tokens_without_their_embeddings_are_refused(bases, tmp_path):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"lora_bias": True}, "sets lora_bias, which cannot be merged"),
-        ({"target_parameters": ["experts.down_proj"]}, "sets target_parameters, which cannot be merged"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
-        ({"init_lora_weights": "pissa_niter_4"}, "sets init_lora_weights"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
     ],
 )

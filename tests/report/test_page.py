@@ -109,33 +109,6 @@ def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
     assert page.locator("#detail").inner_text() == "No completion matches."
 
 
-def test_a_completion_is_shown_with_its_prompt_its_answers_and_each_reward(trained, visit):
-    page = visit(trained / "report" / "report.html")
-    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
-    run = read_run(trained)
-    found(page, sort="high", source="training")
-    best = max(run.completions, key=lambda line: line["reward"])
-    cells = page.locator("#detail table").inner_text().split()
-    assert dict(zip(cells[:-3:2], cells[1:-3:2], strict=True)).keys() == best["rewards"].keys()
-    assert float(cells[-1]) == pytest.approx(best["reward"], abs=1e-3)
-    found(page, source="base")
-    sample = run.samples["base"][0]
-    boxes = page.locator("#detail pre").all_inner_texts()
-    row = run.rows[sample["task_id"]]
-    assert boxes[0] == row["question"] and boxes[1] == sample["completion"].rstrip("\n")
-    assert boxes[-1] == row["answer"]
-
-
-def test_a_pointer_reads_values_off_a_curve(trained, visit):
-    page = visit(trained / "report" / "report.html")
-    page.locator("#plot-reward svg").scroll_into_view_if_needed()
-    box = page.locator("#plot-reward svg").bounding_box()
-    page.mouse.move(box["x"] + 0.97 * box["width"], box["y"] + box["height"] / 2)
-    last = read_run(trained).metrics[-1]
-    step, value = page.locator("#plot-reward .reading").inner_text().split("\n")
-    assert step == f"step {last['step']}" and float(value) == pytest.approx(last["reward"], rel=1e-3)
-
-
 def visible(text):
     """Return a text as the page shows it, without invisible characters."""
     text = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda found: chr(0x2400 + ord(found[0])), text).replace("\x7f", "␡")

@@ -15,18 +15,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_newest_is_the_one_with_the_largest_number(folder, capsys):
-    assert newest_complete(folder) == (folder / "checkpoint-10", 10)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("nothing", ["empty", "missing"])
-def test_no_checkpoints(tmp_path, nothing):
-    if nothing == "empty":
-        (tmp_path / nothing).mkdir()
-    assert newest_complete(tmp_path / nothing) is None
-
-
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [

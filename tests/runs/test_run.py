@@ -3,7 +3,6 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from importlib import metadata
 
 import pytest
@@ -97,28 +96,7 @@ def test_the_record_says_what_where_and_with_what(tmp_path):
     assert "unsloth" in record["versions"] or "unsloth" not in versions()
 
 
-def test_the_time_between_stop_and_resume_is_not_worked(tmp_path, monkeypatch):
-    def work(start, end, how=NEW):
-        monkeypatch.setattr(time, "monotonic", lambda: start)
-        run = open_in(tmp_path, how)
-        run.begin(BASE)
-        monkeypatch.setattr(time, "monotonic", lambda: end)
-        run.update()
-
-    work(100.0, 160.0)
-    work(9000.0, 9030.5, RESUME)
-    assert read_record(tmp_path)["seconds_worked"] == 90.5
-
-
 # A folder in use
-
-
-def test_a_run_that_is_there_is_refused(tmp_path):
-    finished(tmp_path)
-    message = refusal(tmp_path)
-    assert f"{tmp_path} already holds a run" in message
-    assert "--resume" in message
-    assert "--overwrite" in message
 
 
 @pytest.mark.parametrize("how", [NEW, RESUME, OVERWRITE])
@@ -229,7 +207,7 @@ def test_going_on_with_another_base_is_refused_and_the_record_kept(tmp_path, nam
 # Reading
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"lora_grpo_run": 99}', '{"lora_grpo_run": 1}', "\udcff"])
+@pytest.mark.parametrize("text", ["", "[]", '{"lora_grpo_run": 1}', "\udcff"])
 def test_a_broken_record_is_one_line(tmp_path, text):
     (tmp_path / "run.json").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError) as error:
@@ -270,18 +248,6 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     assert second.returncode == 1
 
 
-def test_a_run_that_ends_early_says_how(tmp_path):
-    folder = tmp_path / "my run"
-    open_in(folder).begin(BASE)
-    close_run("failed", "it broke")
-    record = read_record(folder)
-    assert (record["status"], record["error"]) == ("failed", "it broke") and record["ended"]
-    close_run("interrupted")  # it is already closed
-    assert read_record(folder)["status"] == "failed"
-    open_in(folder, RESUME).begin(BASE)
-    assert "error" not in read_record(folder)
-
-
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     open_in(tmp_path / "new").checkpoints.mkdir()  # TRL creates it when the trainer is built
     close_run("failed", "refused")
@@ -291,18 +257,6 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path):
     open_in(tmp_path / "old", OVERWRITE)
     close_run("failed", "refused")
     assert snapshot(tmp_path / "old") == before
-
-
-def test_a_changed_file_of_the_user_is_refused_by_name(tmp_path):
-    def opened(how, digest):
-        end_of_process()
-        entries = {"user_files": {"/elsewhere/mine.py": digest}}
-        return open_run(RunConfig(output_dir=str(tmp_path)), how, "gsm8k_lora", ROWS, entries)
-
-    opened(NEW, "aa").begin(BASE)
-    assert opened(RESUME, "aa").record["user_files"] == {"/elsewhere/mine.py": "aa"}
-    with pytest.raises(UserError, match=r"/elsewhere/mine\.py has changed"):
-        opened(RESUME, "bb")
 
 
 def test_a_task_file_may_be_in_another_folder(tmp_path):
@@ -315,13 +269,3 @@ def test_only_a_constant_schedule_can_be_extended(tmp_path):
     finished(tmp_path / "run", train=TrainConfig(lr_scheduler="cosine", max_steps=10))
     longer = TrainConfig(lr_scheduler="cosine", max_steps=20)
     assert "cosine schedule spans the whole run" in refusal(tmp_path / "run", RESUME, train=longer)
-
-
-def test_a_run_that_goes_on_under_another_isolation_says_both(tmp_path):
-    rows = {**ROWS, "sandbox": "isolation NONE"}
-    open_in(tmp_path / "run", rows=rows).begin(BASE)
-    again = {**ROWS, "sandbox": "isolation Landlock"}
-    for _ in range(2):
-        run = open_in(tmp_path / "run", RESUME, rows=again)
-        run.begin(BASE)
-        assert run.record["data"]["sandbox"] == "isolation NONE; resumed with isolation Landlock"
