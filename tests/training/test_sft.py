@@ -11,7 +11,6 @@ from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
-from lora_grpo.hub import card, facts
 from lora_grpo.models import base_model
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
@@ -118,7 +117,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
     assert lines[2]["loss"] < lines[0]["loss"]
 
 
-def test_report_and_card_are_of_sft(trained):
+def test_the_report_is_of_sft(trained):
     run, _ = trained
     run.finish({})
     page = write_report(run.folder)
@@ -128,9 +127,6 @@ def test_report_and_card_are_of_sft(trained):
         assert title in text
     assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
     assert "## Loss" in markdown and "token accuracy" in markdown and "## Reward" not in markdown
-    written = card.write("me/model", facts.gather(run.adapter, "adapter"), [])
-    assert "trained with supervised fine-tuning" in written and "- sft\n" in written
-    assert "GRPO" not in written and "- grpo\n" not in written and "num_generations" not in written
 
 
 def test_a_flag_of_grpo_is_refused():

@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.report_runs import write_run
 from helpers.tiny_runs import TINY
 from helpers.warm_process import finish
 
 from lora_grpo.config import endless_steps, replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluation_run
 from lora_grpo.files import lock
 from lora_grpo.pipeline import train_and_evaluate
@@ -21,7 +20,7 @@ from lora_grpo.runs import Run, open_run, read_run
 from lora_grpo.tasks import load_data
 from lora_grpo.training import time_budget
 from lora_grpo.training.step_metrics import StepMetrics
-from lora_grpo.training.time_budget import TimeBudget, check_time_left
+from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.validation import Validation
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
@@ -119,20 +118,6 @@ def test_too_few_hours_are_one_line_that_says_how_many_would_do(tmp_path):
     again.start(12, 100)
     assert again.train(lambda _: 10.0) >= 20
     assert again.end(100) <= 3600 * again.run.config.hours
-
-
-def test_used_up_hours_are_refused_before_anything_is_loaded(tmp_path):
-    config = RunConfig(output_dir=str(tmp_path / "run"), hours=0.1)
-    check_time_left(config)  # no run yet
-    write_run(config.folder, config=config, seconds_worked=340.0, evaluation_seconds={"base": 30.0}, status="failed")
-    with pytest.raises(UserError, match=r"0\.09 of 0\.1 h are used") as error:
-        check_time_left(config)
-    check_time_left(replace(config, {"hours": advised(error.value)}))
-    (config.folder / "adapter").mkdir(exist_ok=True)
-    record = json.loads((config.folder / "run.json").read_text())
-    record |= {"out_of_time": {"step": 50, "hours": 0.1}, "trained_steps": 50}
-    (config.folder / "run.json").write_text(json.dumps(record))
-    check_time_left(config)  # trained: it may still be evaluated
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 400), (0.5, 114), (3.0, None)])
