@@ -310,17 +310,3 @@ def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):
         with pytest.raises(UserError, match=r"Modelfile holds a path of this machine"):
             hub_files.refuse_private_text([modelfile], tmp_path)
     hub_files.refuse_private_text([UploadFile("Modelfile", b"FROM ./x.gguf\n")], tmp_path)
-
-
-def test_the_source_is_recognized_or_refused(tmp_path, run, adapter):
-    assert hub_files.find(str(run), None) == (run / "adapter", "adapter")
-    assert hub_files.find(str(adapter), None) == (adapter, "adapter")
-    (run / "gguf").mkdir()
-    (run / "gguf" / "x.gguf").write_bytes(b"GGUF")
-    assert hub_files.find(str(run), "gguf") == (run / "gguf", "gguf")
-    for source, kind, message in (
-        (adapter, "gguf", r"expected .gguf files, got adapter_config.json"),
-        (tmp_path, None, "expected a run, an adapter, a merged model or GGUF files, got none"),
-    ):
-        with pytest.raises(UserError, match=message):
-            hub_files.find(str(source), kind)

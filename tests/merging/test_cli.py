@@ -165,14 +165,6 @@ def refused(message, options):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_is_no_adapter_is_refused(run):
-    refused("starter is a full model; pass a run or an adapter", MergeOptions("starter"))
-    path = run / "adapter" / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_bias": True}))
-    refused("sets lora_bias, which cannot be merged", MergeOptions(str(run), base="owner/away"))  # before the base
-    assert not (run / "merged").exists()
-
-
 def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
     best = run / "best"
     make_adapter(starter.model_path(), best, r=4, lora_alpha=16)

@@ -280,16 +280,6 @@ def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, 
         merged(base, adapter, tmp_path / "merged")
 
 
-def test_an_embedding_or_head_that_is_resized_alone_is_refused(bases, tmp_path):
-    base = bases[False, "float32"]
-    adapter = make_adapter(base, tmp_path / "adapter", resize=70)
-    weights = load_file(adapter / "adapter_model.safetensors")
-    del weights["base_model.model.lm_head.weight"]
-    save_file(weights, adapter / "adapter_model.safetensors")
-    with pytest.raises(UserError, match="expected the same number; save both with PEFT's save_embedding_layers=True"):
-        merged(base, adapter, tmp_path / "merged")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
