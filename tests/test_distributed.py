@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import wait_for
 
+from lora_grpo.cli.validate import check
+from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
 
@@ -140,3 +142,17 @@ def test_what_is_not_training_is_one_processs_work(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="2 were started; start one"), holding(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "part"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, {}, "FSDP"),
+        ({"WORLD_SIZE": "2"}, {"model": {"engine": "unsloth"}}, "--model.engine peft"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(monkeypatch, variables, settings, part):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=part):
+        check(replace(RunConfig(), settings))

@@ -24,7 +24,7 @@ from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join
 from lora_grpo.sampling.grouped_attention import use_grouped_attention
-from lora_grpo.sampling.sampler import Sampler, select_tokens, uniform_numbers
+from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
@@ -200,6 +200,23 @@ def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
     assert alone == [[together["sampled"][index][n] for n in (2, 0)] for index in indices]
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
     assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
+
+
+def test_sample_wakes_up_the_sampler_and_lets_it_sleep_also_after_ctrl_c(prompts, tokenizer, model):
+    calls = []
+
+    class Recorded(Sampler):
+        def wake_up(self, *, adapter):
+            calls.append(("wake_up", adapter))
+
+        def sleep(self):
+            calls.append("sleep")
+
+    sampler = Recorded(model, tokenizer, [tokenizer.eos_token_id])
+    sampler.sample(prompts[:1], SamplingParams(1, 1.0, 0.95, 4), SEEDS[:1], adapter=False)
+    with pytest.raises(KeyboardInterrupt), sampler.awake(adapter=True):
+        raise KeyboardInterrupt
+    assert calls == [("wake_up", False), "sleep", ("wake_up", True), "sleep"]
 
 
 def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, prompts):

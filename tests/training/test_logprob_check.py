@@ -111,6 +111,14 @@ def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
+    _, _, trainer, sampler, _, _ = parts
+    wake_up = sampler.wake_up
+    monkeypatch.setattr(sampler, "wake_up", lambda *, adapter: wake_up(adapter=False))
+    with pytest.raises(RunError, match="as it was before the adapter changed"):
+        check_logprobs(trainer, sampler, prompts)
+
+
 def test_another_base_is_found(parts, prompts):
     """The base of the trainer is changed: one norm of 25, by a tenth."""
     _, policy, trainer, sampler, _, _ = parts
