@@ -28,7 +28,7 @@ from lora_grpo.models.adapter import (
     read_adapter,
 )
 from lora_grpo.models.architectures import check_architecture, check_sampling
-from lora_grpo.models.known_models import KNOWN_MODELS, KnownModel
+from lora_grpo.models.known_models import KNOWN_MODELS
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.model_files import announce_download, check_download
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter

@@ -10,7 +10,7 @@ guard.py        stops the run if a reward raises or returns an invalid value
 scoring.py      grades and scores the completions of a batch; builds the dataset for TRL's trainer
 """
 
-from lora_grpo.rewards.functions import TEST_REWARDS, RewardFunction, completion_text
+from lora_grpo.rewards.functions import TEST_REWARDS
 from lora_grpo.rewards.guard import RewardError
 from lora_grpo.rewards.scoring import ScoredBatch, Scorer, training_set
 from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, is_format_reward, parse_reward_specs, resolve

@@ -33,7 +33,7 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
 from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
-from lora_grpo.sampling.llama_cpp_sampler import GgufSampler, load_sampler
+from lora_grpo.sampling.llama_cpp_sampler import load_sampler
 from lora_grpo.sampling.llama_cpp_server import find_program
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
