@@ -5,15 +5,23 @@
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
 
-record.py       the schema of run.json; versions and git revision
 run.py          the open run: creates, resumes and closes its folder
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
-durations.py    durations as text
-reader.py       reads the folder of a run in any state
+reader.py       the schema of run.json, and the versions in it; reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
-from lora_grpo.runs.durations import duration
-from lora_grpo.runs.reader import Line, RunFiles, read_metrics, read_run
-from lora_grpo.runs.record import flat, git_revision, now, read_record, system_prompt, versions
+from lora_grpo.runs.reader import (
+    Line,
+    RunFiles,
+    duration,
+    flat,
+    git_revision,
+    now,
+    read_metrics,
+    read_record,
+    read_run,
+    system_prompt,
+    versions,
+)
 from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run

@@ -1,16 +1,108 @@
-"""Read the folder of a run, whether it is complete, running, interrupted, failed or killed."""
+"""run.json: its schema and the versions in it. Reads the folder of a run in any state: complete, running, killed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from lora_grpo import __version__
+from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files, lock
-from lora_grpo.runs.record import read_record
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "bitsandbytes", "datasets", "accelerate", "unsloth", "vllm")
 
 Line = dict[str, Any]
+Entry = dict[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The entries of run.json that are validated. The file has other entries, which are informational."""
+
+    lora_grpo_run: Literal[1]
+    """Version of this schema."""
+    config: RunConfig
+    data: dict[str, str | int | Entry | None]
+    """Tasks, `train` and `eval` rows (source, number, SHA-256), `system_prompt` of all training prompts,
+    `trained_on_benchmark` (its name, if the run trained on test problems) and `sandbox`, the isolation of programs."""
+    policy: Entry
+    """Base model with `revision` or `fingerprint`, engine, bits, device and `start_sha256`, of the adapter at the
+    start."""
+    versions: dict[str, str]
+    recipe: str | None = None
+    status: Literal["running", "complete", "interrupted", "failed"] | None = None
+    trained_steps: int | None = None
+    start: Entry | None = None
+    """The adapter that the run started from: its `name`, and `run`, the path of its run relative to this one."""
+    alarms: tuple[Entry, ...] = ()
+    """Each with `step`, `name`, `message` and `stopped`: whether it stopped the run."""
+    best: dict[str, float | None] | None = None
+    """`step`, `reward` and `accuracy` of the validation of the adapter in best/."""
+    stopped_early: dict[str, int] | None = None
+    out_of_time: dict[str, float] | None = None
+    """`step` and `hours`, if `--hours` ended training."""
+    evaluation_seconds: dict[str, float] = field(default_factory=dict)
+    """Duration of the evaluations, `base` and `trained`, on rank 0."""
+    time_budget: dict[str, Any] | None = None
+    """What `--hours` decided, such as `eval_rows`, the number of rows of both evaluations if some were left out."""
+    seconds_worked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    resumed: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    machine: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    changed_settings: dict[str, Any] | None = None
+    """The preset's value of each setting that the run changed."""
+    user_files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the run.json in the folder of a run, or raise a UserError if it does not match `RunRecord`."""
+    path = folder / "run.json"
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of a run")
+    record = json_files.read_object(path)
+    json_files.validated(record, RunRecord, f"{path} is not a valid run.json", "restore it from a copy")
+    return record
+
+
+def system_prompt(record: Mapping[str, Any]) -> str | None:
+    """Return the system prompt that a run was trained with, from its run.json; None if there is none."""
+    return record.get("data", {}).get("system_prompt")
+
+
+def now() -> str:
+    """Return the current UTC time in ISO format, with a precision of one second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this package, and its main dependencies that are installed."""
+    found = {"python": platform.python_version(), "lora_grpo": __version__}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def git_revision() -> str | None:
+    """Return the commit of this package's git checkout, with `+changes` if tracked files are modified."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 @dataclass(frozen=True)
@@ -51,9 +143,6 @@ class RunFiles:
 
 def read_run(folder: Path) -> RunFiles:
     """Read the folder of a run, or raise a UserError if it is not one or a file is damaged."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give the folder of a run, e.g. outputs/gsm8k_lora")
-
     lines, evaluation = json_files.read_finished_lines, folder / "evaluation"
 
     def by_step(name: str) -> list[Line]:
@@ -79,3 +168,20 @@ def read_run(folder: Path) -> RunFiles:
 def read_metrics(folder: Path) -> list[Line]:
     """Return the complete lines of a run's metrics.jsonl, one per step, or raise a UserError if one is damaged."""
     return sorted(json_files.read_finished_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: 41 s, 2 min 51 s or 1 h 48 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names, as used in flags and messages."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return found

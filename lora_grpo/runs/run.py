@@ -18,8 +18,7 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.runs.checkpoints import newest_step, saved_bytes
-from lora_grpo.runs.reader import Line, read_metrics
-from lora_grpo.runs.record import flat, git_revision, now, read_record, versions
+from lora_grpo.runs.reader import Line, flat, git_revision, now, read_metrics, read_record, versions
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
@@ -43,6 +42,7 @@ _MAY_CHANGE = (
     "monitor.early_stopping",
 )
 """Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding."""
+_ELSEWHERE = "or pass another --output-dir"
 
 
 class Run:
@@ -65,7 +65,6 @@ class Run:
         self.validation = self.folder / "validation"
         self.evaluation = self.folder / "evaluation"
         self.filter = self.folder / "filter"
-        """Samples that measure the difficulty of training rows. Exists only if the run filters rows."""
         self.metrics = self.folder / "metrics.jsonl"
 
     @staticmethod
@@ -126,8 +125,11 @@ class Run:
             UserError: the base model of a resumed run has changed.
         """
         if not self.is_resumed:
-            for name in _ENTRIES if distributed.is_main() else ():
-                _delete(self.folder / name)
+            for path in [self.folder / name for name in _ENTRIES] if distributed.is_main() else ():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
         else:
             before = self.record["policy"]
             for name in ("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256"):
@@ -173,9 +175,33 @@ def check_resume(folder: Path) -> None:
 
 
 def check_settings(config: RunConfig) -> None:
-    """Raise a UserError if the output folder holds a run with other settings, so that `--resume` would refuse them."""
-    if (config.folder / "run.json").is_file():
-        _check_settings(read_record(config.folder), config)
+    """Raise a UserError if the output folder holds a run with settings that `--resume` may not change."""
+    folder = config.folder
+    if not (folder / "run.json").is_file():
+        return
+    record = read_record(folder)
+    before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
+    if max_steps < (done := newest_step(folder / "checkpoints")):
+        raise UserError(
+            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {_ELSEWHERE}"
+        )
+    if before_steps != max_steps and not config.train.lr_scheduler.startswith("constant"):
+        raise UserError(
+            f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "
+            "spans the whole run; pass another --output-dir"
+        )
+    before, after = flat(record["config"]), flat(config.to_dict())
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        same = old == new
+        if name in ("data.task", "data.eval_task") and str(old).endswith(".py"):
+            # The folder of a task file may change. Its digest is compared when the run is opened.
+            same = Path(str(old)).name == Path(str(new)).name
+        if name not in _MAY_CHANGE and not same:
+            raise UserError(
+                f"the run in {folder} has {name}={old!r}, this command has {new!r}; leave the flag out to resume, "
+                f"{_ELSEWHERE}"
+            )
 
 
 def open_run(
@@ -196,8 +222,6 @@ def open_run(
             resumed run differ; or another process uses the folder.
     """
     folder = config.folder
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output-dir {folder} is a file; pass a folder")
     is_run = (folder / "run.json").is_file()
     if is_run and not (invocation.resume or invocation.overwrite):
         raise UserError(
@@ -216,10 +240,8 @@ def open_run(
         lock.claim(folder)
     if invocation.resume and is_run:
         record = read_record(folder)
-        _check_resumable(record, config, data_record, (entries or {}).get("user_files", {}))
-        before, isolation = record["data"].get("sandbox"), data_record.get("sandbox")
-        if before and isolation and isolation not in before:
-            record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
+        check_settings(config)
+        _check_files(folder, record, data_record, (entries or {}).get("user_files", {}))
         record["resumed"] = [*record.get("resumed", []), now()]
     else:
         if invocation.resume:
@@ -263,42 +285,10 @@ def begun_run() -> Run | None:
     return _opened[0] if _opened and _opened[0].begun else None
 
 
-_ELSEWHERE = "or pass another --output-dir"
-
-
-def _check_settings(record: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise a UserError if settings have changed since the run began."""
-    folder = config.folder
-    before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
-    if max_steps < (done := newest_step(folder / "checkpoints")):
-        raise UserError(
-            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {_ELSEWHERE}"
-        )
-    if before_steps != max_steps and not config.train.lr_scheduler.startswith("constant"):
-        raise UserError(
-            f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "
-            "spans the whole run; pass another --output-dir"
-        )
-    before, after = flat(record["config"]), flat(config.to_dict())
-    for name in sorted(before.keys() | after.keys()):
-        old, new = before.get(name), after.get(name)
-        same = old == new
-        if name in ("data.task", "data.eval_task") and str(old).endswith(".py"):
-            # The folder of a task file may change. Its digest is compared when the run is opened.
-            same = Path(str(old)).name == Path(str(new)).name
-        if name not in _MAY_CHANGE and not same:
-            raise UserError(
-                f"the run in {folder} has {name}={old!r}, this command has {new!r}; leave the flag out to resume, "
-                f"{_ELSEWHERE}"
-            )
-
-
-def _check_resumable(
-    record: Mapping[str, Any], config: RunConfig, data_record: Mapping[str, Any], user_files: Mapping[str, str]
+def _check_files(
+    folder: Path, record: Mapping[str, Any], data_record: Mapping[str, Any], user_files: Mapping[str, str]
 ) -> None:
-    """Raise a UserError if the settings, rows or reward files have changed since the run began."""
-    folder = config.folder
-    _check_settings(record, config)
+    """Raise a UserError if rows or Python files have changed since the run began. Print which packages have."""
     for split in ("train", "eval"):
         if record["data"][split]["sha256"] != data_record[split]["sha256"]:
             raise UserError(
@@ -315,13 +305,6 @@ def _check_resumable(
     ]
     if changed:
         print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 _opened: list[Run] = []
