@@ -14,7 +14,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
 from lora_grpo.gguf import HUB_FILES
 from lora_grpo.hub import token
-from lora_grpo.merging import REPORT, read_report
 from lora_grpo.sampling import read_header
 
 CARD = "README.md"
@@ -122,26 +121,15 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
 
 def _check_intact(folder: Path, kind: str, names: Sequence[str]) -> None:
     """Check that the named files are complete, and unchanged since training or merging wrote them."""
-    if kind == "adapter" and (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
-        raise UserError(
-            f"{folder}: {reason}; restore what training wrote, or delete {atomic.MANIFEST} if the change is intended"
-        )
+    if (folder / atomic.MANIFEST).is_file() and (reason := atomic.damage(folder)):
+        raise UserError(f"{folder}: {reason}; restore it, or delete {atomic.MANIFEST} if the change is intended")
     for path in (folder / name for name in names):
         if path.suffix == ".safetensors":
             file_tensors(path)
         elif path.suffix == ".gguf":
             read_header(path)
-    if kind != "merged":
-        return
-    model_tensors(folder)  # all shards of the index
-    report = read_report(folder)
-    for written in (*report.shards, *report.files) if report else ():
-        path = folder / written.file
-        if not path.is_file() or atomic.sha256(path) != written.sha256:
-            raise UserError(
-                f"{path} is missing or not as merging wrote it; delete {folder} and merge again, or delete its entry "
-                f"from {REPORT} if the change is intended"
-            )
+    if kind == "merged":
+        model_tensors(folder)  # all shards of the index
 
 
 def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> list[str]:

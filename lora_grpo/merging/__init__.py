@@ -11,8 +11,7 @@
 cli.py             command-line flags and the complete merge
 base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
 mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
-vocabulary.py      checks that every token of the tokenizer has an embedding
-outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, trained tokens, replaced modules
+outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
 fidelity.py        the share of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
 divergence.py      chooses the models and texts whose KL divergence the report shows

@@ -32,8 +32,6 @@ class Output:
     name: str
     base: StoredTensor
     low_rank: LowRank | None = None
-    tokens: tuple[StoredTensor, tuple[int, ...]] | None = None
-    """Trained rows, and their indices."""
     replacement: StoredTensor | None = None
     """A fully trained tensor that replaces the base's."""
 
@@ -48,18 +46,13 @@ class Output:
 
     @property
     def changed(self) -> bool:
-        return any((self.low_rank, self.tokens, self.replacement))
+        return bool(self.low_rank or self.replacement)
 
     def rows(self, start: int, stop: int) -> Any:
         """Return merged rows in float32, as the unmerged adapter computes them."""
         rows = self.origin.rows(start, stop).float()
         if self.low_rank:
             _update(self).add_to(rows, start, stop)
-        if self.tokens:
-            trained, indices = self.tokens
-            for row, token in enumerate(indices):
-                if start <= token < stop:
-                    rows[token - start] = trained.rows(row, row + 1)[0].float()
         return rows
 
     def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
@@ -68,7 +61,7 @@ class Output:
         The change from LoRA is scale * B @ A itself, not the difference of two large numbers.
         """
         base = self.base.rows(start, stop).float()
-        if self.low_rank and not self.tokens and not self.replacement:
+        if self.low_rank and not self.replacement:
             change = _update(self).rows(start, stop, base)
             return base + change, base, change
         merged = self.rows(start, stop)

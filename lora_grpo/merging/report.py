@@ -56,27 +56,16 @@ class Divergences(_Record):
     """The reason, if the divergences were not measured."""
 
 
-class WrittenFile(_Record):
-    """One file of the merged model."""
-
-    file: str
-    bytes: int
-    sha256: str
-
-
 class MergeReport(_Record):
     """The contents of merge_report.json."""
 
     identity: dict[str, str]
     """Digests and settings. Two merges with the same identity and dtype produce the same bytes."""
-    requested_dtype: Dtype | Literal["auto"]
     dtype: Dtype
     reason: str
     """Why this dtype was chosen."""
     onto: MergeTarget
     base: Base
-    adapter: str
-    """A Hub id, or the name of a folder."""
     retained: Retained | None
     """None if the adapter changes nothing."""
     other_dtypes: dict[Dtype, Retained | None]
@@ -84,21 +73,6 @@ class MergeReport(_Record):
     kl: Divergences
     untied: bool
     """Whether the merged model unties the base's head and embedding."""
-    vocab_size: int | None
-    """The new size; None if unchanged."""
-    tokenizer: Literal["adapter", "base"] = "adapter"
-    """The folder that the merged model's tokenizer comes from."""
-    shards: list[WrittenFile]
-    files: list[WrittenFile] = []
-    """All other files: the tokenizer, configurations and licenses."""
-
-
-def check_sizes(folder: Path, report: MergeReport) -> None:
-    """Raise a UserError if a shard is missing or truncated."""
-    for shard in report.shards:
-        path = folder / shard.file
-        if not path.is_file() or path.stat().st_size != shard.bytes:
-            raise UserError(f"{path} is missing or truncated; delete {folder} and merge again")
 
 
 def read_report(folder: Path) -> MergeReport | None:
@@ -122,7 +96,7 @@ def check_current(folder: Path) -> None:
 
 def show(output: Path, report: MergeReport) -> None:
     """Print the report of the merged model in `output`."""
-    num_bytes = sum(shard.bytes for shard in report.shards)
+    num_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
     print(f"merged    {output}: {report.dtype}, {disk.size(num_bytes)}, into {report.base.name} ({report.onto})")
     print(f"dtype     {report.reason}")
     kept, kl = report.retained, report.kl
@@ -139,8 +113,6 @@ def show(output: Path, report: MergeReport) -> None:
         print(f"--onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
-    if report.tokenizer == "base" and report.vocab_size is None:
-        print("tokens    not checked: the adapter has no tokenizer, so tokens that training added would be missing")
     if report.untied:
         print("head      no longer tied to the embedding: the adapter changed only one of the two")
 

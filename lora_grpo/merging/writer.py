@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,12 @@ from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, dis
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
-from lora_grpo.merging.report import Dtype, WrittenFile
+from lora_grpo.merging.report import Dtype
 from lora_grpo.progress import Progress
 
 _LEDGER = "finished.json"
 _RESERVED_BYTES = 64 * 2**20
 """Disk space reserved for the tokenizer, the configuration, and other processes."""
-
-_PENDING_BLOCKS = 4
-"""Blocks that may wait to be written."""
 
 
 @dataclass(frozen=True)
@@ -73,66 +69,66 @@ def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
     disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
 
 
-def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> list[WrittenFile]:
-    """Write the shards that are not finished yet. Files of merges with another `identity` are deleted.
+def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> dict[str, str]:
+    """Write the shards that are not finished yet, and return the SHA-256 of each.
+
+    Files of merges with another `identity` are deleted.
 
     Raises:
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
-    finished = _finished(staging, identity)
+    ledger = json_files.read_object(staging / _LEDGER) if (staging / _LEDGER).is_file() else {}
+    finished: dict[str, str] = ledger["sha256"] if ledger.get("identity") == identity else {}
+    for path in staging.iterdir():
+        if path.name not in {*finished, _LEDGER, ".lock"}:
+            path.unlink()
     progress = Progress(len(shards), "merge")
     try:
         for done, shard in enumerate(shards):
-            path, known = staging / shard.name, finished.get(shard.name)
-            if not known or not path.is_file() or atomic.sha256(path) != known["sha256"]:
+            path = staging / shard.name
+            if shard.name not in finished or not path.is_file() or atomic.sha256(path) != finished[shard.name]:
                 progress.show(done, f"writing {shard.name}")
                 with atomic.write_errors(staging), disk.writing(path, shard.num_bytes):
-                    digest = _write(path, shard)
-                finished[shard.name] = {"bytes": path.stat().st_size, "sha256": digest}
-                atomic.write_json(staging / _LEDGER, {"identity": identity, "shards": finished})
+                    finished[shard.name] = _write(path, shard)
+                atomic.write_json(staging / _LEDGER, {"identity": identity, "sha256": finished})
         progress.show(len(shards), "written")
     finally:
         progress.close()
-    return [WrittenFile(file=shard.name, **finished[shard.name]) for shard in shards]
-
-
-def _finished(staging: Path, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Return the shards that an earlier run of this merge finished, and delete all other files."""
-    ledger = json_files.read_object(staging / _LEDGER) if (staging / _LEDGER).is_file() else {}
-    shards: dict[str, Any] = ledger["shards"] if ledger.get("identity") == identity else {}
-    for path in staging.iterdir():
-        if path.name not in {*shards, _LEDGER, ".lock"}:
-            path.unlink()
-    return shards
+    return finished
 
 
 def _write(path: Path, shard: Shard) -> str:
+    entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
+    # A block is written in another thread (and hashed in a third one) while the next one is computed.
+    with TensorWriter(path, entries) as writer, ThreadPoolExecutor(1) as thread:
+        pending = None
+        for output, dtype in shard.tensors:
+            for rows in _blocks(output, dtype):
+                if pending:
+                    pending.result()
+                pending = thread.submit(writer.write, rows)
+        if pending:
+            pending.result()
+        return writer.finish()
+
+
+def _blocks(output: Output, dtype: str) -> Iterator[Any]:
+    """Yield a tensor in blocks of rows. Changed tensors are computed in float32 and rounded once."""
     import torch
 
-    entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
-    # Blocks are written in another thread (and hashed in a third one) while the next ones are computed.
-    with TensorWriter(path, entries) as writer, ThreadPoolExecutor(1) as thread:
-        pending: deque[Future[None]] = deque()
-        for output, dtype in shard.tensors:
-            if not output.shape:
-                pending.append(thread.submit(writer.write, output.origin.read()))
-                continue
-            # Changed tensors are computed in float32 and rounded once.
-            source = output if output.changed else output.origin
-            for start, stop in row_blocks(output.shape):
-                rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
-                low, high = rows.aminmax()
-                if not (low.isfinite() and high.isfinite()):  # faster than testing each element
-                    raise RunError(
-                        f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for "
-                        "this dtype"
-                    )
-                pending.append(thread.submit(writer.write, rows))
-                if len(pending) > _PENDING_BLOCKS:
-                    pending.popleft().result()
-        for write in pending:
-            write.result()
-        return writer.finish()
+    source = output if output.changed else output.origin
+    if not output.shape:
+        yield output.origin.read()
+        return
+    for start, stop in row_blocks(output.shape):
+        rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
+        low, high = rows.aminmax()
+        if not (low.isfinite() and high.isfinite()):  # faster than testing each element
+            raise RunError(
+                f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for this "
+                "dtype"
+            )
+        yield rows
 
 
 def write_index(staging: Path, shards: Sequence[Shard]) -> None:
@@ -159,37 +155,19 @@ def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
     atomic.write_json(staging / "config.json", config | changes)
 
 
-def other_files(staging: Path, shards: Sequence[WrittenFile]) -> list[WrittenFile]:
-    """Return all files of the staging folder but the shards."""
-    skipped = {*(shard.file for shard in shards), _LEDGER, ".lock"}
-    return [
-        WrittenFile(file=path.name, bytes=path.stat().st_size, sha256=atomic.sha256(path))
-        for path in sorted(staging.iterdir())
-        if path.name not in skipped
-    ]
+def publish(staging: Path, output: Path, shards: Mapping[str, str]) -> None:
+    """Flush all files to disk, and rename the folder. Its manifest has the SHA-256 of each file.
 
-
-def sync(staging: Path) -> None:
-    """Flush all files to disk. If this fails, no shard counts as finished: memory may hold what the disk does not."""
-    try:
+    `shards` is the result of `write_shards`.
+    """
+    with atomic.write_errors(output):
+        for name in (_LEDGER, ".lock"):
+            (staging / name).unlink()
+        others = {path.name: atomic.sha256(path) for path in sorted(staging.iterdir()) if path.name not in shards}
+        atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
         for path in staging.iterdir():
             atomic.sync(path)
-    except OSError:
-        (staging / _LEDGER).unlink()
-        raise
-
-
-def publish(staging: Path, output: Path) -> None:
-    """Rename the finished folder. The ledger is deleted last, because without it the shards would be rewritten."""
-    with atomic.write_errors(output):
         with contextlib.suppress(FileNotFoundError):
             output.rmdir()  # an empty folder is accepted; others were rejected earlier
         staging.rename(output)
-    atomic.sync(output.parent)
-    tidy(output)
-
-
-def tidy(output: Path) -> None:
-    """Delete temporary files that a killed process may have left in a published folder."""
-    for name in (_LEDGER, ".lock"):
-        (output / name).unlink(missing_ok=True)
+        atomic.sync(output.parent)

@@ -53,7 +53,6 @@ class SavedAdapter(BaseModel):
     use_dora: bool = False
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
-    trainable_token_indices: dict[str, list[int]] | list[int] | None = None
     features: tuple[str, ...] = ()
     """Fields that are set in addition to those of a plain adapter, such as `use_dora`."""
 
@@ -77,11 +76,6 @@ class SavedAdapter(BaseModel):
             raise UserError(f"{self.folder}: {module} has rank {rank}, and {ADAPTER_CONFIG} has {expected}")
         alpha = _match(self.alpha_pattern, module, self.lora_alpha)
         return float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
-
-    def token_indices(self, module: str) -> list[int]:
-        """Return the ids of the tokens whose embeddings in a module were trained."""
-        indices = self.trainable_token_indices or []
-        return _match(indices, module, []) if isinstance(indices, dict) else indices
 
 
 def read_adapter(folder: Path) -> SavedAdapter:

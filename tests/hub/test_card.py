@@ -316,14 +316,13 @@ def test_an_adapter_that_changed_since_training_is_refused(run):
 
 def test_a_merged_model_that_changed_since_merging_or_lacks_a_shard_is_refused(run):
     merged = make_merged(run)
-    path, report = merged / "model.safetensors", json.loads((merged / "merge_report.json").read_text())
-    report["shards"] = [{"file": path.name, "bytes": path.stat().st_size, "sha256": atomic.sha256(path)}]
-    (merged / "merge_report.json").write_text(json.dumps(report))
+    path = merged / "model.safetensors"
+    atomic.write_json(merged / "manifest.json", {"sha256": {path.name: atomic.sha256(path)}})
     prepare(merged, "merged", "me/trained")
     path.write_bytes(safetensors(byte=b"\x07"))
-    with pytest.raises(UserError, match=r"model.safetensors is missing or not as merging wrote it"):
+    with pytest.raises(UserError, match=r"model.safetensors has changed since it was written"):
         prepare(merged, "merged", "me/trained")
-    (merged / "merge_report.json").unlink()
+    (merged / "manifest.json").unlink()
     path.rename(merged / "model-00001-of-00002.safetensors")
     where = {"lora_A.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (merged / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))

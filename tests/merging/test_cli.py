@@ -9,7 +9,6 @@ import pytest
 from helpers.adapters import live, load, logits_of, make_adapter, make_base
 from helpers.made_runs import make_run
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
@@ -96,7 +95,7 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     refused("holds another merge (full, bf16), with another dtype;", MergeOptions(str(run), dtype="fp32"))
     refused("holds another merge (full, bf16), with another onto;", MergeOptions(str(run), onto="dequantized"))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"][:-1])
-    with pytest.raises(UserError, match=r"model.safetensors is missing or truncated; delete .* and merge again"):
+    with pytest.raises(UserError, match=r"model.safetensors is not a complete safetensors file"):
         merge(MergeOptions(str(run)))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"])
     make_adapter(starter.model_path(), run / "adapter", r=2)
@@ -119,25 +118,6 @@ def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unch
     assert (logits_of(load(merged)) - logits_of(live(base, adapter))).abs().max() < 2e-5
     config = json.loads((merged / "config.json").read_text())
     assert config["dtype"] == "float32" and config["tie_word_embeddings"] is True
-
-
-def save_tokenizer(folder, *added):
-    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
-    tokenizer.add_tokens(list(added))
-    tokenizer.save_pretrained(folder)
-    return len(tokenizer)
-
-
-def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(no_divergence, tmp_path):
-    size = save_tokenizer(tmp_path / "base")
-    base = make_base(tmp_path / "base", vocabulary=size)
-    adapter = make_adapter(base, tmp_path / "adapter")  # saved without the embeddings of a resized vocabulary
-    options = MergeOptions(str(adapter), base=str(base))
-    save_tokenizer(adapter, "<one>", "<two>")
-    refused(f"has {size + 2} tokens, and the merged model has embeddings of {size}; ", options)
-    assert not (tmp_path / "adapter-merged").exists() and not staging_folder(tmp_path / "adapter-merged").exists()
-    save_tokenizer(base, "<one>", "<two>")  # as in Gemma 3, whose tokenizer has one token more
-    merge(options)
 
 
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
@@ -179,7 +159,9 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     refused("holds other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
-    refused("thesis.tex is not a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex" / "x"))
+    refused(
+        "thesis.tex/.x.partial cannot be written", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex" / "x")
+    )
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]

@@ -41,17 +41,13 @@ KINDS = {
     "bias_all": {"bias": "all"},
     "bias_lora_only": {"bias": "lora_only"},
     "norms": {"modules_to_save": ["input_layernorm", "norm"]},
-    "tokens": {"trainable_token_indices": [2, 5, 63]},
 }
 UNTIED = {
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
     "head": {"target_modules": ["q_proj", "lm_head"]},
     "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
-    "tokens_of_both": {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [3]}},
     "resized": {"resize": 70},
     "resized_and_saved": {"resize": 70, "modules_to_save": ["embed_tokens", "lm_head"]},
-    "new_tokens": {"resize": 70, "trainable_token_indices": [3, 64, 69]},
-    "new_tokens_of_both": {"resize": 70, "trainable_token_indices": {"embed_tokens": [3, 64], "lm_head": [64, 69]}},
 }
 TIED = {
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
@@ -62,10 +58,8 @@ TIED = {
     "both_saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
     "both_saved_as_one": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "resized": {"resize": 70},
-    "new_tokens": {"resize": 70, "trainable_token_indices": [3, 64, 69]},
-    "new_tokens_of_both": {"resize": 70, "trainable_token_indices": {"embed_tokens": [3, 64], "lm_head": [64, 69]}},
 }
-STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized", "new_tokens"}
+STAY_TIED = {"embedding_and_head", "both_saved_as_one", "resized"}
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +85,9 @@ def check_against_peft(base, adapter, tmp_path, resize=None):
     return output
 
 
-@pytest.mark.parametrize(("kind", "tied"), [*((kind, kind != "tokens") for kind in KINDS), ("tokens", True)])
-def test_float32_weights_are_pefts(kind, tied, bases, tmp_path):
-    base = bases[tied, "float32"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_weights_are_pefts(kind, bases, tmp_path):
+    base = bases[True, "float32"]
     adapter = make_adapter(base, tmp_path / "adapter", **KINDS[kind])
     check_against_peft(base, adapter, tmp_path)
 
@@ -145,11 +139,10 @@ def test_a_stored_head_that_differs_is_kept_whatever_the_configuration_says(base
     base = shutil.copytree(bases[False, "float32"], tmp_path / "base")
     settings = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
-    for kind in ("lora", "tokens"):
-        adapter = make_adapter(base, tmp_path / kind, **KINDS[kind])
-        model = load(merged(base, adapter, tmp_path / f"merged-{kind}"))
-        assert (logits_of(model) - logits_of(live(base, adapter))).abs().max() < 2e-5
-        assert model.config.tie_word_embeddings is False
+    adapter = make_adapter(base, tmp_path / "adapter")
+    model = load(merged(base, adapter, tmp_path / "merged"))
+    assert (logits_of(model) - logits_of(live(base, adapter))).abs().max() < 2e-5
+    assert model.config.tie_word_embeddings is False
 
 
 def test_a_stored_head_that_is_the_embedding_follows_the_tie(bases, tmp_path):
@@ -157,7 +150,7 @@ def test_a_stored_head_that_is_the_embedding_follows_the_tie(bases, tmp_path):
     weights = load_file(base / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    adapter = make_adapter(base, tmp_path / "adapter", **KINDS["tokens"])
+    adapter = make_adapter(base, tmp_path / "adapter")
     output = merged(base, adapter, tmp_path / "merged")
     assert (logits_of(load(output)) - logits_of(live(base, adapter))).abs().max() < 2e-5
     assert "lm_head.weight" not in load_file(output / "model.safetensors")
@@ -285,6 +278,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, 
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'; only LORA"),
         ({"lora_bias": True}, "sets lora_bias, which cannot be merged"),
+        ({"trainable_token_indices": [3]}, "sets trainable_token_indices"),
         ({"a_setting_of_tomorrow": True}, "sets a_setting_of_tomorrow"),
         ({"r": 8}, "has rank 4, and adapter_config.json has 8"),
     ],
