@@ -16,14 +16,11 @@ work.py          counts the steps, completions and tokens of a run
 disk_space.py    estimates what a run writes to its folder
 text.py          prints the plan
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
-preview.py            samples groups from the base model, with the prompts of the first training steps
+preview.py            samples groups from the base model with the prompts of the first training steps, and prints them
 preview_groups.py     a group, and the summary of all groups with 95% intervals
 diagnosis.py          the verdict, its reason, and what to change
-preview_page.py       prints the preview
-gpu_check.py          runs all rows within the time limit, and writes results.json and results.md
-gpu_check_row.py      runs the command of one row, and reads its measurements
+gpu_check.py          runs the recipe for every row within the time limit, and writes results.json and results.md
 random_model.py       builds models with Qwen2.5's shapes and random weights
-measured_command.py   runs a command with a time limit and a log, and measures its peak GPU memory
 """
 
 from lora_grpo.planning.dry_run import dry_run, show_settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lora_grpo.commands import command
 from lora_grpo.config import RunConfig
@@ -16,28 +15,17 @@ _MOST_FLAT = 0.8
 _WORTH_REPORTING = 0.2
 """Minimum share of truncated or unparsed completions to report as a finding."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem that prevents GRPO from learning."""
-
-    found: str
-    advice: str
+Finding = tuple[str, str]
+"""A problem that prevents GRPO from learning, and what to change."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    word: str
-    """`can learn`, `can barely learn` or `cannot learn`."""
-    reason: str
-    findings: tuple[Finding, ...]
-    summary: Summary
-
-
-def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
-    """Decide whether GRPO can learn from these groups, and what to change.
+def judge(groups: Sequence[Group], config: RunConfig) -> tuple[str, str, list[Finding]]:
+    """Decide whether GRPO can learn from these groups.
 
     With `data.filter_by_difficulty`, only groups that the filter keeps are considered.
+
+    Returns:
+        `can learn`, `can barely learn` or `cannot learn`; the reason; and the findings.
     """
     found = measure(groups)
     kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
@@ -60,58 +48,76 @@ def judge(groups: Sequence[Group], config: RunConfig) -> Prediction:
     findings = _findings(found, config, rights)
     if word != "can learn" and not findings:
         advice = "a finer reward, a higher --sampling.temperature, or a larger group"
-        findings = [Finding("completions differ, but their rewards do not", advice)]
-    return Prediction(word, reason, tuple(findings), found)
+        findings = [("completions differ, but their rewards do not", advice)]
+    return word, reason, findings
 
 
 def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
-    sampling, size = config.sampling, found.completions // found.groups
-    findings, explained = [], False
+    task, is_code = get_task(config.data.task), config.data.task in CODE_TASKS
+    first = [f"{command('train sft')} first, which trains on gold solutions"] if getattr(task, "has_gold", True) else []
+    formats = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
+    format_reward = formats.get(config.data.prompt_style, "soft_xml_format=0.5")
+    findings: list[Finding] = []
+    explained = found.truncated.value >= _MOST_FLAT
     if found.truncated.value >= _WORTH_REPORTING:
-        explained = found.truncated.value >= _MOST_FLAT
-        limit, context = sampling.max_completion_tokens, config.model.max_sequence_tokens
-        text = f"{found.truncated} of completions are truncated at {limit} tokens"
+        limit, context = config.sampling.max_completion_tokens, config.model.max_sequence_tokens
         flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
-        findings.append(Finding(text, f"{flags}, then another preview"))
+        text = f"{found.truncated} of completions are truncated at {limit} tokens"
+        findings.append((text, f"{flags}, then another preview"))
+
     if rights and found.unparsed.value >= _WORTH_REPORTING:
         explained = explained or found.unparsed.value >= _MOST_FLAT
+        ways = list(first)
+        if isinstance(task, TaskFile):
+            ways.append(f"a prompt in {task.path.name} that shows the format")
+        elif not is_code and not any(map(is_format_reward, config.rewards)):
+            ways.append(f"a reward for the format, e.g. {format_reward}")
+        if taught := [name for name in found.varying if is_format_reward(name) or name in RIGHT_REWARDS]:
+            ways = [f"no change needed: training can fix this: {', '.join(taught)} differ within groups"]
         text = f"{found.unparsed} of completions end without an answer that can be parsed"
-        findings.append(Finding(text, _readable(config, found.varying)))
-    if rights and not explained and not found.partial_credit and (difficulty := _difficulty(found, config, size)):
-        explained = True
-        findings.append(difficulty)
-    if found.distinct < size / 2 and found.flat.value >= 0.5:
-        advice = f"--sampling.temperature {max(1.0, sampling.temperature + 0.2):g}, for more variety"
-        findings.append(Finding(f"a group of {size} has {found.distinct:.1f} distinct completions on average", advice))
+        findings.append((text, "; ".join(ways)))
+
+    if rights and not explained and not found.partial_credit:
+        if is_code:
+            finer = ["--rewards share_of_tests_passed, which gives partial credit"]
+        elif isinstance(task, TaskFile):
+            finer = ["a score from 0 to 1 from check, for partial credit"]
+        else:
+            finer = [f"a second, finer reward, e.g. {format_reward}"] if len(config.rewards) == 1 else []
+        if difficulty := _difficulty(found, config, first, finer):
+            explained = True
+            findings.append(difficulty)
+
+    if found.distinct < found.size / 2 and found.flat.value >= 0.5:
+        text = f"a group of {found.size} has {found.distinct:.1f} distinct completions on average"
+        higher = max(1.0, config.sampling.temperature + 0.2)
+        findings.append((text, f"--sampling.temperature {higher:g}, for more variety"))
     covered = {"sum", *found.varying, *(rights if explained else ())}
     if constant := [name for name in found.rewards if name not in covered]:
         advice = "a finer reward"
         if found.varying:
             advice = f"nothing, if {', '.join(found.varying)} should decide; else {advice}"
-        findings.append(Finding(f"constant within each group: {', '.join(constant)}", advice))
+        findings.append((f"constant within each group: {', '.join(constant)}", advice))
     return findings
 
 
-def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
-    """Return what to change if the problems are too hard, too easy, or both."""
+def _difficulty(found: Summary, config: RunConfig, first: Sequence[str], finer: Sequence[str]) -> Finding | None:
+    """Return what to change if the problems are too hard, too easy, or both.
+
+    Args:
+        first: what to do before GRPO.
+        finer: which rewards give partial credit.
+    """
     always, mixed, never = found.difficulty
-    source = source_of_rows(config.data.task)
-    larger = f"--sampling.num-generations {2 * size}"
+    source, size = source_of_rows(config.data.task), found.size
+    completions, larger = found.groups * size, f"--sampling.num-generations {2 * size}"
     if never == found.groups:
-        ways = [*_gold_solutions(config), f"easier problems ({source})"]
-        if config.data.task in CODE_TASKS:
-            ways.append("--rewards share_of_tests_passed, which gives partial credit")
-        elif isinstance(get_task(config.data.task), TaskFile):
-            ways.append("a score from 0 to 1 from check, for partial credit")
-        elif len(config.rewards) == 1:
-            ways.append(f"a second, finer reward, e.g. {_format_reward(config)}")
-        most = 100 * found.solved.high
-        text = f"none of {found.completions} completions is correct (95% upper bound: {most:.0f}%)"
-        return Finding(text, "; ".join([*ways, larger]))
+        text = f"none of {completions} completions is correct (95% upper bound: {100 * found.solved.high:.0f}%)"
+        return text, "; ".join([*first, f"easier problems ({source})", *finer, larger])
     if always == found.groups:
-        text = f"all of {found.completions} completions are correct: nothing is left to learn"
-        return Finding(text, f"harder problems ({source})")
+        text = f"all of {completions} completions are correct: nothing is left to learn"
+        return text, f"harder problems ({source})"
     if 2 * mixed >= found.groups or config.data.filter_by_difficulty:
         return None
     text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
@@ -121,26 +127,4 @@ def _difficulty(found: Summary, config: RunConfig, size: int) -> Finding | None:
     rate = found.solved.value
     if 0 < mixed < found.groups * (1 - rate**size - (1 - rate) ** size) / 2:
         larger = f"--data.filter-by-difficulty, which trains only on problems that are solved sometimes; {larger}"
-    return Finding(text, larger)
-
-
-def _readable(config: RunConfig, varying: Sequence[str]) -> str:
-    """Return what to change if answers cannot be parsed."""
-    if taught := [name for name in varying if is_format_reward(name) or name in RIGHT_REWARDS]:
-        return f"no change needed: training can fix this: {', '.join(taught)} differ within groups"
-    ways = _gold_solutions(config)
-    if isinstance(task := get_task(config.data.task), TaskFile):
-        ways.append(f"a prompt in {task.path.name} that shows the format")
-    elif config.data.task not in CODE_TASKS and not any(map(is_format_reward, config.rewards)):
-        ways.append(f"a reward for the format, e.g. {_format_reward(config)}")
-    return "; ".join(ways)
-
-
-def _gold_solutions(config: RunConfig) -> list[str]:
-    has_gold = getattr(get_task(config.data.task), "has_gold", True)
-    return [f"{command('train sft')} first, which trains on gold solutions"] if has_gold else []
-
-
-def _format_reward(config: RunConfig) -> str:
-    named = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
-    return named.get(config.data.prompt_style, "soft_xml_format=0.5")
+    return text, larger

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.files import printable
 from lora_grpo.models import load_policy
-from lora_grpo.planning.preview_groups import Answer, Group
-from lora_grpo.planning.preview_page import show
+from lora_grpo.planning.diagnosis import judge
+from lora_grpo.planning.preview_groups import Answer, Group, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
-from lora_grpo.tasks import (
-    CheckError,
-    Data,
-    Row,
-    chat,
-    fit_to_context,
-    prompt_order,
-    split_validation,
-)
+from lora_grpo.tasks import CheckError, Data, Row, chat, fit_to_context, prompt_order, split_validation
 
 PROMPTS = 8
 """Number of sampled groups."""
+_SHOWN_GROUPS = 3
+_SHOWN_ANSWERS = 8
+"""Number of distinct completions shown per group."""
 
 
 def preview(config: RunConfig, data: Data) -> None:
@@ -53,8 +52,8 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     per_step = config.train.prompts_per_step * size
     steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
-    adapter = config.lora.from_ is not None
-    samples = [each for group in sampler.sample(prompts, params, seeds, adapter=adapter) for each in group]
+    sampled = sampler.sample(prompts, params, seeds, adapter=config.lora.from_ is not None)
+    samples = [each for group in sampled for each in group]
     ids = [rows[index]["id"] for index in order for _ in range(size)]
     batch = scorer.score(ids, [each.text for each in samples], [each.token_ids for each in samples])
     weights = {reward.name: reward.weight for reward in scorer.rewards}
@@ -63,3 +62,61 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
         weighted = {name: None if each is None else weights[name] * each for name, each in value.items()}
         answers.append(Answer(sample.text, len(sample.token_ids), sample.truncated, weighted, verdict))
     return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
+
+
+def show(config: RunConfig, groups: Sequence[Group]) -> None:
+    """Print the first groups, the summary of all groups, and the verdict, with control characters escaped."""
+    width = max(40, shutil.get_terminal_size((100, 24)).columns - 1)
+    lines = []
+    for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
+        lines += [f"--- group {number} of {len(groups)}: {group.row['id']}", *_cut(group.row["question"], width)]
+        # Each distinct completion below its rewards, the highest reward first.
+        often = Counter(answer.text for answer in group.answers)
+        distinct = {answer.text: answer for answer in group.answers}.values()
+        ranked = sorted(distinct, key=lambda answer: (-(answer.total or 0.0), -often[answer.text]))
+        for answer in ranked[:_SHOWN_ANSWERS]:
+            rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
+            line = f"{often[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
+            line += f", {answer.verdict.reason.replace('_', ' ')}{', truncated' if answer.truncated else ''}"
+            lines += [*_cut(line, width), *(f"    {text}" for text in _cut(answer.text, width - 4))]
+        lines += [f"and {len(ranked) - _SHOWN_ANSWERS} more", ""] if len(ranked) > _SHOWN_ANSWERS else [""]
+
+    found = measure(groups)
+    always, mixed, never = found.difficulty
+    table = {
+        name: "mean {:.2f}, std {:.2f}".format(*moments) if moments else "graded no completion"
+        for name, moments in found.rewards.items()
+    }
+    table |= {
+        "solved": f"{found.solved} of completions",
+        "problems solved": f"{always} by all completions, {mixed} by some, {never} by none",
+        "unparsed": f"{found.unparsed} of completions end without an answer that can be parsed",
+        "truncated": f"{found.truncated} of completions",
+        "zero-variance": f"{found.flat} of groups (all completions have the same reward)",
+        "distinct": f"{found.distinct:.1f} of {found.size} completions in a group",
+        "tokens": f"{found.num_tokens:.1f} per completion",
+    }
+    longest = max(map(len, table))
+    lines += [f"--- all {len(groups)} groups", *(f"{name:{longest}}  {text}" for name, text in table.items())]
+    word, reason, findings = judge(groups, config)
+    lines += ["--- can GRPO learn from this?", f"verdict   {word}: {reason}"]
+    for problem, advice in findings:
+        lines += [f"found     {problem}", f"try       {advice}"]
+    source = "starting adapter" if config.lora.from_ else "base model"
+    lines.append(
+        f"sample    {len(groups)} prompts x {found.size} completions of the {source}, 95% intervals in brackets; "
+        "nothing was trained or written"
+    )
+    print("\n".join(map(printable, lines)))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _cut(text: str, width: int) -> list[str]:
+    """Return at most two lines of a text: its beginning, and its end, which usually has the answer."""
+    text = printable(text)
+    if len(text) <= 2 * width:
+        return [text[:width], *([text[width:]] if text[width:] else [])]
+    return [f"{text[: width - 1]}…", f"…{text[1 - width :]}"]

@@ -73,7 +73,8 @@ class Share:
 @dataclass(frozen=True)
 class Summary:
     groups: int
-    completions: int
+    size: int
+    """Number of completions in a group."""
     rewards: dict[str, tuple[float, float] | None]
     """Mean and standard deviation of each weighted reward and of their `sum`; None if no completion was graded."""
     varying: tuple[str, ...]
@@ -112,7 +113,7 @@ def measure(groups: Sequence[Group]) -> Summary:
 
     return Summary(
         groups=len(groups),
-        completions=len(answers),
+        size=len(groups[0].answers),
         rewards={name: (statistics.mean(v), statistics.pstdev(v)) if v else None for name, v in values.items()},
         varying=tuple(name for name in names if any(group.differs_in(name) for group in groups)),
         flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),

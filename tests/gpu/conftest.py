@@ -6,7 +6,7 @@ import pytest
 from gpu_runs import COIN
 
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.planning.gpu_check_row import PROBLEMS
+from lora_grpo.planning.gpu_check import PROBLEMS
 from lora_grpo.planning.random_model import QWEN, build_command
 
 

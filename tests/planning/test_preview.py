@@ -16,9 +16,8 @@ from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.planning import dry_run, preview
 from lora_grpo.planning.diagnosis import judge
-from lora_grpo.planning.preview import sample_groups
+from lora_grpo.planning.preview import sample_groups, show
 from lora_grpo.planning.preview_groups import Answer, Group, measure
-from lora_grpo.planning.preview_page import show
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
@@ -148,9 +147,8 @@ FAILURES = [
 
 @pytest.mark.parametrize(("groups", "changes", "word", "seen", "advice"), FAILURES)
 def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
-    found = judge(groups, replace(RunConfig(), changes))
-    assert found.word == word
-    said = [(finding.found, finding.advice) for finding in found.findings]
+    judged, _, said = judge(groups, replace(RunConfig(), changes))
+    assert judged == word
     if seen is None:
         assert said == []
     else:
@@ -188,7 +186,7 @@ def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(ra
             verdicts = [RIGHT if draw.random() < rate else WRONG for _ in range(8)]
             answers = (Answer(str(n), 9, False, {"correct_answer": float(v.passed)}, v) for n, v in enumerate(verdicts))
             groups.append(Group({"id": "row", "question": "What?"}, tuple(answers)))
-        offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
+        offered = " ".join(advice for _, advice in judge(groups, RunConfig())[2])
         advised += "--data.filter-by-difficulty" in offered
     assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
 
