@@ -31,7 +31,7 @@ from lora_grpo.tasks import (
     split_validation,
     start_sandbox,
 )
-from lora_grpo.training import TimeBudget, check_time_left, filter_by_difficulty, make_trainer, train
+from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
 
 
 def run_recipe(
@@ -53,7 +53,6 @@ def run_recipe(
             return audit(config, load_data(config))
         if invocation.resume:
             check_settings(config)
-            check_time_left(config)
         changed = changed_settings(config, presets)
         config, plan = make_plan(config, invocation)
         if invocation.plan:

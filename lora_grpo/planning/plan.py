@@ -1,9 +1,9 @@
-"""Plans a run from the model's config.json, before any weights are loaded."""
+"""Plans a run from the model's config.json, before any weights are loaded, and prints the plan."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +20,27 @@ from lora_grpo.config import (
     with_gpu_defaults,
 )
 from lora_grpo.errors import UserError
-from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, memory, model_files
-from lora_grpo.planning.disk_space import DiskSpace
+from lora_grpo.files import disk
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal
-from lora_grpo.planning.work import Work
+from lora_grpo.planning.work import Work, count
+from lora_grpo.runs import saved_bytes
+
+_SAMPLERS = {
+    "transformers": "the built-in sampler",
+    "merged": "the built-in sampler, on a merged copy of the model",
+    "vllm": "vLLM and its own copy of the base model",
+    "shared": "Unsloth's vLLM, on the trained weights",
+}
 
 
 @dataclass(frozen=True)
 class Plan:
     """The plan of a run."""
 
-    model: str
+    config: RunConfig
+    """With the settings resolved that depend on the GPU's memory."""
     engine: str
     work: Work
     derived: tuple[str, ...]
@@ -42,16 +51,15 @@ class Plan:
     shape: Shape | None = None
     fit: Fit | None = None
     longest_context: int = 0
-    disk: DiskSpace | None = None
+    disk_bytes: int | None = None
     """What the run writes; None if the memory is not planned, because the size of the adapter is then unknown."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
-    resumed: bool = False
 
     def check_disk(self) -> None:
-        """Raise a UserError if the disk is too small."""
-        if self.disk:
-            self.disk.check("" if self.resumed else ", or pass an --output-dir on another disk")
+        """Raise a UserError if the disk is too small for what the folder does not hold yet."""
+        folder = self.config.folder
+        disk.check_free_space(folder, (self.disk_bytes or 0) - saved_bytes(folder))
 
     def record(self) -> dict[str, Any]:
         """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
@@ -60,7 +68,7 @@ class Plan:
             "longest_context": self.longest_context,
             "work": dataclasses.asdict(self.work),
             "assumptions": list(self.assumptions),
-            "disk_bytes": self.disk.num_bytes if self.disk and self.work.steps is not None else None,
+            "disk_bytes": None if self.work.steps is None else self.disk_bytes,
         }
         return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
 
@@ -78,78 +86,75 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     device, is_present = _find_device(config, planning=planning)
     if not is_present:
         config = with_gpu_defaults(config)
-    engine = choose_engine(config)
-    derived = [] if device.on_cpu or config.train.micro_batch_size is not None else ["train.micro_batch_size"]
-    if not device.on_cpu and config.model.gpu_memory_share is None and local_sampler(config) != "transformers":
+    engine, sampler = choose_engine(config), local_sampler(config)
+    assumptions = _assumptions(config, device, is_present=is_present)
+    name, derived = config.model.name, []
+    if not device.on_cpu and config.train.micro_batch_size is None:
+        derived.append("train.micro_batch_size")
+    if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
         derived.append("model.gpu_memory_share")
-    model, source = _read_model(config, planning=planning)
-    shape, not_planned = _read_shape(model, config, device, derived)
-    work = Work.of(config, resumed=invocation.resume)
-    fit = disk = too_large = None
-    longest_context = 0
-    if shape is not None:
-        shape.check_targets(config.lora.targets)
-        fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
-        planner = Planner(shape, device, _sampler(config, device), fused, packs)
-        fit = planner.choose(config)
-        if fit is None:
-            raise UserError(refusal(planner, config))
-        longest_context = planner.longest_context(config)
-        too_large = None if fit.fits else refusal(planner, config)
-        disk = DiskSpace.of(config, work, fit, shape.vocabulary)
-        if not device.on_cpu:
-            resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
-            config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
-    return config, Plan(
-        model=config.model.name,
-        engine=engine,
-        work=work,
-        derived=tuple(derived),
-        assumptions=tuple(_assumptions(config, device, source, is_present=is_present)),
-        not_planned=not_planned,
-        shape=shape,
-        fit=fit,
-        longest_context=longest_context,
-        disk=disk,
-        too_large=too_large,
-        resumed=invocation.resume,
-    )
-
-
-def _read_model(config: RunConfig, *, planning: bool) -> tuple[Mapping[str, Any], str | None]:
-    """Return the model's config.json and, if it is not the model's own, an assumption.
-
-    Raises:
-        UserError: the model cannot be trained, or its config.json cannot be read.
-    """
-    name, source = config.model.name, None
     try:
-        model: Mapping[str, Any] = model_files.read_config(config.model)
+        model = model_files.read_config(config.model)
     except model_files.HubUnavailable as error:
         if not planning or name not in KNOWN_MODELS:
             raise
         model = KNOWN_MODELS[name].config
-        source = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
+        told = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
+        assumptions.insert(0, told)
     check_architecture(model, config.model, config.lora.targets)
-    return model, source
-
-
-def _read_shape(
-    model: Mapping[str, Any], config: RunConfig, device: Device, derived: Sequence[str]
-) -> tuple[Shape | None, str | None]:
-    """Return the model's shape, or why its memory cannot be planned.
-
-    Raises:
-        UserError: the shape is unknown, and `derived` settings need it.
-    """
+    plan = Plan(config, engine, Work.of(config, resumed=invocation.resume), tuple(derived), tuple(assumptions))
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
-        return None, "vLLM's memory on a CPU is unknown"
+        return config, dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
-        return Shape.of(model), None
+        shape = Shape.of(model)
     except UnknownFamily as error:
         if derived:
             raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
-        return None, str(error)
+        return config, dataclasses.replace(plan, not_planned=str(error))
+    shape.check_targets(config.lora.targets)
+    fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
+    # On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA.
+    on_copy = device.on_cpu and not config.lora.dora
+    planner = Planner(shape, device, "merged" if on_copy else sampler, fused, packs)
+    fit = planner.choose(config)
+    if fit is None:
+        raise UserError(refusal(planner, config))
+    plan = dataclasses.replace(
+        plan,
+        shape=shape,
+        fit=fit,
+        longest_context=planner.longest_context(config),
+        disk_bytes=plan.work.disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], shape.vocabulary),
+        too_large=None if fit.fits else refusal(planner, config),
+    )
+    if not device.on_cpu:
+        resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
+        config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
+    return config, dataclasses.replace(plan, config=config)
+
+
+def show_plan(plan: Plan) -> None:
+    """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
+    shape, fit = plan.shape, plan.fit
+    print(_line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else "")))
+    if shape and fit:
+        processes = distributed.world_size()
+        print(_line("engine", plan.engine + (f", {processes} processes" if processes > 1 else "")))
+        print("\n".join(_table(fit)))
+        declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
+        print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
+    print("\n".join(_settings(plan)))
+    print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
+    if plan.too_large:
+        raise UserError(plan.too_large)
+    plan.check_disk()
+
+
+def summary(plan: Plan) -> Iterator[str]:
+    """Yield the lines that a run prints at the start."""
+    yield from _settings(plan)
+    if plan.too_large:
+        yield f"warning: {plan.too_large}"
 
 
 def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
@@ -165,24 +170,61 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
     return Device("this machine", *hardware.machine_memory(), on_cpu=True), True
 
 
-def _sampler(config: RunConfig, device: Device) -> memory.SamplerKind:
-    """Return the sampler. On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA."""
-    return "merged" if device.on_cpu and not config.lora.dora else local_sampler(config)
-
-
-def _assumptions(config: RunConfig, device: Device, source: str | None, *, is_present: bool) -> Iterator[str]:
-    """Yield the assumptions of the plan. `source` is one if the model's dimensions are not its own."""
-    if source:
-        yield source
-    if not is_present:
-        yield f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
-        yield "engine and sampling backend are those of the `gpu` extra, unless the settings name them"
-    yield "every prompt and every completion has its maximum length"
+def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list[str]:
+    """Return the assumptions of the plan."""
+    assumptions = (
+        []
+        if is_present
+        else [
+            f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine",
+            "engine and sampling backend are those of the `gpu` extra, unless the settings name them",
+        ]
+    )
+    assumptions.append("every prompt and every completion has its maximum length")
     if config.data.filter_by_difficulty:
-        yield "the samples for --data.filter-by-difficulty are not included"
+        assumptions.append("the samples for --data.filter-by-difficulty are not included")
     if config.monitor.rows:
-        yield f"validation (at most {config.monitor.rows} rows) is not included in the work"
+        assumptions.append(f"validation (at most {config.monitor.rows} rows) is not included in the work")
     if config.sampling.server_url:
-        yield "the vLLM server's own memory is not included"
-    yield f"{USABLE_SHARE:g} of the free memory is usable; libraries, CUDA and vLLM take fixed amounts (guesses)"
-    yield "docs/before-you-train.md lists the size of each part, and what was measured"
+        assumptions.append("the vLLM server's own memory is not included")
+    fixed = "libraries, CUDA and vLLM take fixed amounts (guesses)"
+    assumptions.append(f"{USABLE_SHARE:g} of the free memory is usable; {fixed}: docs/before-you-train.md")
+    return assumptions
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    """Yield the planned settings, memory, work and disk space."""
+    config = plan.config
+    if fit := plan.fit:
+        yield _line(
+            "micro-batch", f"{fit.micro_batch_size} {'gold solutions' if config.method == 'sft' else 'completions'}"
+        )
+        share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
+        yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
+        sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
+        yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
+    else:
+        yield _line("memory", f"not planned: {plan.not_planned}")
+    yield _line("work", plan.work.text(config))
+    if plan.disk_bytes is not None:
+        free = disk.size(disk.free_space(config.folder)[1])
+        yield _line("disk", f"about {disk.size(plan.disk_bytes)} in {config.folder}; {free} are free")
+
+
+def _table(fit: Fit) -> Iterator[str]:
+    """Yield a table of memory by part and phase, in GiB."""
+    phases = fit.phases
+    names = [name for name in fit.parts if any(name in phase for phase in phases.values())]
+    width = max(map(len, names)) + 2
+
+    def row(name: str, *sizes: int) -> str:
+        return f"{name.replace('_', ' '):<{width}}" + "".join(f"{size / GIB:>10.2f}" for size in sizes)
+
+    yield f"\n{'GiB':<{width}}" + "".join(f"{phase:>10}" for phase in phases)
+    yield from (row(name, *(phase.get(name, 0) for phase in phases.values())) for name in names)
+    yield row("total", *(sum(phase.values()) for phase in phases.values()))
+    yield row("usable", *[fit.device.usable] * len(phases)) + "\n"
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<12}{text}"

@@ -21,9 +21,8 @@ def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[li
 
     Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
     """
-    micro, longest = config.train.micro_batch_size, config.model.max_sequence_tokens
-    completion = config.sampling.max_completion_tokens
-    prompt = longest - completion
+    micro, completion = config.train.micro_batch_size, config.sampling.max_completion_tokens
+    prompt = config.model.max_sequence_tokens - completion
     ladders: list[list[Suggestion]] = []
     if with_engine and config.model.gpu_memory_share is not None:
         ladders.append([{"model.gpu_memory_share": None}])
@@ -38,11 +37,14 @@ def cheaper_settings(config: RunConfig, *, with_engine: bool = False) -> list[li
     if config.model.bits == 16:
         ladders.append([{"model.bits": 4}])
     ladders.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
-    ladders.append([{"model.max_sequence_tokens": completion + short} for short in _halves(prompt, _MIN_TOKENS)])
+    # Shorter prompts, shorter completions, then both.
+    prompts, completions = _halves(prompt, _MIN_TOKENS), _halves(completion, _MIN_TOKENS)
+    lengths = [(each, completion) for each in prompts] + [(prompt, each) for each in completions]
     ladders.append(
         [
-            {"sampling.max_completion_tokens": short, "model.max_sequence_tokens": prompt + short}
-            for short in _halves(completion, _MIN_TOKENS)
+            {"model.max_sequence_tokens": sum(pair)}
+            | ({} if pair[1] == completion else {"sampling.max_completion_tokens": pair[1]})
+            for pair in (*lengths, *zip(prompts, completions, strict=False))
         ]
     )
     return [ladder for ladder in ladders if ladder]
@@ -55,15 +57,6 @@ def as_flags(*suggestions: Suggestion) -> str:
         for suggestion in suggestions
         for name, value in suggestion.items()
     )
-
-
-def changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
-    """Return the configuration with suggestions applied."""
-    for suggestion in suggestions:
-        for name, value in suggestion.items():
-            section, _, key = name.partition(".")
-            config = replace(config, {section: {key: value}})
-    return config
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
@@ -80,7 +73,7 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     enough = _cheapest(planner, config)
     advice = "a smaller --model.name"
     if enough:
-        advice = f"{as_flags(*enough)} (needs {planner.least(changed(config, *enough)).needed / GIB:.2f} GiB)"
+        advice = f"{as_flags(*enough)} (needs {planner.least(_changed(config, *enough)).needed / GIB:.2f} GiB)"
     return (
         f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
         f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
@@ -89,35 +82,36 @@ def refusal(planner: Planner, config: RunConfig) -> str:
 
 
 def _cheapest(planner: Planner, config: RunConfig) -> Sequence[Suggestion]:
-    """Return the cheapest change with which the run fits: one setting if one is enough; () if nothing is."""
+    """Return the cheapest change with which the run fits: one setting if one is enough; none if nothing is."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
-        config = changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
+        config = _changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
     ladders = cheaper_settings(config, with_engine=planner.sampler in ("vllm", "shared"))
 
     def fits(*suggestions: Suggestion) -> bool:
-        return planner.least(changed(config, *suggestions)).fits
+        return planner.least(_changed(config, *suggestions)).fits
 
     for suggestion in (each for ladder in ladders for each in ladder):
         if fits(suggestion):
-            return (suggestion,)
-    # Lower all settings step by step until the run fits, then take back those that are not needed, the costliest first.
-    # Prompts and completions both change the context, so only one of them is lowered: prompts, unless that is too
-    # little, which the second order tries.
-    numbered = list(enumerate(ladders))
-    for order in (numbered, numbered[::-1]):
-        for depth in range(max(map(len, ladders), default=0)):
-            chosen: dict[int, Suggestion] = {}
-            for cost, ladder in order:
-                suggestion = ladder[min(depth, len(ladder) - 1)]
-                if not any(suggestion.keys() & other.keys() for other in chosen.values()):
-                    chosen[cost] = suggestion
-            if not fits(*chosen.values()):
-                continue
-            for cost in sorted(chosen, reverse=True):
-                rest = {other: each for other, each in chosen.items() if other != cost}
-                chosen = rest if fits(*rest.values()) else chosen
-            return tuple(chosen[cost] for cost in sorted(chosen))
-    return ()
+            return [suggestion]
+    # Lower all settings as far as possible, then raise each as far as the run still fits, the costliest first.
+    chosen = [ladder[-1:] for ladder in ladders]
+    if not fits(*(each for [each] in chosen)):
+        return []
+    for place, ladder in reversed([*enumerate(ladders)]):
+        for higher in ([], *([value] for value in ladder)):
+            trial = [*chosen[:place], higher, *chosen[place + 1 :]]
+            if fits(*(each for choice in trial for each in choice)):
+                chosen = trial
+                break
+    return [each for choice in chosen for each in choice]
+
+
+def _changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
+    for suggestion in suggestions:
+        for name, value in suggestion.items():
+            section, _, key = name.partition(".")
+            config = replace(config, {section: {key: value}})
+    return config
 
 
 def _halves(value: int, least: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The work of a run: its steps, completions and tokens, with every prompt and completion at its maximum length."""
+"""The work of a run, with every prompt and completion at its maximum length, and what it writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.files import json_files
 from lora_grpo.runs import Run, duration, newest_step
 
+_VOCABULARY_BYTES = 140
+"""Size of the tokenizer's files per entry of the vocabulary."""
+_TOKEN_BYTES, _LINE_BYTES = 4, 500
+"""Size of a token of English text, and of the other entries of a sample."""
+_COPIES = 3
+"""Samples are in their own file, on the page of the report, and on the page that replaces it."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -16,11 +23,7 @@ class Work:
     steps: int | None
     """None if only `--hours` limits the number of steps."""
     completions_per_step: int
-    prompt_tokens: int
-    """Longest prompt that fits in the context."""
-    completion_tokens: int
-    trained_on: str
-    """`completions`, or `gold solutions` in SFT."""
+    """Of all processes; in SFT, gold solutions."""
     evaluated: int | None
     """Completions of each evaluation, before and after training; None if the number of rows is not known yet."""
     hours: float | None = None
@@ -29,42 +32,55 @@ class Work:
     @classmethod
     def of(cls, config: RunConfig, *, resumed: bool = False) -> Work:
         """Return the work of a run, or what remains of a resumed one."""
-        path = config.folder / "run.json"
-        record = json_files.read_object(path) if resumed and path.is_file() else {}
-        steps, hours = config.step_limit, config.hours
-        if steps is not None and resumed:
-            steps = max(0, steps - newest_step(config.folder / "checkpoints"))
-        if hours is not None:
-            hours = max(0.0, hours - record.get("seconds_worked", 0.0) / 3600)
-        if Run(config, record).seems_trained() or hours == 0:
-            steps = 0
-        rows, completion = config.data.eval_limit, config.sampling.max_completion_tokens
-        samples = config.eval.num_samples + 1  # 1 for greedy decoding
-        return cls(
-            steps=steps,
-            completions_per_step=batch_shape(config, world_size=1).completions_per_step,
-            prompt_tokens=config.model.max_sequence_tokens - completion,
-            completion_tokens=completion,
-            trained_on="gold solutions" if config.method == "sft" else "completions",
-            evaluated=None if rows is None else rows * samples,
-            hours=hours,
-        )
+        steps, hours, path = config.step_limit, config.hours, config.folder / "run.json"
+        if resumed and path.is_file():
+            record = json_files.read_object(path)
+            if hours is not None:
+                hours = max(0.0, hours - record.get("seconds_worked", 0.0) / 3600)
+            if hours == 0 or Run(config, record).seems_trained():
+                steps = 0
+            elif steps is not None:
+                steps = max(0, steps - newest_step(config.folder / "checkpoints"))
+        rows, samples = config.data.eval_limit, config.eval.num_samples + 1  # 1 for greedy decoding
+        evaluated = None if rows is None else rows * samples
+        return cls(steps, batch_shape(config, world_size=1).completions_per_step, evaluated, hours)
 
-    def text(self) -> str:
+    def text(self, config: RunConfig) -> str:
         """Return the work as one line."""
-        each = f"{self.completions_per_step} {self.trained_on}"
+        trained_on = "gold solutions" if config.method == "sft" else "completions"
+        time = duration(3600 * (self.hours or 0.0))
         if self.steps == 0:
             line = "no steps are left"
         elif self.steps is None:
-            line = f"as many steps x {each} as fit in {duration(3600 * (self.hours or 0.0))}"
+            line = f"as many steps x {self.completions_per_step} {trained_on} as fit in {time}"
         else:
-            completions = self.steps * self.completions_per_step
-            tokens = completions * (self.prompt_tokens + self.completion_tokens)
-            line = f"{self.steps:,} steps x {self.completions_per_step} = {completions:,} {self.trained_on}"
-            line += f", at most {count(tokens)} tokens"
-            if self.hours is not None:
-                line += f", or as many as fit in {duration(3600 * self.hours)}"
+            total = self.steps * self.completions_per_step
+            line = f"{self.steps:,} steps x {self.completions_per_step} = {total:,} {trained_on}"
+            line += f", at most {count(total * config.model.max_sequence_tokens)} tokens"
+            line += "" if self.hours is None else f", or as many as fit in {time}"
         return line + (f"; {self.evaluated:,} completions in each evaluation" if self.evaluated else "")
+
+    def disk_bytes(self, config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:
+        """Return the largest size of the run's folder, without `merged` and `gguf`.
+
+        A new checkpoint or adapter is complete before the old one is deleted. Completions of the steps are left out if
+        only `--hours` limits their number.
+
+        Args:
+            adapter: bytes of the adapter.
+            optimizer: bytes of the optimizer's state.
+            vocabulary: number of entries.
+        """
+        saved = adapter + _VOCABULARY_BYTES * vocabulary
+        checkpoints = (config.train.keep_checkpoints + 1) * (saved + optimizer)
+        adapters = (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
+        steps, samples = self.steps or 0, 2 * (self.evaluated or 0)
+        if config.method == "grpo":
+            samples += (1 + steps // config.train.completions_steps) * self.completions_per_step
+        if config.monitor.rows:
+            samples += (1 + steps // config.monitor.every_steps) * config.monitor.rows
+        sample = _TOKEN_BYTES * config.model.max_sequence_tokens + _LINE_BYTES
+        return checkpoints + adapters + _COPIES * samples * sample
 
 
 def count(number: float) -> str:

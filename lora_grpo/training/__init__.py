@@ -21,23 +21,19 @@ memory_probe.py      before the first step: checks that the largest micro-batch 
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
 time_budget.py       --hours: ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
-validation.py        the validation set: rows sampled during training but never trained on
-completion_log.py    mixin: scores the completions of every step, and logs those of every n-th
-zero_advantage.py    mixin: leaves out completions whose group has equal rewards
+completions.py       mixin: scores the completions of every step, and logs those of every n-th; the validation set
+token_logprobs.py    mixins: logprobs without the full logits, and without completions whose group has equal rewards
 shared_prompts.py    mixin: packs the rows before the backbone, so that the layers read each prompt once for its group
-packing.py           layout of a packed micro-batch: the position of each token and what it attends to
-attention.py         attention over a packed micro-batch
-chunked_logprobs.py  mixin: logprobs without materializing the full logits
+packing.py           layout of a packed micro-batch: the position of each token, what it attends to, and its attention
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
-from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
-from lora_grpo.training.completion_log import ScoredRollouts
+from lora_grpo.training.completions import ScoredRollouts
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.run import train
 from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.step_metrics import StepMetrics
-from lora_grpo.training.time_budget import TimeBudget, check_time_left
+from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trainer import make_trainer
 from lora_grpo.training.trl_compat import TrlHooks, synthetic_inputs
-from lora_grpo.training.zero_advantage import SkipZeroAdvantage

@@ -1,19 +1,7 @@
 """Alarms: detect from the metrics that a run goes wrong, and suggest what to change.
 
-| alarm              | raised when                                                                                  |
-|--------------------|----------------------------------------------------------------------------------------------|
-| `nan`              | loss, reward, KL, entropy or gradient norm is NaN or infinite                                |
-| `logprob_mismatch` | logprobs of sampler and trainer differ by more than rounding error                           |
-| `collapse`         | the mean reward of 20 steps drops below half of the best 20 steps (or of the base) by more   |
-|                    | than 6 standard errors                                                                       |
-| `zero_variance`    | all completions have the same reward in more than 80% of the groups                          |
-| `constant_reward`  | a reward is the same for every completion of the first 10 steps (except 1 of a built-in one) |
-| `entropy`          | entropy is below 5% of its initial value while the reward is below 90% of the maximum        |
-| `truncated`        | more than 90% of completions reach the length limit                                          |
-| `hacking`          | validation reward rises while significantly fewer validation answers are correct (p < 0.01)  |
-
-`zero_variance`, `entropy` and `truncated` use means over the last `WINDOW` steps. After an alarm, its
-condition must be false for `WINDOW` steps before it can be raised again. For `hacking`, one validation pass is enough.
+docs/while-it-trains.md lists when each is raised. After an alarm, its condition must be false for `WINDOW` steps before
+it can be raised again. For `hacking`, one validation pass is enough.
 """
 
 from __future__ import annotations
@@ -88,17 +76,12 @@ class Alarms:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         messages = {"nan": self._nan(numbers), "logprob_mismatch": self._logprob_mismatch(numbers)}
         self._steps.append({name: value for name, value in numbers.items() if math.isfinite(value)})
-        rewarded = [each for each in self._steps if "reward" in each]
+        rewarded = [each for each in self._steps if "reward" in each]  # steps that reuse rollouts have none
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
-            window = rewarded[-WINDOW:]
-            messages |= {
-                "collapse": self._collapse([each["reward"] for each in rewarded]),
-                "zero_variance": self._zero_variance(window),
-                "entropy": self._entropy(_mean(rewarded[:WINDOW], "entropy"), window),
-                "truncated": _truncated(window),
-            }
+            messages |= self._signal(rewarded[-WINDOW:], _mean(rewarded[:WINDOW], "entropy"))
+            messages["collapse"] = self._collapse([each["reward"] for each in rewarded])
             if len(rewarded) == WINDOW:
-                messages["constant_reward"] = self._constant_reward(window)
+                messages["constant_reward"] = self._constant_reward(rewarded)
         return self._new(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
@@ -171,24 +154,41 @@ class Alarms:
             "collapsed; use best/ if it exists, or start over with a lower --train.learning-rate"
         )
 
-    def _zero_variance(self, window: Sequence[Metrics]) -> str | None:
+    def _signal(self, window: Sequence[Metrics], first_entropy: float) -> dict[str, str | None]:
+        """Return the messages about what GRPO learns from: rewards that differ, exploration, completions that end."""
         share, reward = _mean(window, "frac_reward_zero_std"), _mean(window, "reward")
-        if not share > _MAX_ZERO_VARIANCE:
-            return None
-        message = f"in {share:.0%} of the groups of the last {WINDOW} steps all completions earned the same reward"
-        if self._is_near_maximum(reward):
-            return (
-                f"{message}, nearly all of them the maximum ({reward:.2f} of {self.max_reward:g}): "
-                "the rows are learned; train on harder ones or end the run"
+        entropy, truncated = _mean(window, "entropy"), _mean(window, "completions/clipped_ratio")
+        is_near_maximum = reward >= _NEAR_MAXIMUM * self.max_reward
+        messages: dict[str, str | None] = dict.fromkeys(("zero_variance", "entropy", "truncated"))
+        if share > _MAX_ZERO_VARIANCE:
+            if is_near_maximum:
+                advice = (
+                    f", nearly all of them the maximum ({reward:.2f} of {self.max_reward:g}): the rows are learned; "
+                    "train on harder ones or end the run"
+                )
+            elif not reward:
+                first = f"on gold solutions first ({command('train sft')}), or " if self.has_gold else ""
+                advice = f", all of them 0; train {first}on easier rows"
+            else:
+                advice = (
+                    ", so there is nothing to learn from; pass a larger --sampling.num-generations, a higher "
+                    "--sampling.temperature, a reward with more than two values or, if --preview advises it, "
+                    "--data.filter-by-difficulty"
+                )
+            what = f"in {share:.0%} of the groups of the last {WINDOW} steps all completions earned the same reward"
+            messages["zero_variance"] = what + advice
+        if entropy < _MIN_ENTROPY * first_entropy and not is_near_maximum:
+            messages["entropy"] = (
+                f"entropy fell from {first_entropy:.3g} to {entropy:.2g} nats per token at a reward of {reward:.2f} "
+                f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
+                "--train.learning-rate or a higher --sampling.temperature"
             )
-        if not reward:
-            first = f"on gold solutions first ({command('train sft')}), or " if self.has_gold else ""
-            return f"{message}, all of them 0; train {first}on easier rows"
-        return (
-            f"{message}, so there is nothing to learn from; pass a larger --sampling.num-generations, a "
-            "higher --sampling.temperature, a reward with more than two values or, if --preview advises it, "
-            "--data.filter-by-difficulty"
-        )
+        if truncated > _MAX_TRUNCATED:
+            messages["truncated"] = (
+                f"{truncated:.0%} of the completions of the last {WINDOW} steps reached the length limit; raise "
+                "--sampling.max-completion-tokens, and --model.max-sequence-tokens by as much"
+            )
+        return messages
 
     def _constant_reward(self, window: Sequence[Metrics]) -> str | None:
         constant = []
@@ -205,19 +205,6 @@ class Alarms:
             "was learned from it; look at completions/, and at the columns of the rows that it reads"
         )
 
-    def _entropy(self, start: float, window: Sequence[Metrics]) -> str | None:
-        last, reward = _mean(window, "entropy"), _mean(window, "reward")
-        if not last < _MIN_ENTROPY * start or self._is_near_maximum(reward):
-            return None
-        return (
-            f"entropy fell from {start:.3g} to {last:.2g} nats per token at a reward of {reward:.2f} "
-            f"of {self.max_reward:g}: the policy has stopped exploring; start over with a lower "
-            "--train.learning-rate or a higher --sampling.temperature"
-        )
-
-    def _is_near_maximum(self, reward: float) -> bool:
-        return reward >= _NEAR_MAXIMUM * self.max_reward
-
     def _hacking(self, reward: float, passed: Mapping[str, bool]) -> str | None:
         """Compare this pass with the one that had the most correct answers (the earliest, if tied)."""
         step, before_reward, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
@@ -230,16 +217,6 @@ class Alarms:
             "completions/, lower the weights of rewards other than the grader's, and start over; best/, if it exists, "
             "is from before"
         )
-
-
-def _truncated(window: Sequence[Metrics]) -> str | None:
-    share = _mean(window, "completions/clipped_ratio")
-    if not share > _MAX_TRUNCATED:
-        return None
-    return (
-        f"{share:.0%} of the completions of the last {WINDOW} steps reached the length limit; raise "
-        "--sampling.max-completion-tokens, and --model.max-sequence-tokens by as much"
-    )
 
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:

@@ -14,10 +14,10 @@ from lora_grpo.errors import RunError
 from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
+from lora_grpo.training.completions import Validation
 from lora_grpo.training.memory_probe import probe
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trl_compat import step_values
-from lora_grpo.training.validation import Validation
 
 
 class Monitor:

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.training import attention
-from lora_grpo.training.chunked_logprobs import logprob_tolerance
-from lora_grpo.training.packing import pack
+from lora_grpo.training.packing import ATTENTION, pack, register_attention
+from lora_grpo.training.token_logprobs import logprob_tolerance
 from lora_grpo.training.trl_compat import TrlHooks
 
 
@@ -82,7 +81,7 @@ class SharedPrompts(TrlHooks):
             return "the loss of the router is computed from padded rows"
         model = self.model.base_model.model
         config = model.config.get_text_config()
-        if config._attn_implementation not in ("sdpa", attention.NAME):
+        if config._attn_implementation not in ("sdpa", ATTENTION):
             return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
         layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if layers:
@@ -98,8 +97,8 @@ class SharedPrompts(TrlHooks):
         self.model.eval()
         with torch.no_grad():
             padded = score(self.model, tokens, mask, 3)[0]
-            attention.register()
-            model.set_attn_implementation(attention.NAME)
+            register_attention()
+            model.set_attn_implementation(ATTENTION)
             failure = ""
             try:
                 with self._packed(3):

@@ -10,13 +10,12 @@ import contextlib
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError
 from lora_grpo.evaluation import evaluate
-from lora_grpo.runs import Run, duration, read_record
+from lora_grpo.runs import Run, duration
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, sample_rows
 
@@ -54,39 +53,26 @@ class TimeBudget:
         Their number is decided once, before the evaluation of the base, and depends only on the time that a few rows
         take, not on their results.
         """
-        if self.seconds == math.inf:
-            return rows
-        record = self.run.record.get("time_budget") or {}
-        began = distributed.broadcast_from_main(lambda: any(self.run.evaluation.glob("base.samples.jsonl*")))
-        if "eval_rows" not in record and not began and len(rows) > _LEAST_ROWS:
-            number = self._rows_that_fit(sampler, rows)
-            if number < len(rows):
-                record = {"eval_rows": number}
-                self.run.update(time_budget=record)
-        return sample_rows(rows, record.get("eval_rows"), self.run.config.seed)
-
-    def _rows_that_fit(self, sampler: Sampler, rows: Sequence[Row]) -> int:
-        """Measure the evaluation of a few rows, and return how many can be evaluated before and after training."""
-        measured = sample_rows(rows, _LEAST_ROWS, self.run.config.seed)
-        self._delete_measured()
-        evaluate(self.run, sampler, measured, "speed")
-        seconds = self.run.record["evaluation_seconds"].pop("speed") / len(measured)
-        self._delete_measured()
-        left = self.seconds - self._now()
-        number = distributed.broadcast_from_main(lambda: int(_EVALUATION_SHARE * left / (2 * seconds)))
-        if number < _LEAST_ROWS:
-            raise self._too_little(f"evaluating {_LEAST_ROWS} rows twice", 2 * _LEAST_ROWS * seconds)
-        if number < len(rows):
+        run, number = self.run, (self.run.record.get("time_budget") or {}).get("eval_rows")
+        began = "base" in run.record.get("evaluation_seconds", {})
+        if self.seconds < math.inf and number is None and not began and len(rows) > _LEAST_ROWS:
+            evaluate(run, sampler, sample_rows(rows, _LEAST_ROWS, run.config.seed), "speed")
+            seconds = run.record["evaluation_seconds"].pop("speed") / _LEAST_ROWS
+            for path in run.evaluation.glob("speed.samples.jsonl*") if distributed.is_main() else ():
+                path.unlink()
+            left = self.seconds - self._now()
+            number = distributed.broadcast_from_main(lambda: int(_EVALUATION_SHARE * left / (2 * seconds)))
+            if number < _LEAST_ROWS:
+                raise self._too_little(f"evaluating {_LEAST_ROWS} rows twice", 2 * _LEAST_ROWS * seconds)
+            if number >= len(rows):
+                return rows
+            run.update(time_budget={"eval_rows": number})
             print(
                 f"evaluating a sample of {number} of {len(rows)} rows before and after training, because both "
                 f"evaluations of all would take {duration(2 * len(rows) * seconds)} of the {duration(left)} left",
                 file=sys.stderr,
             )
-        return number
-
-    def _delete_measured(self) -> None:
-        for path in self.run.evaluation.glob("speed.samples.jsonl*") if distributed.is_main() else ():
-            path.unlink()
+        return sample_rows(rows, number, run.config.seed)
 
     def check_evaluation(self) -> None:
         """Raise a RunError if the evaluation of the base has not left time for that of the trained model."""
@@ -114,9 +100,9 @@ class TimeBudget:
             uses: number of steps of a round.
             validates: whether a validation pass is due after this step.
         """
+        run, now, max_steps = self.run, self._now(), self.run.config.train.max_steps
         if self.seconds == math.inf:
             return False
-        now, max_steps = self._now(), self.run.config.train.max_steps
         self._rounds.append(now - self._round_began - self._validation)
         self._round_began, self._validation = now, 0.0
         # The first round of a process is slower, because it warms up.
@@ -124,19 +110,17 @@ class TimeBudget:
         # The last step has a validation pass of its own, besides one that is due now.
         passes = (1 + validates) * self._longest_validation
         left = self.seconds - now - passes - self._final_evaluation() - _RESERVE
-        rounds = max(0, int(left / pace))
-        self.expected_steps = min(step + rounds * uses, max_steps)
-        is_last = left < pace and step < max_steps
+        self.expected_steps = min(step + max(0, int(left / pace)) * uses, max_steps)
         if len(self._rounds) == _ANNOUNCED:
             print(
                 f"about {self.expected_steps} steps of {pace / uses:.1f} s and the final evaluation, "
-                f"{duration(self._final_evaluation())}, fit in --hours {self.run.config.hours:g}",
+                f"{duration(self._final_evaluation())}, fit in --hours {run.config.hours:g}",
                 file=sys.stderr,
             )
+        is_last = left < pace and step < max_steps
         if is_last:
-            self.run.record["out_of_time"] = {"step": step, "hours": self.run.config.hours}
-            self.expected_steps = step
-        self.run.update()  # a killed run has worked at least until here
+            run.record["out_of_time"] = {"step": step, "hours": run.config.hours}
+        run.update()  # a killed run has worked at least until here
         return is_last
 
     def _final_evaluation(self) -> float:
@@ -150,28 +134,12 @@ class TimeBudget:
         return distributed.broadcast_from_main(lambda: _MARGIN * base * min(3.0, max(1.0, slower)))
 
     def _too_little(self, phase: str, seconds: float) -> RunError:
+        # A run that starts again can train for a while: four times the evaluation, and a minute more.
+        enough = self.run.seconds_worked + self.run.seconds_open + 4 * seconds + 60
         return RunError(
             f"--hours {self.run.config.hours:g} is too little: {duration(self._now())} are used, and {phase} takes "
-            f"{duration(seconds)}; pass --resume --hours {_enough_hours(self.run, seconds):g}"
+            f"{duration(seconds)}; pass --resume --hours {math.ceil(100 * enough / 3600) / 100:g}"
         )
 
     def _now(self) -> float:
         return distributed.broadcast_from_main(lambda: self.run.seconds_worked)
-
-
-def check_time_left(config: RunConfig) -> None:
-    """Raise a UserError if the hours of the run in the output folder are used up, before anything is loaded."""
-    if not config.hours or not distributed.is_main() or not (config.folder / "run.json").is_file():
-        return
-    run = Run(config, read_record(config.folder))
-    evaluation = run.record.get("evaluation_seconds", {}).get("base", 0.0)
-    if not run.is_trained and run.seconds_worked + evaluation >= 3600 * config.hours:
-        raise UserError(
-            f"{round(run.seconds_worked / 3600, 2):g} of {config.hours:g} h are used, and the final evaluation takes "
-            f"{duration(evaluation)}; pass --resume --hours {_enough_hours(run, evaluation):g}"
-        )
-
-
-def _enough_hours(run: Run, evaluation: float) -> float:
-    """Return hours in which a run that starts again can train for a while: four times the evaluation, a minute more."""
-    return math.ceil(100 * (run.seconds_worked + run.seconds_open + 4 * evaluation + 60) / 3600) / 100

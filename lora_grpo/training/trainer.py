@@ -18,17 +18,15 @@ from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmS
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
-from lora_grpo.training.chunked_logprobs import ChunkedLogProbs
-from lora_grpo.training.completion_log import ScoredRollouts
+from lora_grpo.training.completions import ScoredRollouts, Validation
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trl_config import grpo_arguments
-from lora_grpo.training.validation import Validation
-from lora_grpo.training.zero_advantage import SkipZeroAdvantage
 
 
 def make_trainer(

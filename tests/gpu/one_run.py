@@ -80,7 +80,7 @@ def main():
     config, how = parse(sys.argv[1:], recipe="gsm8k_lora", description="", presets=presets)
     data = load_data(config)
     config, plan = make_plan(config, how)
-    run = open_run(config, how, "gsm8k_lora", data.record, plan)
+    run = open_run(config, how, "gsm8k_lora", data.record, plan.record())
     policy = load_policy(config)
     rows = fit_to_context(data.train, policy.tokenizer, config, "train")
     sampler = build_sampler(policy, config)

@@ -19,8 +19,7 @@ from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.models.memory import Step, optimizer_bytes, parts, weight_bytes
 from lora_grpo.models.shape import Shape
-from lora_grpo.training import attention
-from lora_grpo.training.packing import Packing, pack
+from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
 
 QWEN3_HALF = {
     **{"model_type": "qwen3", "hidden_size": 1024, "head_dim": 128, "num_attention_heads": 16},
@@ -183,8 +182,8 @@ def most_held(config, step, monkeypatch):
     with mode:
         model = fake_policy(config, step, monkeypatch)
         if step.packed:
-            attention.register()
-            model.base_model.model.set_attn_implementation(attention.NAME)
+            register_attention()
+            model.base_model.model.set_attn_implementation(ATTENTION)
         gc.collect()
         with TensorMemory() as held:
             if not step.packed:

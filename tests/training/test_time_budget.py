@@ -19,9 +19,9 @@ from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import Run, open_run, read_run
 from lora_grpo.tasks import load_data
 from lora_grpo.training import time_budget
+from lora_grpo.training.completions import Validation
 from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget
-from lora_grpo.training.validation import Validation
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
 RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_lora.py"
