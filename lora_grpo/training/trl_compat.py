@@ -27,11 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import prompts_to_read
-from lora_grpo.errors import UserError
 from lora_grpo.models import load_adapter
-
-_COMPLETION_IDS, _LOGPROBS = 1, 4
-"""Positions in what `_generate` returns."""
 
 
 class TrlHooks:
@@ -133,7 +129,7 @@ def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> An
 
 def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | None]]]:
     """Return the token ids and the sampler's logprobs of what `generate_rollouts` returned."""
-    return generated[_COMPLETION_IDS], generated[_LOGPROBS] or []
+    return generated[1], generated[4] or []
 
 
 def step_values(trainer: Any) -> Any:
@@ -190,11 +186,6 @@ def enable_importance_sampling(trainer: Any) -> None:
     TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
     the adapter into the base at every sync, so it is set afterwards.
     """
-    # TRL's constructor makes the same check if `use_vllm` is an argument.
-    if trainer.loss_type == "vespo" and trainer.vllm_importance_sampling_mode.startswith("sequence"):
-        raise UserError(
-            "--grpo loss_type=vespo weights tokens; with vLLM also pass vllm_importance_sampling_mode=token_truncate"
-        )
     trainer.use_vllm = True
     trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
     trainer._last_loaded_step = -1

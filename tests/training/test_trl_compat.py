@@ -12,7 +12,6 @@ from helpers.overrides import MIXINS, count_calls, overrides, rejected_calls
 from helpers.tiny_runs import TINY, run_tiny
 from trl import GRPOTrainer
 
-from lora_grpo.errors import UserError
 from lora_grpo.runs import read_metrics
 from lora_grpo.training import ScoredRollouts, StepMetrics, TrlHooks, synthetic_inputs, trl_compat
 
@@ -101,9 +100,6 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     assert trainer.is_corrected_by_trl
     inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
     assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
-    trainer.loss_type, trainer.vllm_importance_sampling_mode = "vespo", "sequence_mask"
-    with pytest.raises(UserError, match="token_truncate"):
-        trl_compat.enable_importance_sampling(trainer)
 
 
 def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
