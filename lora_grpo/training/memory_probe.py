@@ -33,17 +33,21 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
 
     device = next(trainer.model.parameters()).device
     on_gpu = device.type == "cuda"
-    rows = trainer.args.per_device_train_batch_size
-    stand_in, failure, held = copy_without_metrics(trainer), None, []
+    rows, completion = trainer.args.per_device_train_batch_size, config.sampling.max_completion_tokens
+    stand_in, failure, held = copy_without_metrics(trainer), "", []
     with torch.random.fork_rng(devices=[device] if on_gpu else []), _asleep(trainer.model):
         torch.cuda.empty_cache()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
         trainer.model.train()
         try:
-            held.append(_optimizer_state(trainer, config.train.optimizer, device))
+            trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+            for parameter in trained:
+                parameter.grad = torch.zeros_like(parameter)
+            if not (trainer.optimizer and trainer.optimizer.state_dict()["state"]):  # not a resumed run
+                size = sum(memory.optimizer_bytes(each.numel(), config.train.optimizer) for each in trained)
+                held.append(torch.empty(size, dtype=torch.uint8, device=device))
             if config.method == "sft":
-                completion = config.sampling.max_completion_tokens
                 held.append(sft_inputs(rows, longest_prompt_tokens + completion, completion, device))
             else:
                 held.append(synthetic_inputs(trainer, rows, longest_prompt_tokens, device))
@@ -53,7 +57,15 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
             if not ran_out_of_memory(error):
                 raise
             failure = " ".join(str(error).split())
-        measured = _measured(device) if on_gpu else None
+        used = {}
+        if on_gpu:
+            free, total = torch.cuda.mem_get_info(device)
+            used = {
+                "peak_allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2),
+                "peak_reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2),
+                "gpu_used_gib": round((total - free) / GIB, 2),
+                "gpu_total_gib": round(total / GIB, 2),
+            }
         # The error and the frames that referenced the batch are gone. Free the memory before the engine wakes up.
         held.clear()
         trainer.model.zero_grad()
@@ -61,23 +73,19 @@ def probe(trainer: Any, config: RunConfig, longest_prompt_tokens: int) -> dict[s
         torch.cuda.empty_cache()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    if failure is not None:
-        batch = f"{rows} completions of {longest_prompt_tokens} + {config.sampling.max_completion_tokens} tokens"
-        figures = f"tensors took {measured['peak_allocated_gib']} GiB; " if measured else ""
-        raise RunError(f"out of memory in a pass over {batch}: {figures}{_fixes(config, rows)} ({failure})")
-    return measured and {"rows": rows, "prompt_tokens": longest_prompt_tokens, **measured}
-
-
-def _optimizer_state(trainer: Any, name: str, device: Any) -> Any:
-    """Allocate a gradient for every trained parameter, and return a tensor as large as the optimizer state."""
-    import torch
-
-    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)
-    exists = trainer.optimizer is not None and bool(trainer.optimizer.state_dict()["state"])  # resumed run
-    size = 0 if exists else sum(memory.optimizer_bytes(parameter.numel(), name) for parameter in trained)
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    if failure:
+        fixes = [
+            f"pass --resume --train.micro-batch-size {size} (same result, slower)"
+            for size in micro_batches(config)
+            if size < rows
+        ][:1]
+        cheaper = [values[0] for values in cheaper_settings(config) if "train.micro_batch_size" not in values[0]]
+        fixes.append(f"start over with --overwrite {' or '.join(map(as_flags, cheaper[:2]))}")
+        raise RunError(
+            f"out of memory in a pass over {rows} completions of {longest_prompt_tokens} + {completion} tokens: "
+            f"{', or '.join(fixes)} ({failure})"
+        )
+    return {"rows": rows, "prompt_tokens": longest_prompt_tokens, **used} if used else None
 
 
 @contextlib.contextmanager
@@ -93,24 +101,3 @@ def _asleep(model: Any) -> Iterator[None]:
         yield
     finally:
         engine.wake_up()
-
-
-def _measured(device: Any) -> dict[str, float]:
-    import torch
-
-    free, total = torch.cuda.mem_get_info(device)
-    sizes = {
-        "peak_allocated_gib": torch.cuda.max_memory_allocated(device),
-        "peak_reserved_gib": torch.cuda.max_memory_reserved(device),
-        "gpu_used_gib": total - free,
-        "gpu_total_gib": total,
-    }
-    return {name: round(size / GIB, 2) for name, size in sizes.items()}
-
-
-def _fixes(config: RunConfig, rows: int) -> str:
-    smaller = [size for size in micro_batches(config) if size < rows][:1]
-    fixes = [f"pass --resume --train.micro-batch-size {size} (same result, slower)" for size in smaller]
-    cheaper = [values[0] for values in cheaper_settings(config) if "train.micro_batch_size" not in values[0]]
-    fixes.append(f"start over with --overwrite {' or '.join(map(as_flags, cheaper[:2]))}")
-    return ", or ".join(fixes)

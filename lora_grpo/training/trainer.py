@@ -48,11 +48,15 @@ def make_trainer(
     """
     from transformers import PrinterCallback, TrainerCallback
 
-    config, model = run.config, policy.model
-    is_sft = config.method == "sft"
+    config, is_sft = run.config, run.config.method == "sft"
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
-    _set_environment(run, policy)
+    # Read when TRL and transformers are imported.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
+    # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
+    if policy.engine == "peft":
+        trl_compat.ignore_installed_vllm()
     try:
         if is_sft:
             trainer = build_sft_trainer(run, policy, rows, sampler)
@@ -61,23 +65,17 @@ def make_trainer(
         trainer.create_optimizer()
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
-    if not is_sft:
-        reason = trainer.why_padded if policy.engine == "peft" else "Unsloth computes the loss pass"
-        run.record["loss_pass"] = {"prompts_read": "once per completion" if reason else "once per group"}
-        if reason:
-            run.record["loss_pass"]["reason"] = reason
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
-    trl_compat.use_float32_adapter(model, policy.start)
-    if isinstance(sampler, VllmSampler) and not is_sft:
-        trl_compat.enable_importance_sampling(trainer)
-    if not is_sft and trainer.is_corrected_by_trl:
-        settings = trainer.args
-        run.record["importance_sampling"] = {
-            "mode": settings.vllm_importance_sampling_mode,
-            "clip_min": settings.vllm_importance_sampling_clip_min,
-            "clip_max": settings.vllm_importance_sampling_clip_max,
-        }
+    trl_compat.use_float32_adapter(policy.model, policy.start)
+    if not is_sft:
+        if isinstance(sampler, VllmSampler):
+            trl_compat.enable_importance_sampling(trainer)
+        if trainer.is_corrected_by_trl:
+            run.record["importance_sampling"] = {
+                name: getattr(trainer.args, f"vllm_importance_sampling_{name}")
+                for name in ("mode", "clip_min", "clip_max")
+            }
     trainer.progress = Progress(config.step_limit, config.method.upper())
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
@@ -88,20 +86,11 @@ def make_trainer(
         validation = Validation(run.validation, config, validation_rows, scorer, sampler)
     longest_prompt = max(map(len, sampler.encode(prompts)))
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
-    alarms = _alarms(run, model, rewards)
+    alarms = _alarms(run, policy.model, rewards)
     trainer.monitor = callback(run, trainer, alarms, validation, longest_prompt, budget or TimeBudget(run))
     trainer.add_callback(trainer.monitor)
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer
-
-
-def _set_environment(run: Run, policy: Policy) -> None:
-    """Set what TRL and transformers read from the environment. Call this before importing TRL."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
-    # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
-    if policy.engine == "peft":
-        trl_compat.ignore_installed_vllm()
 
 
 def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer) -> Any:
