@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn
 from lora_grpo import distributed
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import command
-from lora_grpo.config import Overrides, RunConfig, choose_engine, flag, typed_grpo_overrides
+from lora_grpo.config import Overrides, choose_engine, typed_grpo_overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy
 from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, check_settings, flat, open_run, read_metrics
+from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -112,7 +112,8 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         return
     report = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
-    change = metric_change(run, metric)
+    lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
+    change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
     run.finish({"table": [row.model_dump() for row in report.table], metric: change})
     page = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
     report.show()
@@ -126,7 +127,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
 
 def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
     """Return where a run's files are and the commands to go on with, by a short name."""
-    config, folder = run.config, run.folder
+    config, folder, hours = run.config, run.folder, run.config.hours
     task = config.data.evaluation_task
     named = ["--task", task] if is_task_file(task) else []
     trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
@@ -138,46 +139,19 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
         "merge": command("merge", folder, *trust),
         "share": command("push", folder, "YOU/NAME", "--dry-run"),
     }
-    same = _same_model_and_data(config)
+    same = "the same --model and --data flags"
     if none_right and config.method == "grpo":  # GRPO has nothing to reinforce
-        first = command("train sft", "--task", config.data.task, *same)
+        first = f"{command('train sft', '--task', config.data.task)} with {same}"
         has_gold = getattr(get_task(config.data.task), "has_gold", True)
         advice = f"train on gold solutions first: {first}, then this command with --lora.from outputs/sft_lora and "
-        steps["0% right"] = f"{advice}another --output-dir" if has_gold else "train on easier rows"
-        return steps
+        return steps | {"0% right": f"{advice}another --output-dir" if has_gold else "train on easier rows"}
     if config.method == "sft" and not none_right:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
-        steps["GRPO"] = command(recipe, "--lora.from", folder, *named, *same)
-    steps["longer"] = f"the same command with --resume {_longer(run)}"
-    return steps
-
-
-def _longer(run: Run) -> str:
-    """Return the flags that lift the limits that ended a run or that a run twice as long would reach."""
-    hours, flags = run.config.hours, []
+        steps["GRPO"] = f"{command(recipe, '--lora.from', folder, *named)} with {same}"
+    # The flags that lift the limits that ended the run, or that a run twice as long would reach.
+    flags = [] if run.out_of_time else [f"--train.max-steps {2 * config.train.max_steps}"]
     if run.stopped_early:
         flags = ["--monitor.early-stopping 0"]
-    elif not run.out_of_time:
-        flags = [f"--train.max-steps {2 * run.config.train.max_steps}"]
     if hours and (run.out_of_time or 2 * run.seconds_worked > 3600 * hours):
         flags.append(f"--hours {2 * hours:g}")
-    return " ".join(flags)
-
-
-def _same_model_and_data(config: RunConfig) -> list[str]:
-    """Return the flags, except for `--task`, that give another recipe the model and the rows of a run."""
-    values, defaults, words = flat(config.to_dict()), flat(RunConfig().to_dict()), []
-    for name in (
-        *("model.name", "model.revision", "model.trust_remote_code", "model.chat_template_kwargs"),
-        *("data.train", "data.eval", "data.eval_task", "data.columns", "data.prompt_style", "data.few_shot"),
-    ):
-        value = values[name]
-        if value != defaults[name]:
-            words += [flag(name), *([] if value is True else map(str, value if isinstance(value, list) else [value]))]
-    return words
-
-
-def metric_change(run: Run, metric: str) -> dict[str, Any]:
-    """Return a metric's values in the first and the last step, and the number of steps."""
-    lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
-    return {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
+    return steps | {"longer": f"the same command with --resume {' '.join(flags)}"}

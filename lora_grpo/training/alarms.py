@@ -74,7 +74,7 @@ class Alarms:
     def step(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Return the alarms that one step's metrics, as in metrics.jsonl, raise."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        messages = {"nan": self._nan(numbers), "logprob_mismatch": self._logprob_mismatch(numbers)}
+        messages = self._broken(numbers)
         self._steps.append({name: value for name, value in numbers.items() if math.isfinite(value)})
         rewarded = [each for each in self._steps if "reward" in each]  # steps that reuse rollouts have none
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
@@ -89,11 +89,22 @@ class Alarms:
 
         `passed` maps each row id to whether its completion is correct.
         """
-        mean = statistics.fmean(rewards)
+        reward, after = statistics.fmean(rewards), sum(passed.values())
         if not step and len(rewards) > 1:
-            self._best = (mean, statistics.variance(rewards) / len(rewards))
-        self._passes.append((step, mean, passed))
-        message = self._hacking(mean, passed)
+            self._best = (reward, statistics.variance(rewards) / len(rewards))
+        self._passes.append((step, reward, passed))
+        # Compare with the pass that had the most correct answers (the earliest, if tied).
+        since, before_reward, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
+        before = sum(best.values())
+        message = None
+        if reward > before_reward and after < before:
+            if mcnemar_exact([best[row] for row in passed], [*passed.values()]) < _HACKING_P:
+                message = (
+                    f"since step {since} validation reward rose from {before_reward:.2f} to {reward:.2f} while correct "
+                    f"answers fell from {before} to {after} of {len(passed)}: the policy exploits the rewards; read "
+                    "completions/, lower the weights of rewards other than the grader's, and start over; best/, if it "
+                    "exists, is from before"
+                )
         self.hacked = message is not None
         return self._new(step, {"hacking": message})
 
@@ -110,27 +121,27 @@ class Alarms:
             self._quiet[name] = 0
         return alarms
 
-    def _nan(self, last: Metrics) -> str | None:
+    def _broken(self, last: Metrics) -> dict[str, str | None]:
+        """Return the messages about numbers that ruin the adapter."""
         names = [name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(last.get(name, 0.0))]
         self._overflows = 0 if math.isfinite(last.get("grad_norm", 0.0)) else self._overflows + 1
         if self._overflows >= (3 if self.float16 else 1):
             names.append("grad_norm")
-        if not names:
-            return None
-        return (
-            f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate, and "
-            "check custom rewards for divisions by zero"
-        )
-
-    def _logprob_mismatch(self, last: Metrics) -> str | None:
+        messages: dict[str, str | None] = dict.fromkeys(("nan", "logprob_mismatch"))
+        if names:
+            messages["nan"] = (
+                f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate, and "
+                "check custom rewards for divisions by zero"
+            )
         mismatch = last.get(LOGPROB_MISMATCH, 0.0)
-        if self.max_mismatch is None or mismatch <= self.max_mismatch:
-            return None
-        return (
-            f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
-            f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass --resume, "
-            "and if it happens again start over with --sampling.backend transformers, without --sampling.server-url"
-        )
+        if self.max_mismatch is not None and mismatch > self.max_mismatch:
+            messages["logprob_mismatch"] = (
+                f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
+                f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass "
+                "--resume, and if it happens again start over with --sampling.backend transformers, without "
+                "--sampling.server-url"
+            )
+        return messages
 
     def _collapse(self, rewards: Sequence[float]) -> str | None:
         if len(rewards) < LONG_WINDOW:
@@ -203,19 +214,6 @@ class Alarms:
         return (
             f"{', '.join(constant)} had one value for every completion of the first {WINDOW} steps, so nothing "
             "was learned from it; look at completions/, and at the columns of the rows that it reads"
-        )
-
-    def _hacking(self, reward: float, passed: Mapping[str, bool]) -> str | None:
-        """Compare this pass with the one that had the most correct answers (the earliest, if tied)."""
-        step, before_reward, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
-        before, after = [best[row] for row in passed], [*passed.values()]
-        if reward <= before_reward or sum(after) >= sum(before) or mcnemar_exact(before, after) >= _HACKING_P:
-            return None
-        return (
-            f"since step {step} validation reward rose from {before_reward:.2f} to {reward:.2f} while correct answers "
-            f"fell from {sum(before)} to {sum(after)} of {len(after)}: the policy exploits the rewards; read "
-            "completions/, lower the weights of rewards other than the grader's, and start over; best/, if it exists, "
-            "is from before"
         )
 
 
