@@ -97,14 +97,14 @@ class Alarms:
         since, before_reward, best = max(self._passes, key=lambda each: (sum(each[2].values()), -each[0]))
         before = sum(best.values())
         message = None
-        if reward > before_reward and after < before:
-            if mcnemar_exact([best[row] for row in passed], [*passed.values()]) < _HACKING_P:
-                message = (
-                    f"since step {since} validation reward rose from {before_reward:.2f} to {reward:.2f} while correct "
-                    f"answers fell from {before} to {after} of {len(passed)}: the policy exploits the rewards; read "
-                    "completions/, lower the weights of rewards other than the grader's, and start over; best/, if it "
-                    "exists, is from before"
-                )
+        is_worse = after < before and mcnemar_exact([best[row] for row in passed], [*passed.values()]) < _HACKING_P
+        if reward > before_reward and is_worse:
+            message = (
+                f"since step {since} validation reward rose from {before_reward:.2f} to {reward:.2f} while correct "
+                f"answers fell from {before} to {after} of {len(passed)}: the policy exploits the rewards; read "
+                "completions/, lower the weights of rewards other than the grader's, and start over; best/, if it "
+                "exists, is from before"
+            )
         self.hacked = message is not None
         return self._new(step, {"hacking": message})
 
