@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
         derived.append("model.gpu_memory_share")
     try:
-        model = model_files.read_config(config.model)
+        model: Mapping[str, Any] = model_files.read_config(config.model)
     except model_files.HubUnavailable as error:
         if not planning or name not in KNOWN_MODELS:
             raise
