@@ -52,12 +52,14 @@ def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
     assert "adapter_sha256" not in base["source"] and trained["source"]["adapter_sha256"]
     assert report["pass@1"] == trained["scores"]["pass@1"]
     assert base["samples"] == trained["samples"] == 4 + 8
-    assert base["sample_stats"]["greedy"]["statuses"] == {"wrong_answer": 4}
-    assert base["sample_stats"]["sampled"]["statuses"] == {"passed": 1, "wrong_answer": 7}
+    assert base["sample_stats"]["greedy"]["wrong_answer"] == 4
+    counts = {"passed": 1, "wrong_answer": 7}
+    assert counts.items() <= base["sample_stats"]["sampled"].items()
     greedy, sampled = trained["sample_stats"]["greedy"], trained["sample_stats"]["sampled"]
-    assert greedy["rules"] == {"strict": 0, "robust": 1} and sampled["rules"] == {"strict": 0, "robust": 3}
-    truncated = greedy["health"]["truncated"] + sampled["health"]["truncated"]
-    lengths = [each["health"]["mean_tokens"] for each in (greedy, sampled)]
+    rules = [(each["strict rule"], each["robust rule"]) for each in (greedy, sampled)]
+    assert rules == [(0, 1), (0, 3)]
+    truncated = greedy["truncated"] + sampled["truncated"]
+    lengths = [each["mean tokens"] for each in (greedy, sampled)]
     assert truncated == 8 and 4 * lengths[0] + 8 * lengths[1] == pytest.approx(4 * 10 + 8 * 20)
     assert [entry["task_id"] for entry in report["fixed"]] == ["t1"] and report["regressed"] == []
 

@@ -123,7 +123,6 @@ def report(arguments: Sequence[str]) -> None:
     """Write a report on a run: results, diagnostics, and every completion on one page.
 
         lora-grpo report outputs/gsm8k_lora
-        lora-grpo report outputs/gsm8k_lora outputs/another      # two runs side by side
 
     The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished
     run, this command reports the progress so far.

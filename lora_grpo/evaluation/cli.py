@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lora_grpo.commands import command
+from lora_grpo import __version__, sandbox
+from lora_grpo.config import check_fields
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.model_samples import Loader, ModelSamples
-from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
-from lora_grpo.evaluation.report import Report, make_report, write_report
-from lora_grpo.evaluation.results import RESULTS, check_folder, copy_results, digest
+from lora_grpo.evaluation import results as result_files
+from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings, choose_settings
+from lora_grpo.evaluation.report import Graded, Protocol, Report, make_protocol, make_report, write_report
+from lora_grpo.evaluation.results import RESULTS, Request, digest, task_id
+from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
-from lora_grpo.sampling import GgufModel, build, find_program, read_gguf
-from lora_grpo.tasks import chat, load_evaluation_rows, start_sandbox
+from lora_grpo.sampling import GgufModel, Sampler, build, find_program, load_sampler, read_gguf
+from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, load_evaluation_rows, start_sandbox
 
 
 def evaluate_and_report(options: EvaluateOptions) -> Report:
@@ -28,105 +34,176 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
         RunError: out of memory, or programs cannot be run.
     """
     targets = _targets(options)
-    ks = _choose_ks(options, min(target.min_samples for target in targets))
-    run_of_file = _run_of_gguf(targets[0])
-    default = _default_folder(options.target, targets[0], run_of_file)
+    fewest = min(target.min_samples for target in targets)
+    ks = sorted(set(options.k or (k for k in (1, 10, 100) if k <= fewest)))
+    if ks[-1] > fewest:
+        raise UserError(f"--k {ks[-1]} exceeds {fewest}, the fewest samples of a task; pass --k {fewest} or less")
+    default = _default_folder(options.target, targets[0])
     folder = options.output_dir or default
-    check_folder(folder, targets[0].request, overwrite=options.overwrite)
+    result_files.check_folder(folder, targets[0].request)
     paths = [folder / RESULTS, *(folder / f"compared-{digest(each.request)}.{RESULTS}" for each in targets[1:])]
     with lock.holding(folder):
         for target, path in zip(targets, paths, strict=True):
-            copy_results(path, target.request, default.parent)
+            result_files.copy_results(path, target.request, default.parent)
         report = make_report(ks, *(target.grade(path) for target, path in zip(targets, paths, strict=True)))
         write_report(folder, report)
     report.show()
     if report.evaluated.tasks < report.protocol.rows:
         print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
     print(f"results   {folder / RESULTS}\nreport    {folder / 'report.md'}")
-    if run_of_file and folder.parent == run_of_file / "evaluation" and not options.limit:
-        print(f"page      {command('report', run_of_file)}  # shows what each type costs")
     return report
 
 
 def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
     """Resolve and check the target and the one to compare with, without loading a model."""
     names = [options.target, *([] if options.compare is None else [options.compare])]
-    if "" in names:
-        raise UserError("the name of a model is empty; pass a run, an adapter, a model, a Hub id or a file of samples")
-    are_files = list(map(_is_samples_file, names))
-    of_weights = any(not is_file and not _is_gguf(name) for name, is_file in zip(names, are_files, strict=True))
-    options.check(of_weights=of_weights, of_sampling=not all(are_files))
-    models = _resolve_models(options, names)
-    if options.chat_template_kwargs and all(model is None or model.run for model in models):
-        raise UserError(
-            f"{chat.KWARGS_FLAG} is for models without a run; a run is evaluated with those of its training; leave it "
-            "out"
-        )
-    labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
-    labels = labels if len(set(labels)) == len(labels) else names
+    check_fields(options)
+    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
+    models: list[ModelSpec | GgufModel | None] = []  # None for a file of samples
+    for name in names:
+        path = Path(name).expanduser()
+        if name == BASE and models and models[0]:
+            models.append(models[0].without_adapter())
+        elif path.suffix.lower() == ".gguf":
+            models.append(read_gguf(path))
+            find_program(path)  # refused now, before anything is loaded, if llama.cpp is missing
+        elif path.is_file() or path.name.endswith((".jsonl", ".json", ".gz")):
+            models.append(None)
+        else:
+            models.append(resolve(name, overrides))
+        # --base and --revision apply only to the evaluated model.
+        overrides = dataclasses.replace(overrides, base=None, revision=None)
     first = next((model for model in models if model), None)
+    if first is None:
+        options.check_for_samples()
+    if options.chat_template_kwargs and all(model is None or model.run for model in models):
+        raise UserError(f"{chat.KWARGS_FLAG} is for models without a run; leave it out to use those of its training")
     settings = choose_settings(options, first.run if first else None)
     if first:
         start_sandbox(settings.data, options.sandbox)
-        data = load_evaluation_rows(settings.data, settings.seed, trained_seed=settings.trained_seed)
+        trained_seed = settings.trained["config"]["seed"] if settings.trained else None
+        data = load_evaluation_rows(settings.data, settings.seed, trained_seed=trained_seed)
         loader = Loader(build.choose_backend(options.backend), settings, is_auto=options.backend == "auto")
-    targets: list[ModelSamples | SampleFile] = []
-    for name, label, model in zip(names, labels, models, strict=True):
-        if model:
-            targets.append(ModelSamples(label, model, data, options.sandbox, loader))
-        else:
-            targets.append(read_samples(Path(name).expanduser(), label, options, settings))
+    labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
+    labels = labels if len(set(labels)) == len(labels) else names
+    targets = [
+        ModelSamples(label, model, data, options.sandbox, loader)
+        if model
+        else read_samples(Path(name).expanduser(), label, options, settings)
+        for name, label, model in zip(names, labels, models, strict=True)
+    ]
     if unpaired := targets[0].tasks ^ targets[-1].tasks:
         raise UserError(f"{len(unpaired)} tasks have samples on one side only; evaluate both on the same tasks")
     return targets
 
 
-def _resolve_models(options: EvaluateOptions, names: Sequence[str]) -> list[ModelSpec | GgufModel | None]:
-    """Return the model spec of each name, or None for a file of samples."""
-    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
-    models: list[ModelSpec | GgufModel | None] = []
-    for name in names:
-        if name == BASE and models:
-            if models[0] is None:
-                raise UserError("--compare base means the base below an adapter; pass another file of samples")
-            models.append(models[0].without_adapter())
-        elif _is_gguf(name):
-            models.append(read_gguf(Path(name).expanduser()))
-            find_program(Path(name).expanduser())  # refused now, before anything is loaded, if llama.cpp is missing
-        else:
-            models.append(None if _is_samples_file(name) else resolve(name, overrides))
-        # --base and --revision apply only to the evaluated model.
-        overrides = dataclasses.replace(overrides, base=None, revision=None)
-    return models
-
-
-def _is_gguf(name: str) -> bool:
-    return name.lower().endswith(".gguf")
-
-
-def _is_samples_file(name: str) -> bool:
-    path = Path(name).expanduser()
-    return not _is_gguf(name) and (path.is_file() or path.name.endswith((".jsonl", ".json", ".gz")))
-
-
-def _choose_ks(options: EvaluateOptions, min_samples: int) -> list[int]:
-    """Return the values of k for pass@k: the requested ones, or the default ones that have enough samples."""
-    ks = sorted(set(options.k or (k for k in (1, 10, 100) if k <= min_samples)))
-    if ks[-1] > min_samples:
-        fix = f"pass --k {min_samples} or less"
-        raise UserError(f"--k {ks[-1]} exceeds {min_samples}, the fewest samples of a task; {fix}")
-    return ks
-
-
-def _run_of_gguf(target: ModelSamples | SampleFile) -> Path | None:
-    return target.model.run_folder if isinstance(target, ModelSamples) and isinstance(target.model, GgufModel) else None
-
-
-def _default_folder(name: str, target: ModelSamples | SampleFile, run_of_file: Path | None) -> Path:
+def _default_folder(name: str, target: ModelSamples | SampleFile) -> Path:
     """Return the folder inside the run of a model, else below outputs/evaluation."""
-    given, evaluation = Path(name).expanduser(), f"{target.request['task']}-{digest(target.request)}"
-    if isinstance(target, SampleFile):
-        return Path("outputs/evaluation") / f"{json_files.stem(given)}-{evaluation}"
-    if run := run_of_file or run_of(given):
-        return run / "evaluation" / evaluation
+    evaluation = f"{target.request['task']}-{digest(target.request)}"
+    if isinstance(target, ModelSamples):
+        model = target.model
+        run = model.run_folder if isinstance(model, GgufModel) else run_of(Path(name).expanduser())
+        if run:
+            return run / "evaluation" / evaluation
     return Path("outputs/evaluation") / f"{name.strip('/.~').replace('/', '--')}-{evaluation}"
+
+
+class Loader:
+    """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
+
+    def __init__(self, backend: str, settings: EvaluationSettings, *, is_auto: bool = False) -> None:
+        self.backend, self.settings, self._is_auto = backend, settings, is_auto
+        self._model: ModelSpec | GgufModel | None = None
+        self._sampler: Sampler | None = None
+
+    def load(self, model: ModelSpec | GgufModel, rows: list[Row]) -> tuple[Sampler, dict[str, Any]]:
+        """Return a sampler of a model, and a record of its prompts, versions and hardware."""
+        settings, max_tokens = self.settings, self.settings.sampling.max_tokens
+        sampler, before = self._sampler, self._model
+        if sampler and before and model != dataclasses.replace(before, label=BASE, adapter=None):
+            sampler.close()  # its memory is free before the next model is loaded
+            sampler = None
+        if isinstance(model, GgufModel):
+            file_sampler = load_sampler(model, rows, max_tokens)
+            tokenizer = file_sampler.tokenizer
+        else:
+            tokenizer = build.load_tokenizer(model)
+        if model.run is None:  # the template of a run's model has the variables of its training
+            chat.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
+        tokens = build.check_context(model, tokenizer, rows, max_tokens)
+        if isinstance(model, GgufModel):
+            sampler, described = file_sampler, file_sampler.describe()
+        else:
+            sampler = sampler or build.load_sampler(
+                model, self.backend, tokenizer, tokens, settings.seed, is_auto=self._is_auto
+            )
+            described = build.describe(model, self.backend, sampler)
+        self._model, self._sampler = model, sampler
+        prompts = [chat.render_row(tokenizer, row) for row in rows]
+        return sampler, {"prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(), **described}
+
+
+@dataclass(frozen=True)
+class ModelSamples:
+    """A model to sample and grade on evaluation rows."""
+
+    label: str
+    model: ModelSpec | GgufModel
+    data: Data
+    limits: sandbox.Settings
+    loader: Loader
+
+    @property
+    def tasks(self) -> set[str]:
+        return {task_id(row) for row in self.data.eval}
+
+    @property
+    def min_samples(self) -> int:
+        return self.loader.settings.sampling.num_samples
+
+    @functools.cached_property
+    def protocol(self) -> Protocol:
+        settings, run, rows = self.loader.settings, self.model.run if self._is_adapted else None, len(self.data.eval)
+        # The rows that the run of the settings trained on are left out, so only another run contaminates the score.
+        contaminated = run and run != settings.trained and run["data"].get("trained_on_benchmark") == settings.task
+        notes = {
+            "contaminated": [self.label] if contaminated else [],
+            "limit": settings.limit if settings.limit == rows else None,
+        }
+        protocol = make_protocol(settings.data, self.data.record, settings.sampling, rows, settings.seed)
+        return protocol.model_copy(update=notes)
+
+    @functools.cached_property
+    def request(self) -> Request:
+        """Everything that determines the samples and verdicts."""
+        settings, protocol = self.loader.settings, self.protocol
+        limits = self.limits if settings.task in CODE_TASKS else None
+        given = settings.chat_template_kwargs and self.model.run is None
+        return {
+            "kit": __version__,  # which grades the samples
+            **protocol.model_dump(include={"task", "task_sha256", "seed"}),
+            **(protocol.sampling.model_dump() if protocol.sampling else {}),
+            "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
+            "backend": "llama.cpp" if isinstance(self.model, GgufModel) else self.loader.backend,
+            "program_seconds": limits and limits.timeout_seconds,
+            "program_mb": limits and limits.memory_mb,
+            **({"chat_template_kwargs": settings.chat_template_kwargs} if given else {}),
+            **self.model.identity,
+        }
+
+    def grade(self, path: Path) -> Graded:
+        """Sample and grade the results that a file does not have yet, and append them to it."""
+        rows, settings = self.data.eval, self.loader.settings
+        environment, results = result_files.environment_of(path), finished_samples(path, rows, settings.sampling)
+        if environment is None or results is None:
+            sampler, environment = self.loader.load(self.model, rows)
+            result_files.start(path, self.request, environment)
+            results = sample_and_grade(
+                path, sampler, rows, settings.task, settings.sampling, settings.seed, self.label,
+                adapter=self._is_adapted,
+            )  # fmt: skip
+        return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
+
+    @property
+    def _is_adapted(self) -> bool:
+        return self.model.adapter is not None or isinstance(self.model, GgufModel)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lora_grpo.evaluation import pass_at_k
-from lora_grpo.evaluation.results import GREEDY, READ_FROM, RULES, Result, is_greedy
+from lora_grpo.evaluation.results import GREEDY, RULES, Result, is_greedy
 
 UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
 """Statuses of completions without a readable answer."""
@@ -38,20 +38,6 @@ class CurvePoint(Schema):
     interval: Bounds
 
 
-class SampleStats(Schema):
-    """The greedy samples of one model, or all its others."""
-
-    samples: int
-    statuses: dict[str, int]
-    """Number of samples by the reason for their verdict."""
-    rules: dict[str, int]
-    """Number of samples that pass each rule of the task."""
-    read_from: dict[str, int] = {}
-    """Number of samples that pass by where their answer was read; empty if the task has only one place."""
-    health: dict[str, float]
-    """Number of samples that are `unparsed` or `truncated`, and `mean_tokens`."""
-
-
 class Measurement(Schema):
     """The metrics of one model."""
 
@@ -63,8 +49,8 @@ class Measurement(Schema):
     """pass@k for more values of k."""
     tasks: int
     samples: int
-    sample_stats: dict[str, SampleStats]
-    """Statistics by group: `greedy`, if the model also has other samples, and `sampled`."""
+    sample_stats: dict[str, dict[str, float]]
+    """Counts of `greedy` samples, if the model also has others, and of `sampled` ones; see `_counts`."""
     source: dict[str, Any]
     """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
@@ -76,7 +62,9 @@ def measure(
     found = metrics(results, ks, seed)
     curve = []
     if sampled := counts_by_task(results, greedy=False):
-        for k in sorted({*ks, *_curve_ks(min(total for total, _ in sampled.values()))}):
+        most = min(total for total, _ in sampled.values())
+        usual = {*range(1, 11), *(2**power for power in range(4, 20)), most}
+        for k in sorted({*ks, *(k for k in usual if k <= most)}):
             point = _pass_rate(sampled, k, seed)
             curve.append(CurvePoint(k=k, value=point.mean, interval=list(point.interval)))
     by_kind: dict[str, list[Result]] = {}
@@ -89,7 +77,7 @@ def measure(
         curve=curve,
         tasks=len({result["task_id"] for result in results}),
         samples=len(results),
-        sample_stats={kind: _sample_stats(of_kind) for kind, of_kind in sorted(by_kind.items(), reverse=True)},
+        sample_stats={kind: _counts(of_kind) for kind, of_kind in sorted(by_kind.items(), reverse=True)},
         source=dict(source),
     )
 
@@ -145,25 +133,21 @@ def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
     return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
 
 
-def _sample_stats(results: Sequence[Result]) -> SampleStats:
-    statuses = Counter(str(result["status"]) for result in results)
-    health: dict[str, float] = {"unparsed": sum(statuses[status] for status in UNPARSED)}
+def _counts(results: Sequence[Result]) -> dict[str, float]:
+    """Return the number of `samples` and how many pass each rule, have each status, are `unparsed` or `truncated`.
+
+    If the task reads answers in several places, also how many pass by the place. `mean tokens` is a mean.
+    """
+    counts: dict[str, float] = {
+        f"{rule} rule": sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]
+    }
+    places = Counter(str(result["read_from"]) for result in results if result["passed"] and "read_from" in result)
+    counts |= {f"passed, from a {place}": number for place, number in sorted(places.items())}
+    counts |= sorted(Counter(str(result["status"]) for result in results).items())
+    counts |= {"unparsed": sum(result["status"] in UNPARSED for result in results), "samples": len(results)}
     # Samples from other tools may use these keys with another meaning.
     lengths = [n for result in results if isinstance(n := result.get("num_tokens"), int) and 0 <= n < 2**32]
     if lengths:
-        health["truncated"] = sum(bool(result.get("truncated")) for result in results)
-        health["mean_tokens"] = sum(lengths) / len(lengths)
-    has_places = any("read_from" in result for result in results)
-    places = [result.get("read_from") for result in results if result["passed"]]
-    return SampleStats(
-        samples=len(results),
-        statuses=dict(sorted(statuses.items())),
-        rules={rule: sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]},
-        read_from={place: places.count(place) for place in READ_FROM} if has_places else {},
-        health=health,
-    )
-
-
-def _curve_ks(min_samples: int) -> set[int]:
-    """Return every k up to 10, then powers of two, and the largest possible k."""
-    return {k for k in (*range(1, 11), *(2**power for power in range(4, 20)), min_samples) if k <= min_samples}
+        counts["truncated"] = sum(bool(result.get("truncated")) for result in results)
+        counts["mean tokens"] = sum(lengths) / len(lengths)
+    return counts

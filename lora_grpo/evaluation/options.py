@@ -13,14 +13,16 @@ import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig, RunConfig, check_fields, flag, replace
+from lora_grpo.config import DataConfig, RunConfig, flag, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
-_OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
-_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
+_OF_MODELS = (
+    *("backend", "bits", "base", "revision", "trust_remote_code"),
+    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
+)
 
 
 @tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
@@ -43,8 +45,6 @@ class EvaluateOptions:
     output_dir: Path | None = None
     """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""
-    overwrite: bool = False
-    """Replace a different evaluation in --output-dir."""
     data: Annotated[str | None, tyro.conf.arg(aliases=["--data.eval"])] = None
     """Rows to evaluate: a JSON Lines, CSV or Parquet file, or a Hub dataset; default: the run's rows, or the task's own
     dataset."""
@@ -95,16 +95,10 @@ class EvaluateOptions:
             )
         return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
 
-    def check(self, *, of_weights: bool, of_sampling: bool) -> None:
-        """Check that values are in range, and that no flag is set that would be ignored.
-
-        Args:
-            of_weights: whether any target is a model whose weights are loaded here, which a GGUF file is not.
-            of_sampling: whether any target is a model, which a file of samples is not.
-        """
-        check_fields(self)
+    def check_for_samples(self) -> None:
+        """Raise a UserError if a flag is set that does not apply to a file of samples."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
+        for name in _OF_MODELS:
             if getattr(self, name) != defaults[name]:
                 raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
 
@@ -127,10 +121,6 @@ class EvaluationSettings:
     def task(self) -> str:
         return self.data.evaluation_task
 
-    @property
-    def trained_seed(self) -> int | None:
-        return self.trained["config"]["seed"] if self.trained else None
-
 
 def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> EvaluationSettings:
     """Combine the flags with the settings of the run that trained the model, given as its run.json."""
@@ -141,16 +131,16 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     if is_task_file(task) and not options.task:
         raise UserError(f"the run was trained on a file, {task}; pass --task {shlex.quote(task)} to run it")
     get_task(task)
-    if options.style and is_task_file(task):
-        raise UserError(f"--style {options.style} does not apply to {task}, which writes its own prompts; leave it out")
     is_same = run and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
-    trained = run if is_same else None
-    # The defaults are those of the run on its own rows. On other rows, only the style of its answers remains.
-    if trained:
-        data = _without_training_file(config.data, task, options.few_shot)
-    else:
+    if is_same:
+        data, defaults = config.data, config.eval
+        if is_task_file(data.task) and not same_task(data.task, task):  # the file of the training is not named
+            if data.few_shot and options.few_shot != 0:
+                raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
+            data = dataclasses.replace(data, task=task, eval_task=None)
+    else:  # on other rows than the run's own, only the style of its answers remains
         style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
-        data = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style)
+        data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
     overrides: dict[str, Any] = {
         "eval": options.data,
         "columns": options.columns or None,
@@ -160,36 +150,20 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     }
     usual_rows = data.eval_limit
     data = dataclasses.replace(data, **{name: value for name, value in overrides.items() if value is not None})
-    if options.columns and not data.eval:
-        raise UserError("--data.columns names the columns of --data; pass both")
     columns_of(data, "eval")
+    # One sample of a row is greedy unless a temperature is given.
+    num_samples, temperature = options.num_samples or max(options.k or (1,)), options.temperature
+    if temperature is None:
+        temperature = defaults.temperature if num_samples > 1 else 0.0
+    if num_samples > 1 and not temperature:
+        raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
+    top_p = (options.top_p or defaults.top_p) if temperature else 1.0
+    max_tokens = options.max_completion_tokens or config.sampling.max_completion_tokens
     return EvaluationSettings(
         data=data,
-        sampling=_sampling(options, config if trained else RunConfig(), config.sampling.max_completion_tokens),
+        sampling=SamplingParams(num_samples, temperature, top_p, max_tokens),
         seed=config.seed if options.seed is None else options.seed,
         chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
-        trained=trained,
+        trained=run if is_same else None,
         limit=options.limit if options.limit and (usual_rows is None or options.limit < usual_rows) else None,
     )
-
-
-def _without_training_file(data: DataConfig, task: str, few_shot: int | None) -> DataConfig:
-    """Return the data of a run without the task file of its training, which is not named on the command line."""
-    if not is_task_file(data.task) or same_task(data.task, task):
-        return data
-    if data.few_shot and few_shot != 0:
-        raise UserError(f"the worked examples are those of the file {data.task}, which is not run; --few-shot 0")
-    return dataclasses.replace(data, task=task, eval_task=None)
-
-
-def _sampling(options: EvaluateOptions, defaults: RunConfig, max_tokens: int) -> SamplingParams:
-    """Return how completions are sampled; one sample of a row is greedy unless a temperature is given."""
-    num_samples = options.num_samples or max(options.k or (1,))
-    greedy = num_samples == 1 if options.temperature is None else options.temperature == 0
-    if greedy and num_samples > 1:
-        raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    max_tokens = options.max_completion_tokens or max_tokens
-    if greedy:
-        return SamplingParams(num_samples, 0.0, 1.0, max_tokens)
-    temperature, top_p = options.temperature or defaults.eval.temperature, options.top_p or defaults.eval.top_p
-    return SamplingParams(num_samples, temperature, top_p, max_tokens)

@@ -13,8 +13,16 @@ from pydantic import Field
 from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.comparison import Comparison, TaskChange, compare, percent, task_changes
-from lora_grpo.evaluation.gain import FORMAT_NOTE, Part, split_gain
+from lora_grpo.evaluation.comparison import (
+    FORMAT_NOTE,
+    Comparison,
+    Part,
+    TaskChange,
+    compare,
+    percent,
+    split_gain,
+    task_changes,
+)
 from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown_table, printable
@@ -22,9 +30,6 @@ from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, is_task_file, task_sha256, task_title
 
 REPORT = "report.json"
-_LISTED = 20
-"""Maximum number of fixed or regressed tasks listed in report.md. report.json has all of them."""
-
 Table = tuple[list[str], list[tuple[str, ...]]]
 """Headings and rows."""
 
@@ -53,7 +58,7 @@ class Protocol(Schema):
     """File or Hub dataset of the rows; None for the task's own dataset."""
     left_out_as_trained_on: int = 0
     """Number of benchmark rows that were left out because the run trained on them."""
-    contaminated: list[str]
+    contaminated: list[str] = Field(default_factory=list)
     """Labels of the models that were trained on evaluated rows."""
     sampling: Sampling | None = None
     """None for files of samples."""
@@ -104,31 +109,38 @@ class Report(Schema):
 
     def scores_table(self) -> Table:
         """Return the scores with their intervals, and the comparison if there is a baseline."""
-        if self.baseline:
-            headings = ["", self.baseline.label, self.evaluated.label, "difference", "p"]
-            return headings, [row.cells() for row in self.table]
         model = self.evaluated
-        return ["", "% [95% interval]"], [
-            (name, percent(score, model.intervals[name])) for name, score in model.scores.items()
+        if not self.baseline:
+            return ["", "% [95% interval]"], [
+                (name, percent(score, model.intervals[name])) for name, score in model.scores.items()
+            ]
+        return ["", self.baseline.label, model.label, "difference", "p"], [
+            (
+                row.metric,
+                percent(row.before, row.before_interval),
+                percent(row.after, row.after_interval),
+                percent(row.difference, row.difference_interval, "+"),
+                row.p_text,
+            )
+            for row in self.table
         ]
 
     def details_table(self) -> Table:
-        """Return rules, passes, statuses and health of greedy and other samples, with one column per model."""
+        """Return rules, statuses and lengths of greedy and other samples, with one column per model."""
         rows: list[tuple[str, ...]] = []
-        kinds = list(dict.fromkeys(kind for model in self.models for kind in model.sample_stats))
-        groups = (("rules", "{} rule"), ("read_from", "passed, from a {}"), ("statuses", "{}"), ("health", "{}"))
-        for group, wording in groups:
-            for kind in kinds:
-                models = [model.sample_stats.get(kind) for model in self.models]
-                how = f", {kind}" if len(kinds) > 1 else ""
-                for name in dict.fromkeys(name for model in models if model for name in getattr(model, group)):
-                    cells = (_cell(name, getattr(model, group), model.samples) if model else "" for model in models)
-                    rows.append((f"{wording.format(name)}{how}", *cells))
+        kinds = dict.fromkeys(kind for model in self.models for kind in model.sample_stats)
+        for kind in kinds:
+            counts = [model.sample_stats.get(kind, {}) for model in self.models]
+            for name in dict.fromkeys(name for each in counts for name in each if name != "samples"):
+                row = f"{name}, {kind}" if len(kinds) > 1 else name
+                rows.append((row, *(_cell(name, each) for each in counts)))
         return ["", *([model.label for model in self.models] if self.baseline else ["% of samples"])], rows
 
     def gain_table(self) -> Table:
         """Return the parts of the gain in percentage points."""
-        return ["", "points [95% interval]"], [part.cells() for part in self.gain]
+        return ["", "points [95% interval]"], [
+            (part.name, percent(part.value, part.interval, "+")) for part in self.gain
+        ]
 
     @property
     def changed(self) -> str:
@@ -142,41 +154,39 @@ class Report(Schema):
         """What a GGUF file loses against the baseline, in one line; None for other models."""
         if not self.table or not self.baseline or "gguf_sha256" not in self.evaluated.source:
             return None
-        note = "" if self.table[0].is_significant else ", no significant difference"
-        return f"{self.evaluated.label} costs {self.table[0].cost} against {self.baseline.label}{note}"
+        row = self.table[0]
+        high, low = (-100 * bound for bound in row.difference_interval)
+        points = f"{-100 * row.difference:z.1f} points of {row.metric} [{low:z.1f}, {high:z.1f}]"
+        note = "" if row.is_significant else ", no significant difference"
+        return f"{self.evaluated.label} costs {points} against {self.baseline.label}{note}"
 
     def markdown(self) -> str:
-        """Return the report as Markdown: tables, verdicts, the pass@k curves, and the changed tasks."""
+        """Return the report as Markdown: tables, verdicts, and the changed tasks."""
         lines = [self.title, ""]
         for table in (self.scores_table(), self.details_table(), *([self.gain_table()] if self.gain else [])):
             lines += markdown_table(*table)
         lines += [f"- {self.cost}"] if self.cost else []
         lines += [f"- {row.verdict}" for row in self.table]
         lines += [f"- {FORMAT_NOTE}"] if self.gain else []
-        for model in self.models:
-            if model.curve:
-                points = ", ".join(f"{point.k}: {100 * point.value:.1f}" for point in model.curve)
-                lines.append(f"- pass@k over k, {model.label}: {points}")
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
-            if changes:
-                listed = ["{} ({}/{} to {}/{})".format(c.task_id, *c.before, *c.after) for c in changes[:_LISTED]]
-                more = f" and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
-                lines.append(f"- {len(changes)} {word}: {', '.join(listed)}{more}")
+            names = ", ".join(change.task_id for change in changes)
+            lines += [f"- {len(changes)} {word}: {names}"] if changes else []
         lines += ["", f"Protocol: `{self.protocol.model_dump_json()}`"]
         return "".join(f"{printable(line)}\n" for line in lines)
 
     def show(self) -> None:
         """Print the title, the scores and a one-line summary."""
-        lines = _aligned(self.scores_table())
+        headings, rows = self.scores_table()
+        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+        lines = [self.title, *("  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows))]
         if self.table:
-            summary = f"{self.table[0].verdict}; {self.changed}"
+            lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
-            summary = "; ".join(
-                f"% of {'samples' if len(self.evaluated.sample_stats) == 1 else f'{kind} samples'}: "
-                + ", ".join(f"{name} {_cell(name, stats.health, stats.samples)}" for name in stats.health)
-                for kind, stats in self.evaluated.sample_stats.items()
-            )
-        print("\n".join(map(printable, filter(None, [self.title, *lines, summary, self.cost]))))
+            counts = self.evaluated.sample_stats["sampled"]
+            names = [name for name in ("unparsed", "truncated", "mean tokens") if name in counts]
+            lines.append("% of samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
+        lines += [self.cost] if self.cost else []
+        print("\n".join(map(printable, lines)))
 
 
 @dataclass(frozen=True)
@@ -190,44 +200,40 @@ class Graded:
 
 
 def make_protocol(
-    data: DataConfig,
-    record: Mapping[str, Any],
-    params: SamplingParams | None,
-    rows: int,
-    seed: int,
-    contaminated: Sequence[str] = (),
-    limit: int | None = None,
+    data: DataConfig, record: Mapping[str, Any], params: SamplingParams | None, rows: int, seed: int
 ) -> Protocol:
-    """Return the protocol of an evaluation.
+    """Return the protocol of an evaluation on a number of rows.
 
     Args:
         record: the `data` entry of run.json.
         params: None for a file of samples.
-        rows: number of rows.
     """
-    sampling = None
+    task, sampling = data.evaluation_task, None
     if params:
         sampling = Sampling(
-            prompt_style=None if is_task_file(data.evaluation_task) else data.prompt_style,
+            prompt_style=None if is_task_file(task) else data.prompt_style,
             few_shot=data.few_shot,
             num_samples=params.num_samples,
             temperature=params.temperature,
             top_p=params.top_p,
             max_completion_tokens=params.max_tokens,
         )
+    grading = "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"
+    if is_task_file(task):
+        grading = f"`check` in {task_title(task)}.py"
+    elif task in CODE_TASKS:
+        grading = "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
     return Protocol(
-        task=task_title(data.evaluation_task),
-        task_sha256=task_sha256(data.evaluation_task),
+        task=task_title(task),
+        task_sha256=task_sha256(task),
         rows=rows,
         data_sha256=record["eval"]["sha256"],
         data_source=data.eval,
         left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
-        contaminated=list(contaminated),
         sampling=sampling,
-        grading=_how_graded(data.evaluation_task, as_program=params is None),
+        grading=grading,
         sandbox=record.get("sandbox"),
         seed=seed,
-        limit=limit,
     )
 
 
@@ -260,8 +266,9 @@ def read_report(folder: Path) -> Report | None:
     path = folder / REPORT
     if not path.is_file():
         return None
-    report = json_files.read_object(path)
-    return json_files.validated(report, Report, f"{path} is not an evaluation report", "evaluate again")
+    return json_files.validated(
+        json_files.read_object(path), Report, f"{path} is not an evaluation report", "evaluate again"
+    )
 
 
 def read_reports(run: Path) -> dict[Path, Report]:
@@ -276,35 +283,17 @@ def read_reports(run: Path) -> dict[Path, Report]:
         except UserError as error:
             print(f"{error}; it is left out", file=sys.stderr)
             continue
-        if report is None or report.protocol.sampling is None:
-            continue
-        if report.protocol.limit:
-            print(
-                f"{path}/report.json is of `evaluate --limit {report.protocol.limit}`; it is left out", file=sys.stderr
-            )
-            continue
-        reports[path] = report
+        if report and report.protocol.limit:
+            limit = f"evaluate --limit {report.protocol.limit}"
+            print(f"{path}/report.json is of `{limit}`; it is left out", file=sys.stderr)
+        elif report and report.protocol.sampling:
+            reports[path] = report
     return reports
 
 
-def _how_graded(task: str, *, as_program: bool) -> str:
-    """Return a description of how a task is graded. `as_program`: completions are whole programs."""
-    if is_task_file(task):
-        return f"`check` in {task_title(task)}.py"
-    if task not in CODE_TASKS:
-        read = "one number on the line of the last ####, \\boxed{} or <answer>, or without them in a final statement"
-        return f"{read}, compared by value (`robust`)"
-    program = "the completion as it is" if as_program else "the last code block that defines the function"
-    return f"{program}, after its prompt, against the unit tests in the sandbox"
-
-
-def _aligned(table: Table) -> list[str]:
-    """Return the lines of a table for the terminal."""
-    headings, rows = table
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return ["  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows)]
-
-
-def _cell(name: str, counts: Mapping[str, float], samples: int) -> str:
+def _cell(name: str, counts: Mapping[str, float]) -> str:
+    """Return a count as a percentage of the samples, followed by the number."""
+    if not counts:
+        return ""
     value = counts.get(name, 0)
-    return f"{value:.1f}" if name == "mean_tokens" else f"{100 * value / samples:.1f} ({value:g})"
+    return f"{value:.1f}" if name == "mean tokens" else f"{100 * value / counts['samples']:.1f} ({value:g})"

@@ -12,10 +12,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
@@ -34,7 +33,6 @@ Request = Mapping[str, Any]
 """Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
 
 RULES = ("strict", "flexible", "robust")
-READ_FROM = ("marker", "statement")
 GRADES = ("score", "read_from", *RULES)
 """The entries of a result that only some tasks have. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
@@ -43,19 +41,13 @@ STATE = "evaluation.json"
 RESULTS = "results.jsonl"
 
 
-class _Environment(BaseModel):
-    """Versions and hardware; any other entry is informational."""
+@dataclass(frozen=True)
+class _Entry:
+    """What evaluation.json has about one results file."""
 
-    model_config = ConfigDict(strict=True)
-    isolation: str | None = None
-
-
-class _Entry(BaseModel):
-    """The entry of one results file in evaluation.json."""
-
-    model_config = ConfigDict(strict=True)
     request: dict[str, Any]
-    environment: _Environment
+    environment: dict[str, Any]
+    """Versions and hardware."""
 
 
 def append(
@@ -82,9 +74,8 @@ def append(
 
 def grades(verdict: Verdict) -> Result:
     """Return the entries of a result that come from the verdict."""
-    if verdict.passed:
-        message, status = "passed", "passed"
-    else:
+    message, status = "passed", "passed"
+    if not verdict.passed:
         message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
         status = verdict.reason
     optional = {"score": verdict.score, "read_from": verdict.read_from}
@@ -121,26 +112,19 @@ def digest(request: Request) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def check_folder(folder: Path, request: Request, *, overwrite: bool) -> None:
-    """Raise UserError unless a folder can be used for a request. With `overwrite`, delete another evaluation in it."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output-dir {folder} is a file; pass another --output-dir")
+def check_folder(folder: Path, request: Request) -> None:
+    """Raise UserError if a folder holds another evaluation or other files."""
     state = _read_state(folder)
-    if not state and folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+    if not state and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(f"{folder} holds files that are not an evaluation; pass another --output-dir")
-    if RESULTS not in state or state[RESULTS]["request"] == request:
-        return
-    if overwrite:
-        for name in (*state, STATE, "report.json", "report.md"):
-            (folder / name).unlink(missing_ok=True)
-        return
-    old = state[RESULTS]["request"]
+    old = state[RESULTS]["request"] if RESULTS in state else request
     changed = "; ".join(
         f"{name} was {json.dumps(old.get(name)):.40}, now {json.dumps(request.get(name)):.40}"
         for name in sorted(old.keys() | request.keys())
         if old.get(name) != request.get(name)
     )
-    raise UserError(f"{folder} holds another evaluation: {changed}; pass another --output-dir, or --overwrite")
+    if changed:
+        raise UserError(f"{folder} holds another evaluation: {changed}; pass another --output-dir, or delete it")
 
 
 def environment_of(path: Path) -> dict[str, Any] | None:

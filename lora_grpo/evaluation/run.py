@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig
@@ -128,7 +129,7 @@ def sample_and_grade(
     Raises:
         UserError: the file is damaged, or contains results of other rows.
     """
-    units = list(_units(rows, params, greedy, sampler.streams))
+    units = _units(rows, params, greedy=greedy, streams=sampler.streams)
     kept = distributed.broadcast_from_main(lambda: _kept(path, units))
     total = sum(len(unit.keys) for unit in units)
     if len(kept) == total:
@@ -155,8 +156,8 @@ def sample_and_grade(
 
 def finished_samples(path: Path, rows: Sequence[Row], params: SamplingParams) -> list[Result] | None:
     """Return the results of a finished evaluation, or None if any are missing. See `sample_and_grade` for arguments."""
-    keys = [key for unit in _units(rows, params, greedy=False, streams=False) for key in unit.keys]
-    found = _found(path)
+    found, units = _found(path), _units(rows, params, greedy=False, streams=False)
+    keys = [key for unit in units for key in unit.keys]
     return [found[key] for key in keys] if found.keys() == set(keys) else None
 
 
@@ -181,7 +182,7 @@ def _params(config: RunConfig) -> SamplingParams:
     return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, max_tokens)
 
 
-def _units(rows: Sequence[Row], params: SamplingParams, greedy: bool, streams: bool) -> Iterator[_Unit]:
+def _units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, streams: bool) -> list[_Unit]:
     """Split the work into units of rows with similar length, so that batches need little padding."""
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
     settings: list[tuple[SamplingParams, tuple[_Index, ...]]] = []
@@ -189,38 +190,30 @@ def _units(rows: Sequence[Row], params: SamplingParams, greedy: bool, streams: b
         settings.append((SamplingParams(1, 0.0, 1.0, params.max_tokens), (GREEDY,)))
     if params.num_samples:
         settings.append((params, tuple(range(params.num_samples))))
+    units = []
     for of_unit, indices in settings:
         size = 1 if streams else max(1, _UNIT // len(indices))
-        for start in range(0, len(ordered), size):
-            yield _Unit(of_unit, indices, tuple(ordered[start : start + size]))
-
-
-def _shares(path: Path) -> list[Path]:
-    """Return the files of all ranks. They remain after a kill, and any number of ranks can resume from them."""
-    return sorted(path.parent.glob(f"{path.name}.rank*"))
+        starts = range(0, len(ordered), size)
+        units += [_Unit(of_unit, indices, tuple(ordered[start : start + size])) for start in starts]
+    return units
 
 
 def _found(path: Path) -> dict[tuple[str, _Index], Result]:
-    found = [
-        sample
-        for file in (path, *_shares(path))
-        for sample in json_files.read_finished_lines(
-            file, task_id=str, sample_index=(str, int), passed=bool, status=str
-        )
-    ]
+    """Return the results in a file and in the shares of all ranks, which remain after a kill."""
+    required: dict[str, Any] = {"task_id": str, "sample_index": (str, int), "passed": bool, "status": str}
+    files = (path, *path.parent.glob(f"{path.name}.rank*"))
+    found = [sample for file in files for sample in json_files.read_finished_lines(file, **required)]
     return {(sample["task_id"], sample["sample_index"]): sample for sample in found}
 
 
 def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     """Return the results of finished units in order, and remove everything else from the file."""
-    shares = _shares(path)
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
         raise UserError(f"{path} holds results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
-    text = json_files.dump_lines(kept)
-    if shares or (path.exists() and path.read_text(encoding="utf-8", errors="replace") != text):
-        atomic.write_text(path, text)
-    for share in shares:
+    if found or path.exists():
+        atomic.write_text(path, json_files.dump_lines(kept))
+    for share in path.parent.glob(f"{path.name}.rank*"):
         share.unlink()
     return kept

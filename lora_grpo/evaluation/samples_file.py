@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation import results as result_files
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
 from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
-from lora_grpo.evaluation.results import GRADES, Request, Result, append, grades, task_id
+from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, start, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.tasks import (
     CODE_TASKS,
@@ -49,7 +47,7 @@ _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
 
 Sample = tuple[Mapping[str, Any], Row]
-"""One line of a samples file, and the row that it answers. Results keep the keys of the line, except for grades."""
+"""One line of a samples file, and the row that it answers."""
 
 
 @dataclass(frozen=True)
@@ -77,36 +75,40 @@ class SampleFile:
 
         A killed evaluation resumes after the last complete chunk, because results are in the order of the samples.
         """
-        task, results = self.task, json_files.read_finished_lines(path, passed=bool, status=str)
-        if len(results) > len(self.samples) or not all(map(_is_result_of, results, self.samples)):
+        results = json_files.read_finished_lines(path, passed=bool, status=str)
+        done = [(result.get("task_id"), result.get("completion")) for result in results]
+        if done != [(line["task_id"], line["completion"]) for line, _ in self.samples[: len(done)]]:
             raise UserError(f"{path} does not fit the samples; delete it and run the command again")
-        environment = result_files.environment_of(path)
+        environment = environment_of(path)
         if environment is None or len(results) < len(self.samples):
-            environment = {"isolation": sandbox.start(self.limits) if task in CODE_TASKS else None}
-            if task in CODE_TASKS:
+            environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
+            if self.task in CODE_TASKS:
                 code_grading.run_references(list({row["id"]: row for _, row in self.samples}.values()))
-            result_files.start(path, self.request, environment)
+            start(path, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
             chunks = range(len(results), len(self.samples), _CHUNK)
-            new = (_grade_chunk(task, self.samples[first : first + _CHUNK]) for first in chunks)
-            results = append(path, results, new, len(self.samples), f"grading {task}")
-        pairs = zip(self.samples, results, strict=True)
-        results = [{**result, "task_id": task_id(row)} for (_, row), result in pairs]
-        protocol = self.protocol.model_copy(update={"sandbox": environment["isolation"]})
+            new = (_grade_chunk(self.task, self.samples[first : first + _CHUNK]) for first in chunks)
+            results = append(path, results, new, len(self.samples), f"grading {self.task}")
+        results = [{**result, "task_id": task_id(row)} for (_, row), result in zip(self.samples, results, strict=True)]
+        protocol = self.protocol.model_copy(update={"sandbox": environment.get("isolation")})
         return Graded(self.label, results, self.request, protocol)
 
 
 def read_samples(path: Path, label: str, options: EvaluateOptions, settings: EvaluationSettings) -> SampleFile:
     """Read a samples file, which may be gzipped, and the rows of its task."""
-    task, style = settings.task, options.style or ("hashes" if settings.task == "gsm8k" else "xml")
-    rows = _rows(settings.data, style)
-    samples = _samples(path, task, rows)
-    data_sha256 = fingerprint(list(rows.values()))
+    task, data = settings.task, settings.data
+    style = options.style or ("hashes" if task == "gsm8k" else "xml")
+    all_splits = task == "mbpp"
+    rows = mbpp.read(data.eval, columns=columns_of(data, "eval")) if all_splits else load_split(data, "eval")
     if task in CODE_TASKS:
-        code_grading.check_tests({row["id"]: row for _, row in samples}.values())
         graded_with = {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:
         graded_with = {"style": style}
+        rows = [{**row, "prompt_style": style} for row in rows]
+    samples = _read_lines(path, task, rows)
+    if task in CODE_TASKS:
+        code_grading.check_tests({row["id"]: row for _, row in samples}.values())
+    data_sha256 = fingerprint(rows)
     request = {
         "task": task_title(task),
         "task_sha256": task_sha256(task),
@@ -114,23 +116,15 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         "data_sha256": data_sha256,
         **graded_with,
     }
-    protocol = make_protocol(settings.data, {"eval": {"sha256": data_sha256}}, None, len(rows), settings.seed)
+    protocol = make_protocol(data, {"eval": {"sha256": data_sha256}}, None, len(rows), settings.seed)
     return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
-def _rows(data: DataConfig, style: str) -> dict[str, Row]:
-    """Return the rows by the task_id used in samples files."""
-    task = data.evaluation_task
-    if task == "mbpp":  # all splits of the file
-        return {row["id"]: row for row in mbpp.read(data.eval, columns=columns_of(data, "eval"))}
-    loaded = load_split(data, "eval")
-    if task not in CODE_TASKS:
-        loaded = [{**row, "prompt_style": style} for row in loaded]
-    return {f"gsm8k/test/{i}" if task == "gsm8k" else row["id"]: row for i, row in enumerate(loaded)}
-
-
-def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
-    by_id = {row["id"]: row for row in rows.values()} | dict(rows)
+def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
+    """Return the lines of a samples file, each with the row that it answers."""
+    by_id = {str(row["id"]): row for row in rows}
+    if task == "gsm8k":
+        by_id |= {f"gsm8k/test/{index}": row for index, row in enumerate(rows)}
     expected = "one JSON object with 'task_id' and 'completion' a line"
     samples: list[Sample] = []
     for where, line in json_files.read_lines(path, expected):
@@ -143,22 +137,13 @@ def _samples(path: Path, task: str, rows: Mapping[str, Row]) -> list[Sample]:
         if task == "mbpp":
             name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
         if name not in by_id:
-            known = f"the data has {len(rows)}, such as {next(iter(rows))!r}"
-            raise UserError(f"{where}: unknown task_id {name!r}; {known}")
+            raise UserError(f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {[*by_id][-1]!r}")
         row = {**by_id[name], "completion_prefix": ""} if is_whole else by_id[name]
         samples.append(({**line, "completion": text}, row))
     fenced = sum(re.search("^```", line["completion"], re.MULTILINE) is not None for line, _ in samples)
     if task in CODE_TASKS and fenced:
-        print(
-            f"note: {fenced} of {len(samples)} completions have a code fence (```), which is a syntax error in a "
-            "program, as in HumanEval's harness; take the code out of the fences first",
-            file=sys.stderr,
-        )
+        print(f"note: {fenced} of {len(samples)} completions have a code fence (```), a syntax error", file=sys.stderr)
     return samples
-
-
-def _is_result_of(result: Result, sample: Sample) -> bool:
-    return all(result.get(key) == sample[0][key] for key in ("task_id", "completion"))
 
 
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
@@ -168,5 +153,6 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
+    # Keys of the line are kept, except for those of grades, which other tools may use with another meaning.
     lines = [{key: value for key, value in line.items() if key not in GRADES} for line, _ in samples]
     return [{**line, **grades(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]

@@ -73,7 +73,7 @@ _SFT_PLOTS = (
     Plot("token-accuracy", LEARNING, "Token accuracy", "fraction of tokens",
          "How often the likeliest next token is that of the gold solution.", {"token accuracy": "mean_token_accuracy"}),
 )  # fmt: skip
-_OF_SFT = ("validation-accuracy", "grad-norm", "learning-rate")
+_OF_SFT = ("validation-accuracy", "grad-norm")
 """The plots of `_PLOTS` that are meaningful for SFT as well."""
 
 _PLOTS = (
@@ -105,9 +105,6 @@ _PLOTS = (
          {"logprob mismatch": "sampling/sampling_logp_difference/mean"}),
     Plot("grad-norm", STABILITY, "Gradient norm", "before clipping",
          "Spikes come from single batches; at 0 a step changes nothing.", {"gradient norm": "grad_norm"}),
-    Plot("learning-rate", STABILITY, "Learning rate", "rate",
-         "The learning rate schedule.", {"learning rate": "learning_rate"}),
-    Plot("loss", STABILITY, "Loss", "GRPO loss", "Says little in GRPO: it need not fall.", {"loss": "loss"}),
     Plot("step-time", TIME, "Step time", "seconds",
          "The phases of a step.",
          {"rollouts": "time/rollouts", "rewards": "time/rewards", "training": "time/training"}, stacked=True),
@@ -124,46 +121,10 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     for plot in shown:
         curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name, every))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
-            plot = dataclasses.replace(plot, curves=curves, averaged=every)
-            plots.append(dataclasses.replace(plot, look_for=_largest_share(plot)) if plot.stacked else plot)
+            plots.append(dataclasses.replace(plot, curves=curves, averaged=every))
     if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
         plots.append(_pass_at_k(evaluation))
     return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
-
-
-def _largest_share(plot: Plot) -> str:
-    """Return a sentence about the curve with the largest part of a stacked plot."""
-    totals = {curve.name: sum(curve.y) for curve in plot.curves}
-    name = max(totals, key=totals.__getitem__)
-    share = totals[name] / (sum(totals.values()) or 1)
-    return f"{name.capitalize()}: {100 * share:.0f}% of the time of all steps."
-
-
-def common_plots(of_runs: Sequence[Sequence[Plot]], names: Sequence[str]) -> list[Plot]:
-    """Return every plot that at least one run has, with one curve for each run that has values."""
-    by_title: dict[str, list[tuple[str, Plot]]] = {}
-    for name, plots in zip(names, of_runs, strict=True):
-        for plot in plots:
-            by_title.setdefault(plot.title, []).append((name, plot))
-    common = [
-        dataclasses.replace(
-            having[0][1],
-            curves=[_single(name, plot) for name, plot in having],
-            stacked=False,
-            averaged=max(plot.averaged for _, plot in having),
-        )
-        for having in by_title.values()
-    ]
-    return sorted(common, key=lambda plot: GROUPS.index(plot.group))
-
-
-def _single(name: str, plot: Plot) -> Curve:
-    """Return the curve that represents a plot in a comparison with another run."""
-    if plot.stacked:
-        total = [sum(values) for values in zip(*(curve.y for curve in plot.curves), strict=True)]
-        return Curve(name, plot.curves[0].x, total)
-    curve = plot.curves[-1] if plot.group == EVALUATION else plot.curves[0]  # the trained model, or the mean
-    return Curve(name, curve.x, curve.y)
 
 
 def _base(validation: Sequence[Line]) -> Iterator[Line]:

@@ -82,7 +82,8 @@ def test_results_and_report_are_the_harnesss(asked):
     assert report.evaluated.scores["pass@1"] == pytest.approx(0.5)
     assert report.evaluated.scores["pass@2"] == pytest.approx(2 / 3)
     assert (report.evaluated.tasks, report.evaluated.samples, report.protocol.rows) == (3, 6, 3)
-    assert report.evaluated.sample_stats["sampled"].statuses == {"failed": 2, "invalid": 1, "passed": 3}
+    counts = {"failed": 2, "invalid": 1, "passed": 3, "unparsed": 0, "samples": 6}
+    assert report.evaluated.sample_stats["sampled"] == counts
     assert report.protocol.sandbox.startswith("isolation ")
     assert report.evaluated.intervals["pass@1"][0] < 0.5 < report.evaluated.intervals["pass@1"][1]
     assert read_report(asked.output_dir) == report
@@ -142,9 +143,9 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     assert [result["result"] for result in results] == ["passed", "passed", "passed", *failures]
     places = ["marker", "marker", "statement", None, "marker"]
     assert [result.get("read_from") for result in results] == places
-    stats = report.evaluated.sample_stats["sampled"]
-    assert stats.rules == {"strict": 1, "flexible": 4, "robust": 3}
-    assert stats.read_from == {"marker": 2, "statement": 1}
+    counts = {"strict rule": 1, "flexible rule": 4, "robust rule": 3}
+    counts |= {"passed, from a marker": 2, "passed, from a statement": 1}
+    assert counts.items() <= report.evaluated.sample_stats["sampled"].items()
     assert report.protocol.sandbox is None
     assert "| passed, from a statement | 20.0 (1) |" in (asked.output_dir / "report.md").read_text()
 
@@ -192,9 +193,6 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
         evaluate_and_report(other)
     assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
     assert evaluate_and_report(asked) == report
-    evaluate_and_report(replace(other, overwrite=True))
-    with pytest.raises(UserError, match="holds another evaluation"):
-        evaluate_and_report(asked)
 
 
 def first_without_verdict(lines):

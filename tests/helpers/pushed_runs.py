@@ -38,14 +38,7 @@ def measured(label, source, **scores):
         "curve": [],
         "tasks": 30,
         "samples": 30,
-        "sample_stats": {
-            "sampled": {
-                "samples": 30,
-                "statuses": {"passed": 18, "wrong_answer": 12},
-                "rules": {"strict": 17, "robust": 18},
-                "health": {"unparsed": 0, "truncated": 0, "mean_tokens": 20.0},
-            }
-        },
+        "sample_stats": {"sampled": {"samples": 30, "passed": 18, "wrong_answer": 12, "strict rule": 17}},
         "source": source,
     }
 

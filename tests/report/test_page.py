@@ -11,7 +11,7 @@ from helpers.warm_process import finish
 
 from lora_grpo.evaluation import read_report
 from lora_grpo.report.plots import plots_of
-from lora_grpo.report.writing import write_diff, write_report
+from lora_grpo.report.writing import write_report
 from lora_grpo.runs.reader import read_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -145,11 +145,10 @@ def test_no_script_but_its_own_can_run_in_the_page(tmp_path, browser):
     page.close()
 
 
-@pytest.mark.parametrize("kind", ["report", "diff"])
-def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit, kind):
+def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit):
     name = "a_run_with_quite_a_long_name_and_no_blank_in_it"
     run = write_run(tmp_path / name, completions=[completion(1, "long" * 200, 1.0)], versions={"python": "3" * 60})
-    path = write_report(run) if kind == "report" else write_diff(run, write_run(tmp_path / "other", steps=4))
+    path = write_report(run)
     looks = {}
     for scheme in ("light", "dark"):
         page = visit(path, viewport={"width": 380, "height": 800}, color_scheme=scheme)

@@ -19,9 +19,9 @@ from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
 from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
+from lora_grpo.report.html import sampled_texts
 from lora_grpo.report.plots import MAX_POINTS, plots_of
-from lora_grpo.report.sampled_texts import sampled_texts
-from lora_grpo.report.writing import ReportOptions, report, write_diff, write_report
+from lora_grpo.report.writing import ReportOptions, report, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
 
@@ -237,30 +237,6 @@ def test_settings_are_compared_with_the_preset(tmp_path):
     page = page_of(run)
     assert '<th scope="col">preset 12gb</th>' in page and row in page and page.count('<td class="quiet">') == 1
     assert "| train.max_steps | 7 | 250 |" in (run / "report" / "report.md").read_text()
-
-
-# Two runs
-
-
-@pytest.fixture
-def two(tmp_path):
-    first = write_run(tmp_path / "first")
-    other = RunConfig(output_dir="other", seed=7, train=TrainConfig(learning_rate=1e-3))
-    second = write_run(tmp_path / "second", steps=5, config=other, versions={"python": "3.12.1", "torch": "2.13.0"})
-    return first, second
-
-
-def test_two_runs_share_each_plot_and_differences_are_listed(two):
-    page = write_diff(*two)
-    assert page == two[0] / "report" / "diff-second.html"
-    write_report(two[0])  # a new report keeps the comparisons
-    text = text_of(page.read_text())
-    rows = [re.sub("<[^>]*>", "|", row) for row in re.findall("<tr>.*?</tr>", text)]
-    assert any("train.learning_rate" in row and "2e-05" in row and "0.001" in row for row in rows)
-    assert any("|python|" in row and "3.12.1" in row for row in rows)
-    assert not any("output_dir" in row or "|torch|" in row or "lora.rank" in row for row in rows)
-    assert "Reward, weighted sum by step: first from 0.6667 at 1 to 2 at 3" in text
-    assert "second from 0.4 at 1 to 2 at 5" in text
 
 
 # Wrong inputs, and the end of a run

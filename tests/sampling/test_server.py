@@ -98,7 +98,7 @@ def test_only_temperature_and_top_p_change_the_logits(llama, file, tmp_path):
     [flags] = {json.dumps(flags) for *_, flags in asked(log)}
     assert json.loads(flags)["--model"] == str(file)
     assert report.evaluated.label == "q4_0" and report.evaluated.source["engine"] == "llama.cpp b9999"
-    assert report.evaluated.sample_stats["sampled"].health["truncated"] == 6
+    assert report.evaluated.sample_stats["sampled"]["truncated"] == 6
 
 
 def test_messages_are_rendered_by_the_server(llama, file, tmp_path):
