@@ -27,7 +27,6 @@ from lora_grpo.tasks import (
     get_task,
     is_task_file,
     load_data,
-    quick_audit,
     split_validation,
     start_sandbox,
 )
@@ -69,7 +68,7 @@ def run_recipe(
             return preview(config, data)
         plan.check_disk()
         if not invocation.resume:
-            quick_audit(config, data)
+            audit(config, data, quick=True)
         entries = {**plan.record(), "changed_settings": changed, "user_files": user_files(config)}
         run = open_run(config, invocation, recipe, data.record, entries)
         print("\n".join(summary(plan)), file=sys.stderr)

@@ -81,8 +81,7 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
     settings = choose_settings(options, first.run if first else None)
     if first:
         start_sandbox(settings.data, options.sandbox)
-        trained_seed = settings.trained["config"]["seed"] if settings.trained else None
-        data = load_evaluation_rows(settings.data, settings.seed, trained_seed=trained_seed)
+        data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)
         loader = Loader(build.choose_backend(options.backend), settings, is_auto=options.backend == "auto")
     labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
     labels = labels if len(set(labels)) == len(labels) else names
@@ -163,15 +162,9 @@ class ModelSamples:
 
     @functools.cached_property
     def protocol(self) -> Protocol:
-        settings, run, rows = self.loader.settings, self.model.run if self._is_adapted else None, len(self.data.eval)
-        # The rows that the run of the settings trained on are left out, so only another run contaminates the score.
-        contaminated = run and run != settings.trained and run["data"].get("trained_on_benchmark") == settings.task
-        notes = {
-            "contaminated": [self.label] if contaminated else [],
-            "limit": settings.limit if settings.limit == rows else None,
-        }
+        settings, rows = self.loader.settings, len(self.data.eval)
         protocol = make_protocol(settings.data, self.data.record, settings.sampling, rows, settings.seed)
-        return protocol.model_copy(update=notes)
+        return protocol.model_copy(update={"limit": settings.limit if settings.limit == rows else None})
 
     @functools.cached_property
     def request(self) -> Request:
@@ -198,12 +191,8 @@ class ModelSamples:
         if environment is None or results is None:
             sampler, environment = self.loader.load(self.model, rows)
             result_files.start(path, self.request, environment)
+            adapted = self.model.adapter is not None or isinstance(self.model, GgufModel)
             results = sample_and_grade(
-                path, sampler, rows, settings.task, settings.sampling, settings.seed, self.label,
-                adapter=self._is_adapted,
-            )  # fmt: skip
+                path, sampler, rows, settings.task, settings.sampling, settings.seed, self.label, adapter=adapted
+            )
         return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
-
-    @property
-    def _is_adapted(self) -> bool:
-        return self.model.adapter is not None or isinstance(self.model, GgufModel)

@@ -112,8 +112,8 @@ class EvaluationSettings:
     seed: int
     chat_template_kwargs: Mapping[str, Any]
     """Chat template variables for models that are not part of a run."""
-    trained: Mapping[str, Any] | None
-    """run.json of the run whose settings are the defaults, if that run trained on this data."""
+    train_seed: int
+    """Seed of the training rows, whose first are the worked examples."""
     limit: int | None
     """The `--limit`, unless the run evaluated on as few rows."""
 
@@ -159,11 +159,12 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
     top_p = (options.top_p or defaults.top_p) if temperature else 1.0
     max_tokens = options.max_completion_tokens or config.sampling.max_completion_tokens
+    seed = config.seed if options.seed is None else options.seed
     return EvaluationSettings(
         data=data,
         sampling=SamplingParams(num_samples, temperature, top_p, max_tokens),
-        seed=config.seed if options.seed is None else options.seed,
+        seed=seed,
         chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
-        trained=run if is_same else None,
+        train_seed=config.seed if is_same else seed,
         limit=options.limit if options.limit and (usual_rows is None or options.limit < usual_rows) else None,
     )

@@ -56,10 +56,6 @@ class Protocol(Schema):
     data_sha256: str
     data_source: str | None = None
     """File or Hub dataset of the rows; None for the task's own dataset."""
-    left_out_as_trained_on: int = 0
-    """Number of benchmark rows that were left out because the run trained on them."""
-    contaminated: list[str] = Field(default_factory=list)
-    """Labels of the models that were trained on evaluated rows."""
     sampling: Sampling | None = None
     """None for files of samples."""
     grading: str
@@ -101,10 +97,6 @@ class Report(Schema):
             )
             style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
             title += f", {how}, {style}{sampling.few_shot}-shot"
-        if protocol.left_out_as_trained_on:
-            title += f"; not comparable: {protocol.left_out_as_trained_on} trained-on problems are left out"
-        if protocol.contaminated:
-            title += f"; CONTAMINATED: {', '.join(protocol.contaminated)} was trained on this benchmark"
         return title
 
     def scores_table(self) -> Table:
@@ -229,7 +221,6 @@ def make_protocol(
         rows=rows,
         data_sha256=record["eval"]["sha256"],
         data_source=data.eval,
-        left_out_as_trained_on=record.get("left_out_as_trained_on", 0),
         sampling=sampling,
         grading=grading,
         sandbox=record.get("sandbox"),
@@ -243,9 +234,8 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
     models = [model for model in (evaluated, baseline) if model]
     measured = [measure(model.label, model.results, model.source, ks, seed) for model in models]
     fixed, regressed = task_changes(baseline.results, evaluated.results) if baseline else ([], [])
-    contaminated = [label for model in models for label in model.protocol.contaminated]
     return Report(
-        protocol=evaluated.protocol.model_copy(update={"contaminated": contaminated}),
+        protocol=evaluated.protocol,
         evaluated=measured[0],
         baseline=measured[1] if baseline else None,
         table=compare(baseline.results, evaluated.results, ks, seed) if baseline else [],

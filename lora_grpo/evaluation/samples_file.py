@@ -149,7 +149,7 @@ def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     if task in CODE_TASKS:
         sources = [row.get("completion_prefix", "") + line["completion"] for line, row in samples]
-        ran = [verdict for _, verdict in code_grading.run_sources(sources, [row for _, row in samples]) if verdict]
+        ran = [verdict for verdict in code_grading.run_sources(sources, [row for _, row in samples]) if verdict]
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])

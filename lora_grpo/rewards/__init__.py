@@ -5,12 +5,10 @@
     batch = scorer.score([row["id"]], [completion], [token_ids])                # grades once, calls them as TRL does
 
 functions.py    built-in rewards with values from 0 to 1
-specs.py        parses `NAME=WEIGHT` for built-in, TRL, and user-defined rewards, and loads the functions
-guard.py        stops the run if a reward raises or returns an invalid value
+specs.py        parses `NAME=WEIGHT`, loads the functions, and stops the run if one fails
 scoring.py      grades and scores the completions of a batch; builds the dataset for TRL's trainer
 """
 
 from lora_grpo.rewards.functions import TEST_REWARDS
-from lora_grpo.rewards.guard import RewardError
 from lora_grpo.rewards.scoring import ScoredBatch, Scorer, training_set
-from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, is_format_reward, parse_reward_specs, resolve
+from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, RewardError, is_format_reward, parse_reward_specs, resolve

@@ -1,8 +1,8 @@
 """Built-in reward functions.
 
 A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings or
-conversations that end with the answer. `columns` are the rows' columns, with one value per completion, and `verdicts`,
-which says what the task's grader makes of each completion. None means that the row cannot be graded.
+conversations that end with the answer. `columns` are the rows' columns, with one value per completion, and the grader's
+`verdicts`. None means that the row cannot be graded.
 
 Every built-in reward is between 0 and 1 and is multiplied by its weight, as in `--rewards correct_answer=2.0`. The
 logged mean of a reward is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the well-known GSM8K demo.
@@ -19,8 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo.errors import UserError
-from lora_grpo.tasks import Row, Verdict, chat, grade_all, gsm8k
+from lora_grpo.tasks import chat, gsm8k
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -33,12 +32,7 @@ _SHORT_THOUGHT_CHARACTERS = 20
 
 def completion_text(completion: Any) -> str:
     """Return the text of a completion: the string itself, or the content of the last message of a conversation."""
-    content = completion
-    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
-        content = completion[-1].get("content")
-    if not isinstance(content, str):
-        raise TypeError(f"expected a completion's text or messages, got {completion!r:.80}")
-    return content
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _of_text(rate: Callable[[str], float]) -> RewardFunction:
@@ -51,12 +45,12 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Reward a completion by the `check` of the rows' task, which evaluation uses too: 1 or 0, or its score."""
-    return [verdict.value for verdict in _verdicts(completions, columns)]
+    return [verdict.value for verdict in columns["verdicts"]]
 
 
 def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Reward 1 for a program that passes all unit tests of its row. Requires a code task."""
-    return [float(passed) for passed, _, _ in _tests(completions, columns)]
+    return [float(verdict.passed) for verdict in columns["verdicts"]]
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -69,9 +63,10 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     other asserts pays like `passes_tests`, even if none of them ran.
     """
     rewards: list[float | None] = []
-    for passed, passed_tests, num_tests in _tests(completions, columns):
-        most = num_tests if passed else num_tests - 1
-        rewards.append(min(passed_tests, most) / num_tests if num_tests else float(passed))
+    for verdict in columns["verdicts"]:
+        passed_tests, num_tests = verdict.tests
+        most = num_tests if verdict.passed else num_tests - 1
+        rewards.append(min(passed_tests, most) / num_tests if num_tests else float(verdict.passed))
     return rewards
 
 
@@ -158,14 +153,11 @@ TEST_REWARDS = {"passes_tests": passes_tests, "share_of_tests_passed": share_of_
 """Rewards that require rows of code tasks."""
 
 PLAIN_REWARDS: dict[str, RewardFunction] = {
-    "correct_answer": correct_answer,
-    "integer_answer": integer_answer,
-    "strict_xml_format": strict_xml_format,
-    "soft_xml_format": soft_xml_format,
-    "xml_tag_count": xml_tag_count,
-    "think_answer_format": think_answer_format,
-    "coin_flip": coin_flip,
-    **TEST_REWARDS,
+    function.__name__: function
+    for function in (
+        *(correct_answer, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format),
+        *(coin_flip, *TEST_REWARDS.values()),
+    )
 }
 """Rewards without an argument."""
 
@@ -175,34 +167,10 @@ LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
 }
 """Rewards with a length argument."""
 
-DEFAULT_WEIGHTS: dict[str, float] = {
-    "correct_answer": 2.0,
-    "integer_answer": 0.5,
-    "strict_xml_format": 0.5,
-    "soft_xml_format": 0.5,
-    "xml_tag_count": 0.5,
-}
+DEFAULT_WEIGHTS = {"correct_answer": 2.0} | dict.fromkeys(
+    ("integer_answer", "strict_xml_format", "soft_xml_format", "xml_tag_count"), 0.5
+)
 """Default weights. Rewards that are not listed have weight 1."""
-
-
-def _verdicts(completions: Sequence[Any], columns: dict[str, Any], task: str = "gsm8k") -> Sequence[Verdict]:
-    """Return the verdicts of a batch. A call without them, which no run makes, grades by the rows' `task`."""
-    if "verdicts" in columns:
-        return columns["verdicts"]
-    texts = [completion_text(completion) for completion in completions]
-    per_row = {name: column for name, column in columns.items() if isinstance(column, list)}
-    rows: list[Row] = [{name: column[index] for name, column in per_row.items()} for index in range(len(texts))]
-    return grade_all(rows[0].get("task", task), texts, rows)
-
-
-def _tests(completions: Sequence[Any], columns: dict[str, Any]) -> list[tuple[bool, int, int]]:
-    """Return for each program whether it passed, and the numbers of asserts that passed and of all asserts."""
-    found = []
-    for verdict in _verdicts(completions, columns, "mbpp"):
-        if verdict.tests is None:
-            raise UserError("rewards of unit tests need the rows of a code task (--task)")
-        found.append((verdict.passed, *verdict.tests))
-    return found
 
 
 def _has_sections(text: str, thought: str) -> bool:

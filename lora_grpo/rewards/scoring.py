@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from lora_grpo.rewards.functions import completion_text
 from lora_grpo.rewards.specs import Reward
@@ -19,30 +18,6 @@ _WITHOUT_TRAINER: dict[str, Any] = {
 """What rewards get in place of a trainer's state and loggers."""
 
 
-class Verdicts(Sequence[Verdict]):
-    """The lazily graded verdicts of a batch: the first access grades all completions, and later ones return the same.
-
-    A batch whose rewards, log and metrics need no verdicts is not graded.
-    """
-
-    def __init__(self, texts: Sequence[str], rows: Sequence[Row]) -> None:
-        self._texts, self._rows = texts, rows
-
-    @functools.cached_property
-    def _graded(self) -> list[Verdict]:
-        return grade_all(self._rows[0]["task"], self._texts, self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Verdict]: ...
-    def __getitem__(self, index: int | slice) -> Verdict | list[Verdict]:
-        return self._graded[index]
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-
 @dataclass(frozen=True)
 class ScoredBatch:
     """B completions with their verdicts and rewards."""
@@ -51,7 +26,7 @@ class ScoredBatch:
     texts: Sequence[str]
     token_ids: Sequence[Sequence[int]]
     """Including the EOS token."""
-    verdicts: Verdicts
+    verdicts: Sequence[Verdict]
     values: Sequence[dict[str, float | None]]
     """For each completion, the unweighted value of each reward by its name; None if it cannot grade the row."""
     rewards: Sequence[float]
@@ -98,15 +73,13 @@ class Scorer:
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         texts = [completion_text(completion) for completion in completions]
-        verdicts = Verdicts(texts, rows)
+        verdicts = grade_all(rows[0]["task"], texts, rows)
         arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._columns}
         arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
         arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
-        called = [reward.function(**arguments) for reward in self.rewards]
-        names = [reward.name for reward in self.rewards]
-        values = [dict(zip(names, each, strict=True)) for each in zip(*called, strict=True)]
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        sums = [sum(weights[name] * (value or 0.0) for name, value in each.items()) for each in values]
+        called = {reward.name: reward.function(**arguments) for reward in self.rewards}
+        values = [{name: numbers[index] for name, numbers in called.items()} for index in range(len(texts))]
+        sums = [sum(reward.weight * (each[reward.name] or 0.0) for reward in self.rewards) for each in values]
         return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
 
 

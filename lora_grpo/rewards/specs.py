@@ -1,7 +1,7 @@
-"""Parse `--rewards`: validate each spec without heavy imports, then load its function.
+"""Parse `--rewards`: validate each spec without heavy imports, then load its function and guard its values.
 
 A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
-and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of:
+and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of:
 
 | NAME                                        | reward                                                |
 |---------------------------------------------|-------------------------------------------------------|
@@ -9,32 +9,34 @@ and has any range for TRL and user-defined rewards. `functions.DEFAULT_WEIGHTS` 
 | `near_length:200`, `near_length:50tokens`   | closeness to a length in characters or tokens         |
 | `longer_is_better`, `longer_is_better:2000` | length up to a cap (default: 1,000 characters)        |
 | `pattern:REGEX`                             | the regular expression matches; `=WEIGHT` is required |
-| `trl:think_format_reward`                   | one of `TRL_REWARDS`                                  |
-| `my_rewards.py:my_reward`                   | a function in a Python file, with TRL's signature     |
+| `my_rewards.py:my_reward`                   | a function that a Python file defines or imports      |
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
+import copy
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.rewards.functions import (
     DEFAULT_WEIGHTS,
     LENGTH_REWARDS,
     PLAIN_REWARDS,
+    TEST_REWARDS,
     RewardFunction,
+    completion_text,
     matches_pattern,
 )
-from lora_grpo.rewards.guard import guard
+from lora_grpo.tasks import bound_names
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,17 @@ class Reward:
     """Whether it is defined in a user's file."""
 
 
-TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Rewards in `trl.rewards` that need no arguments. A user's file can define the others."""
+class RewardError(RunError):
+    """A reward function raised an exception or returned an invalid value. The run stops."""
 
-RIGHT_REWARDS = (
-    *("correct_answer", "passes_tests", "share_of_tests_passed"),
-    *("accuracy_reward", "reasoning_accuracy_reward"),
-)
-"""Short names of the rewards for a correct answer."""
+
+RIGHT_REWARDS = ("correct_answer", *TEST_REWARDS)
+"""The rewards for a correct answer."""
 
 _FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
-_KINDS = (*LENGTH_REWARDS, "pattern", "trl")
-_NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern", *(f"trl:{name}" for name in TRL_REWARDS)]
+_KINDS = (*LENGTH_REWARDS, "pattern")
+_NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern"]
 
 
 def is_format_reward(name: str) -> bool:
@@ -88,7 +88,7 @@ def is_format_reward(name: str) -> bool:
 
 
 def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
-    """Validate specs such as `correct_answer=2.0` without importing TRL or running a user's file."""
+    """Validate specs such as `correct_answer=2.0` without running a user's file."""
     if not items:
         raise UserError("no rewards; name at least one, e.g. --rewards correct_answer=2.0")
     specs = tuple(map(_parse, items))
@@ -103,11 +103,15 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
     seen: Counter[str] = Counter()
     rewards = []
     for spec in specs:
-        label, load = _find(spec.name)
+        if spec.file:
+            label = spec.name.rpartition(":")[2]
+            function = getattr(python_file.load(Path(spec.file), "a file with reward functions"), label)
+        else:
+            label, function = _built_in(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
         file = Path(spec.file) if spec.file else None
-        rewards.append(Reward(name, spec.weight, guard(load(), name, file), is_own=file is not None))
+        rewards.append(Reward(name, spec.weight, guard(function, name, file), is_own=file is not None))
     return rewards
 
 
@@ -122,82 +126,110 @@ def _parse(item: str) -> RewardSpec:
         raise UserError(f"reward {item!r} needs its weight; write {item}=1.0")
     if not math.isfinite(weight):
         raise UserError(f"reward {item!r}: weight {text!r} is not a finite number; write {name}=1.0")
-    _find(name)
-    return RewardSpec(name, weight)
+    spec = RewardSpec(name, weight)
+    if spec.file:
+        _check_file(Path(spec.file).expanduser(), name.rpartition(":")[2])
+    else:
+        _built_in(name)
+    return spec
 
 
-def _find(name: str) -> tuple[str, Callable[[], RewardFunction]]:
-    """Check a name without heavy imports. Return a short label and a function that loads the reward."""
+def _built_in(name: str) -> tuple[str, RewardFunction]:
+    """Return a short label and the function of a built-in reward."""
     kind, colon, argument = name.partition(":")
-    file, _, function = name.rpartition(":")
     if name in PLAIN_REWARDS:
-        return name, lambda: PLAIN_REWARDS[name]
+        return name, PLAIN_REWARDS[name]
     if kind == "pattern":
-        if not argument:
-            raise UserError(r"reward 'pattern' needs a regular expression; write 'pattern:^\d+$=1.0'")
         try:
-            pattern = matches_pattern(argument)
+            return kind, matches_pattern(argument)
         except re.error as error:
             raise UserError(f"reward {name!r}: not a regular expression ({error})") from None
-        return kind, lambda: pattern
     if kind in LENGTH_REWARDS:
         length = _LENGTH.fullmatch(argument)
         if not length and (colon or kind == "near_length"):
             raise UserError(f"reward {name!r} needs a length, got {argument!r}; write {kind}:200 or {kind}:50tokens")
-        return kind, lambda: LENGTH_REWARDS[kind](*[int(length[1]), length[2] or "characters"] if length else [])
-    if kind == "trl":
-        if argument not in TRL_REWARDS:
-            known = [f"trl:{each}" for each in TRL_REWARDS]
-            raise UserError(f"unknown reward {name!r}; {suggestion(name, known)}; define others in a file")
-        if "accuracy" in argument and importlib.util.find_spec("math_verify") is None:
-            raise UserError(f"reward {name!r} needs the math-verify package; pip install 'math-verify[antlr4_13_2]'")
-        return argument, lambda: _load_trl(argument)
-    if file.endswith(".py"):
-        path = Path(file).expanduser()
-        _check_file(path, function)
-        return function, lambda: _load_file(path, function)
+        return kind, LENGTH_REWARDS[kind](*[int(length[1]), length[2] or "characters"] if length else [])
     hint = suggestion(kind, _NAMES, otherwise=f"expected one of {', '.join(_NAMES)}, or FILE.py:FUNCTION")
     raise UserError(f"unknown reward {name!r}; {hint}")
-
-
-def _load_trl(name: str) -> RewardFunction:
-    import trl.rewards
-
-    reward = getattr(trl.rewards, name)
-
-    def with_messages(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        # TRL's rewards accept only conversations.
-        chats = [[{"role": "assistant", "content": c}] if isinstance(c, str) else c for c in completions]
-        return reward(completions=chats, **columns)
-
-    return with_messages
 
 
 def _check_file(path: Path, function: str) -> None:
     """Check that a file names a reward function at its top level, without running the file."""
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; expected a Python file that defines {function!r}") from None
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path} is not Python: {first_line(error)}") from None
-    defined: list[str] = []
+    except (OSError, SyntaxError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{path}: {reason}; expected a Python file that defines {function!r}") from None
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            defined.append(node.name)
-            if node.name == function and node.args.kwarg is None:
-                raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
-        elif isinstance(node, ast.Assign):
-            defined += [target.id for target in node.targets if isinstance(target, ast.Name)]
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            defined += [alias.asname or alias.name for alias in node.names]
+        if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
+            raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
+    defined = set().union(*map(bound_names, tree.body))
     if function not in defined:
-        hint = suggestion(function, defined, otherwise=f"it defines {', '.join(defined) or 'nothing'}")
+        hint = suggestion(function, defined, otherwise=f"it defines {', '.join(sorted(defined)) or 'nothing'}")
         raise UserError(f"{path} does not define {function!r}; {hint}")
 
 
-def _load_file(path: Path, function: str) -> RewardFunction:
-    reward = getattr(python_file.load(path, "a file with reward functions"), function)
-    if not callable(reward):
-        raise UserError(f"{path}: {function!r} is {reward!r:.60}; expected a function (completions, **columns)")
-    return reward
+def guard(function: RewardFunction, name: str, file: Path | None = None) -> RewardFunction:
+    """Wrap a reward function so that it raises RewardError if the reward fails or returns an invalid value.
+
+    A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded. An
+    error names the line of `file`, the user's file that defines the reward.
+    """
+
+    @functools.wraps(function)
+    def guarded(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        batch = {"completions": completions, **columns}
+
+        def describe(index: int) -> str:
+            row = batch["id"][index] if "id" in batch else index
+            return f"row {row}, completion {_shorten(completion_text(completions[index]), 200)}"
+
+        try:
+            # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
+            with python_file.keeping_directory():
+                copies = {
+                    key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in batch.items()
+                }
+                values = list(function(**copies))
+        except (RunError, UserError):  # from the grader, which names its row and completion itself
+            raise
+        except (Exception, SystemExit) as error:
+            place = f"{python_file.line_of(error, file)}: " if file else ""
+            row = _find_failing_row(function, batch)
+            where = "no row fails alone" if row is None else describe(row)
+            message = f"{place}reward {name!r} raised {type(error).__name__}: {first_line(error)}; {where}"
+            raise RewardError(message) from error
+        if len(values) != len(completions):
+            raise RewardError(f"reward {name!r} returned {len(values)} values; expected {len(completions)} numbers")
+        numbers: list[float | None] = []
+        for index, value in enumerate(values):
+            try:  # an element of a tensor or an array is a number, too
+                number = None if value is None else math.nan if isinstance(value, str) else float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if number is not None and not math.isfinite(number):
+                raise RewardError(
+                    f"reward {name!r} returned {_shorten(value)}; expected a finite number, or None for a row that "
+                    f"cannot be graded; {describe(index)}"
+                )
+            numbers.append(number)
+        return numbers
+
+    guarded.__name__ = guarded.__qualname__ = name
+    return guarded
+
+
+def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any]) -> int | None:
+    """Return the index of the first row that fails on its own; None if only the whole batch fails."""
+    for index in range(len(batch["completions"])):
+        row = {key: value[index : index + 1] if isinstance(value, Sequence) else value for key, value in batch.items()}
+        try:
+            function(**row)
+        except (Exception, SystemExit):  # noqa: BLE001 - the caller raises the error itself
+            return index
+    return None
+
+
+def _shorten(value: Any, characters: int = 80) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= characters else text[:characters] + "…"

@@ -34,8 +34,8 @@ class RunRecord:
     """Version of this schema."""
     config: RunConfig
     data: dict[str, str | int | Entry | None]
-    """Tasks, `train` and `eval` rows (source, number, SHA-256), `system_prompt` of all training prompts,
-    `trained_on_benchmark` (its name, if the run trained on test problems) and `sandbox`, the isolation of programs."""
+    """Tasks, `train` and `eval` rows (source, number, SHA-256), `system_prompt` of all training prompts, and `sandbox`,
+    the isolation of programs."""
     policy: dict[str, str | int | float | bool | dict[str, Any] | None]
     """Base model with `revision` or `fingerprint`, engine, bits, device, variables of the chat template and
     `start_sha256`, of the adapter at the start."""

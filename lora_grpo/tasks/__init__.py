@@ -10,7 +10,7 @@ A task is a module with the three functions of the `Task` protocol: `load` retur
 kit, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` (and to `CODE_TASKS` if unit tests
 grade it).
 
-registry.py          the `Task` protocol, `Verdict`, and lookup by name
+registry.py          the `Task` protocol, `Verdict`, lookup by name, and the bundled starter tasks
 loading.py           the rows of a run: columns, disjoint splits, validation rows, prompt order, fingerprints
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
@@ -18,18 +18,16 @@ gsm8k.py             word problems with a numeric answer: grades them by the str
 final_statement.py   reads the answer of a text without a marker ("The answer is 18.")
 humaneval.py         functions to complete
 mbpp.py              short programs
-starter.py           bundled word problems and code problems
 task_file.py         a user's task: one Python file
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
-program_text.py      helpers for Python source and syntax trees
-audit_run.py         before training: grades texts that a model could use to cheat, and compares the verdicts
+audit_run.py         before training: checks texts that a model could use to cheat, in a process that can be killed
 audit_attacks.py     the attacks: what each writes for a row, and whether it must pass
-audit_child.py       calls a task file's `check` in a child process that can be killed
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp
-from lora_grpo.tasks.audit_run import audit, quick_audit
+from lora_grpo.tasks.audit_run import audit
+from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.loading import (
     Data,
     columns_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -80,19 +81,15 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
-        if not equals or not name.isidentifier() or name in values:
-            raise UserError(
-                f"{KWARGS_FLAG} {item!r}: expected KEY=VALUE, once for each key, e.g. enable_thinking=false"
-            )
-        try:
-            values[name] = json.loads(text, parse_constant=str)  # NaN is not JSON
-        except ValueError:
-            values[name] = text
+        value: Any = text
+        with contextlib.suppress(ValueError):
+            value = json.loads(text, parse_constant=str)  # NaN is not JSON
         # `False` would be text, which templates take as true.
-        wrong = not isinstance(values[name], bool) if name == _SWITCH else isinstance(values[name], (dict, list))
-        if wrong:
-            expected = "true or false" if name == _SWITCH else "text, a number, true or false"
+        is_known = isinstance(value, bool) if name == _SWITCH else not isinstance(value, (dict, list))
+        if not equals or not name.isidentifier() or not is_known:
+            expected = "true or false" if name == _SWITCH else "KEY=VALUE with text, a number, true or false"
             raise UserError(f"{KWARGS_FLAG} {item}: expected {expected}")
+        values[name] = value
     return values
 
 
@@ -107,16 +104,11 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> 
     Raises:
         UserError: a given variable does not occur in the template.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        if given:
-            raise UserError(f"{KWARGS_FLAG} {next(iter(given))}: the model has no chat template; leave it out")
-        return {}
-    before, body = _split(tokenizer.get_chat_template())
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    before, body = _split(tokenizer.get_chat_template() if has_template else "")
     for name in given:
         if not re.search(rf"\b{name}\b", body):
-            raise UserError(
-                f"{KWARGS_FLAG} {name}: the model's chat template does not read this variable; leave it out"
-            )
+            raise UserError(f"{KWARGS_FLAG} {name}: the model's chat template does not read it; leave it out")
     values = {**before, **given}
     if _SWITCH in body:
         limit = f"completions have at most {max_tokens} tokens"

@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import write_completion
-from lora_grpo.tasks.code_extraction import AnswerTooLong, extract_program
+from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Verdict
 
 _FUTURE_IMPORTS = re.compile(r"(?:from __future__ import .*\n)*")
-
-
-Outcome = tuple[str | None, sandbox.Verdict | None]
-"""The program extracted from a completion and its verdict.
-
-Both are None if the completion has no code. The program is None if the completion is too long to be read."""
 
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -38,6 +32,7 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
 
 def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Grade B completions against the tests of their B rows in one call to the sandbox."""
+    programs = [_extract(completion, row) for completion, row in zip(completions, rows, strict=True)]
     return [
         Verdict(
             verdict.passed,
@@ -48,49 +43,36 @@ def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
         )
         if verdict
         else Verdict(False, "no_code", tests=(0, 0))
-        for program, verdict in run_tests(completions, rows)
+        for program, verdict in zip(programs, run_sources(programs, rows), strict=True)
     ]
-
-
-def run_tests(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-    """Run the program of each completion against the tests of its row; see `run_sources`."""
-    programs: list[str | None] = []
-    too_long: dict[int, Outcome] = {}
-    for index, (completion, row) in enumerate(zip(completions, rows, strict=True)):
-        try:
-            programs.append(_extract(completion, row))
-        except AnswerTooLong as error:
-            programs.append(None)
-            too_long[index] = None, sandbox.Verdict("invalid", str(error), 0.0)
-    outcomes = run_sources(programs, rows)
-    return [too_long.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
 
 def run_sources(
     sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, reference: bool = False
-) -> list[Outcome]:
+) -> list[sandbox.Verdict | None]:
     """Run B programs against the tests of their B rows. Each distinct program runs once; None is skipped.
 
     The programs are the rows' own if `reference` is set.
     """
     programs = [
-        None if source is None else _program(source, row, reference) for source, row in zip(sources, rows, strict=True)
+        sandbox.Program(
+            source,
+            row["test"],
+            functions=tuple(row.get("functions") or [row["entry_point"]]),
+            prelude=row.get("prelude") or "",
+            reference=reference,
+            name=str(row.get("id", "a program")),
+        )
+        if source is not None
+        else None
+        for source, row in zip(sources, rows, strict=True)
     ]
     distinct = list(dict.fromkeys(program for program in programs if program is not None))
     verdicts = dict(zip(distinct, sandbox.run(distinct), strict=True)) if distinct else {}
-    return [(program.source, verdicts[program]) if program else (None, None) for program in programs]
+    return [verdicts[program] if program else None for program in programs]
 
 
-def check_tests(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if a row's tests are missing, are not Python, or assert nothing."""
-    for row in rows:
-        try:
-            sandbox.prepare(_program("", row))
-        except sandbox.BrokenTest as error:
-            raise UserError(f"{error}; fix the row or remove it") from None
-
-
-def run_references(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+def run_references(rows: Sequence[Mapping[str, Any]]) -> list[sandbox.Verdict | None]:
     """Run the rows' reference programs. Raise UserError if the tests of a row cannot run with its own program."""
     try:
         return run_sources([row["answer"] for row in rows], rows, reference=True)
@@ -103,10 +85,9 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
 
     Rows that only time out are kept, because the time depends on the machine.
     """
-    check_tests(rows)
     failed = {
         row["id"]: verdict.message
-        for row, (_, verdict) in zip(rows, run_references(rows), strict=True)
+        for row, verdict in zip(rows, run_references(rows), strict=True)
         if verdict and verdict.status not in ("passed", "timeout")
     }
     if failed:
@@ -135,14 +116,3 @@ def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
         return program
     # Future imports, which come first, are invalid after the prompt.
     return f"{prefix}\n{_FUTURE_IMPORTS.sub('', program, count=1)}"
-
-
-def _program(source: str, row: Mapping[str, Any], reference: bool = False) -> sandbox.Program:
-    return sandbox.Program(
-        source,
-        row["test"],
-        functions=tuple(row.get("functions") or [row["entry_point"]]),
-        prelude=row.get("prelude") or "",
-        reference=reference,
-        name=str(row.get("id", "a program")),
-    )

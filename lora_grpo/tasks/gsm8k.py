@@ -20,8 +20,8 @@ Numbers, in both:
 Markers:
 
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
-- All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails. Earlier lines do not count, so a
-  model may correct itself. The end of a `<think>` or `<reasoning>` section also ends a line.
+- All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
+  later line. The end of a `<think>` or `<reasoning>` section also ends a line.
 
 Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
 https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.yaml`, version 3).
@@ -83,38 +83,35 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade a completion with the three rules of this module, in linear time."""
     gold_text = _gold_number(row)
     gold = _value(gold_text)
+    sections = read_completion(completion, row.get("prompt_style") or DEFAULT_STYLE)
+    last = None
+    for last in _FLEXIBLE.finditer(completion):  # noqa: B007 - only the last one counts
+        pass
     rules = {
-        "strict": _passes_strict(completion, gold, row.get("prompt_style") or DEFAULT_STYLE),
-        "flexible": _passes_flexible(completion, gold_text),
+        "strict": sections is not None and bool(_NUMBER.fullmatch(sections[1])) and _value(sections[1]) == gold,
+        "flexible": last is not None and _normalize(last.group()) == _normalize(gold_text),
         "robust": False,
     }
-    contents = find_answers(completion)
-    read_from = "statement" if contents == [] else "marker"
+    contents, read_from = find_answers(completion), "marker"
     if contents == []:
-        contents = find_statements(_plain(completion), row)
-    reason, extracted = _read_answer(completion, contents)
-    if extracted is not None:
+        contents, read_from = find_statements(_plain(completion), row), "statement"
+    numbers = [_numbers(content) for content in contents or ()]
+    if contents is None:
+        reason = "unclosed_answer"
+    elif not contents:
+        reason = "no_answer" if completion.strip() else "empty"
+    elif any(len(found) > 1 for found in numbers):
+        reason = "conflicting_answers"
+    elif not all(found and _NUMBER.fullmatch(found[0]) for found in numbers):
+        reason = "unreadable_answer"
+    elif len({_value(found[0]) for found in numbers}) > 1:
+        reason = "conflicting_answers"
+    else:
+        extracted = numbers[-1][0]
         rules["robust"] = _value(extracted) == gold
         reason = "correct" if rules["robust"] else "wrong_answer"
-    return Verdict(rules["robust"], reason, extracted, rules, read_from=read_from if extracted is not None else None)
-
-
-def _read_answer(completion: str, contents: list[str] | None) -> tuple[str, str | None]:
-    """Return the number that the `robust` rule reads, or the reason why there is none."""
-    if not completion.strip():
-        return "empty", None
-    if contents is None:
-        return "unclosed_answer", None
-    if not contents:
-        return "no_answer", None
-    numbers = [_numbers(content) for content in contents]
-    if any(len(found) > 1 for found in numbers):
-        return "conflicting_answers", None
-    if not all(found and _NUMBER.fullmatch(found[0]) for found in numbers):
-        return "unreadable_answer", None
-    if len({_value(found[0]) for found in numbers}) > 1:
-        return "conflicting_answers", None
-    return "", numbers[-1][0]
+        return Verdict(rules["robust"], reason, extracted, rules, read_from=read_from)
+    return Verdict(False, reason, None, rules)
 
 
 def gold(row: Mapping[str, Any]) -> str:
@@ -130,37 +127,27 @@ def find_answers(completion: str) -> list[str] | None:
     # The reasoning is not part of the answer's line, even if both are on the same line.
     text = completion.replace("</reasoning>", "\n").replace("</think>", "\n")
     markers = list(_MARKER.finditer(text))
-    if not markers:
-        return []
-    line_start = text.rfind("\n", 0, markers[-1].start()) + 1
     contents: list[str] = []
-    end = line_start
+    end = text.rfind("\n", 0, markers[-1].start()) + 1 if markers else 0
     for marker in markers:
+        start = marker.end()
         if marker.start() < end:  # On an earlier line, or nested in the previous marker.
             continue
-        close = _closing(text, marker)
-        if close is None:
+        if marker.group() == "####":
+            end = len(text) if (newline := text.find("\n", start)) < 0 else newline
+        elif marker.group() == "<answer>":
+            end = text.find("</answer>", start)
+        else:
+            end, depth = -1, 1
+            for brace in _BRACE.finditer(text, start):
+                depth += 1 if brace.group() == "{" else -1
+                if depth == 0:
+                    end = brace.start()
+                    break
+        if end < 0:
             return None
-        contents.append(text[marker.end() : close].strip())
-        end = close
+        contents.append(text[start:end].strip())
     return contents
-
-
-def _closing(text: str, marker: re.Match[str]) -> int | None:
-    """Return the index where the marker's content ends, or None if the marker is not closed."""
-    start = marker.end()
-    if marker.group() == "####":
-        newline = text.find("\n", start)
-        return len(text) if newline < 0 else newline
-    if marker.group() == "<answer>":
-        close = text.find("</answer>", start)
-        return None if close < 0 else close
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace.group() == "{" else -1
-        if depth == 0:
-            return brace.start()
-    return None
 
 
 def _plain(content: str) -> str:
@@ -192,18 +179,6 @@ def _numbers(content: str) -> list[str]:
 
 def _value(number: str) -> Decimal:
     return Decimal(number.replace(",", ""))
-
-
-def _passes_strict(completion: str, gold: Decimal, style: str) -> bool:
-    sections = read_completion(completion, style)
-    return sections is not None and bool(_NUMBER.fullmatch(sections[1])) and _value(sections[1]) == gold
-
-
-def _passes_flexible(completion: str, gold: str) -> bool:
-    last = None
-    for last in _FLEXIBLE.finditer(completion):  # noqa: B007 - only the last one counts
-        pass
-    return last is not None and _normalize(last.group()) == _normalize(gold)
 
 
 def _normalize(number: str) -> str:

@@ -17,7 +17,6 @@ from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
-    ONE_SPLIT_TASKS,
     Row,
     get_task,
     is_task_file,
@@ -45,30 +44,22 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
 
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
-    source = source_of_rows(config.data.task)
-    others = f"other rows with {source}, fewer with --data.train-limit 10, or another --data.eval or --data.eval-task"
-    data = _load(config.data, config.seed, train_seed=config.seed, others=others)
+    data = _load(config.data, config.seed, train_seed=config.seed)
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
-            f"{config.train.prompts_per_step}; add rows with {source} or lower it"
+            f"{config.train.prompts_per_step}; add rows with {source_of_rows(config.data.task)} or lower it"
         )
     return data
 
 
-def load_evaluation_rows(data: DataConfig, seed: int, *, trained_seed: int | None) -> Data:
+def load_evaluation_rows(data: DataConfig, seed: int, train_seed: int) -> Data:
     """Load the evaluation rows of a run with these settings, with their prompts.
 
-    Training rows are loaded only if they are needed as few-shot examples or to determine the evaluation set.
-    `trained_seed` is the seed that a run used to sample training rows from this data; None if there is no run.
+    Training rows are loaded only if they are needed as few-shot examples; `train_seed` is the seed of the run that
+    sampled them.
     """
-    one_split = data.task in ONE_SPLIT_TASKS
-    if one_split and data.few_shot and trained_seed is None:
-        raise UserError(f"{data.task} has no training rows for few-shot examples; pass --few-shot 0")
-    if data.few_shot and trained_seed is None:
-        trained_seed = seed
-    others = "other rows with --data, another --task, or --few-shot 0"
-    return _load(data, seed, train_seed=trained_seed if data.few_shot or one_split else None, others=others)
+    return _load(data, seed, train_seed=train_seed if data.few_shot else None)
 
 
 def columns_of(data: DataConfig, split: str) -> dict[str, str]:
@@ -81,20 +72,12 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
         side: getattr(get_task(task), "COLUMNS", ()) if source else () for side, (task, source) in sources_of.items()
     }
     known = sorted({*ours["train"], *ours["eval"]})
-    if data.columns and not known:
-        raise UserError(
-            "--data.columns names the columns of your own gsm8k, humaneval or mbpp rows; pass them, for example with "
-            "--data.eval, or leave it out"
-        )
     columns: dict[str, str] = {}
     for pair in data.columns:
         name, _, column = pair.partition("=")
-        if not column or name in columns:
-            raise UserError(
-                f"--data.columns {pair!r}: expected NAME=COLUMN once for each name, such as {known[-1]}=problem"
-            )
-        if name not in known:
-            raise UserError(f"--data.columns {pair!r}: the task has no column {name!r}; {suggestion(name, known)}")
+        if name not in known or not column:
+            names = suggestion(name, known, otherwise=f"those of your own rows are: {', '.join(known) or 'none'}")
+            raise UserError(f"--data.columns {pair!r}: expected NAME=COLUMN with a column of the task; {names}")
         columns[name] = column
     return {name: column for name, column in columns.items() if name in ours[split]}
 
@@ -115,19 +98,19 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
     name = data.task if split == "train" else data.evaluation_task
     first: dict[str, Row] = {}
     kept: dict[str, Row] = {}
-    rows = load_split(data, split)
+    task, rows = get_task(name), load_split(data, split)
     for row in rows:
         question = _question(row)
         earlier = first.setdefault(question, row)
-        if earlier is not row and not _same_answer(name, earlier, row):
-            shown = (
-                "different tests"
-                if name in CODE_TASKS
-                else " and ".join(repr(str(each["answer"])[-40:]) for each in (earlier, row))
-            )
+        if name in CODE_TASKS or is_task_file(name):
+            column = "test" if name in CODE_TASKS else "answer"
+            is_same = earlier[column] == row[column]
+        else:
+            is_same = earlier is row or task.check(task.gold(earlier), row).passed
+        if not is_same:
             raise UserError(
                 f"the {task_title(name)} {split} rows {earlier['id']} and {row['id']} have the same question but not "
-                f"the same answer ({shown}); remove one of them"
+                "the same answer; remove one of them"
             )
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
         key = json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True) if is_task_file(name) else question
@@ -143,88 +126,50 @@ def _question(row: Mapping[str, Any]) -> str:
     return "\n".join(messages or [row["question"]]).strip()
 
 
-def _same_answer(name: str, first: Row, second: Row) -> bool:
-    if name in CODE_TASKS:
-        return bool(first["test"] == second["test"])
-    if is_task_file(name):
-        return bool(first["answer"] == second["answer"])
-    task = get_task(name)
-    return task.check(task.gold(first), second).passed
-
-
-def _load(data: DataConfig, seed: int, *, train_seed: int | None, others: str) -> Data:
+def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set.
 
-    Rows that repeat an earlier one are dropped. Training rows are dropped if their question is in the evaluation set;
-    a training set of nothing but evaluation questions is an error. If a benchmark has no training split, the
-    rows used for training are dropped from the evaluation set instead. The number of dropped rows is printed. `others`
-    says, with the flags of the command, what to pass if no row is left.
+    Repeated rows are dropped, then training rows whose question is in the evaluation set, and rows of code tasks whose
+    reference program fails. The number of dropped rows is printed.
     """
     train = [] if train_seed is None else _load_unique(data, "train")
-    one_split = train_seed is not None and data.task in ONE_SPLIT_TASKS
     evaluation = _load_unique(data, "eval")
-    if train and not one_split and not _without_questions_of(evaluation, train):
+    # Before the limits are applied: a few rows of the same set must not be both trained on and evaluated.
+    asked = {_question(row) for row in evaluation}
+    if train and all(_question(row) in asked for row in train):
         raise UserError(
-            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass "
-            f"{others}"
+            f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass other "
+            "rows for one of them"
         )
+    evaluation = sources.sample(evaluation, data.eval_limit, seed)
     train = sources.sample(train, data.train_limit, train_seed or 0)
-    contaminated = 0
-    if one_split:
-        left = _without_questions_of(train, evaluation)
-        contaminated = len(evaluation) - len(left)
-        evaluation = sources.sample(left, data.eval_limit, seed)
-        print(
-            f"CONTAMINATED: training on {len(train)} {data.task} problems; {data.task} scores of this adapter are not "
-            f"comparable; dropped {contaminated} of them from the evaluation set",
-            file=sys.stderr,
-        )
-    else:
-        evaluation = sources.sample(evaluation, data.eval_limit, seed)
-        left = _without_questions_of(evaluation, train)
-        if len(left) < len(train):
-            dropped = len(train) - len(left)
-            print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
-        train = left
-    train, evaluation = _solvable(train, data.task), _solvable(evaluation, data.evaluation_task)
+    asked = {_question(row) for row in evaluation}
+    left = [row for row in train if _question(row) not in asked]
+    if dropped := len(train) - len(left):
+        print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
+    # The starter's reference programs need no check, because the unit tests of the kit run them.
+    train = solvable(left) if data.task in ("humaneval", "mbpp") else left
+    evaluation = solvable(evaluation) if data.evaluation_task in ("humaneval", "mbpp") else evaluation
     if not evaluation:
-        raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass {others}")
+        raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass other rows")
     shown, train = train[: data.few_shot], train[data.few_shot :]
-    examples = [
-        (row["question"], get_task(data.task).gold({**row, "prompt_style": data.prompt_style})) for row in shown
-    ]
-
-    def with_prompts(rows: Sequence[Row], task_name: str) -> list[Row]:
-        return [{**row, "task": task_name} for row in add_prompts(rows, data.prompt_style, examples)]
-
-    prompted = with_prompts(train, data.task)
+    gold = get_task(data.task).gold
+    examples = [(row["question"], gold({**row, "prompt_style": data.prompt_style})) for row in shown]
+    prompted, evaluated = (
+        add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples)
+        for task, rows in ((data.task, train), (data.evaluation_task, evaluation))
+    )
+    systems = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in prompted}
     record = {
         "task": task_title(data.task),
         "eval_task": task_title(data.evaluation_task),
         "train": {"source": data.train, "rows": len(train), "sha256": fingerprint([*shown, *train])},
         "eval": {"source": data.eval, "rows": len(evaluation), "sha256": fingerprint(evaluation)},
-        "system_prompt": _shared_system_prompt(prompted),
-        "trained_on_benchmark": data.task if one_split else None,
-        "left_out_as_trained_on": contaminated,
+        # None if the rows have none or not the same.
+        "system_prompt": systems.pop() if len(systems) == 1 else None,
         "sandbox": sandbox.describe() if runs_programs(data) else None,
     }
-    return Data(prompted, with_prompts(evaluation, data.evaluation_task), record)
-
-
-def _shared_system_prompt(rows: Sequence[Row]) -> str | None:
-    """Return the system message of the rows' prompts; None if they have none or not the same."""
-    first = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in rows}
-    return first.pop() if len(first) == 1 else None
-
-
-def _without_questions_of(others: list[Row], rows: list[Row]) -> list[Row]:
-    questions = {_question(row) for row in others}
-    return [row for row in rows if _question(row) not in questions]
-
-
-def _solvable(rows: list[Row], task: str) -> list[Row]:
-    # The starter's problems do not need this check, because the unit tests verify them.
-    return solvable(rows) if task in CODE_TASKS and task != "starter-code" else rows
+    return Data(prompted, evaluated, record)
 
 
 def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[list[int]]:
@@ -242,41 +187,33 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
     SFT also drops training rows whose gold solution is longer than the longest completion, because an evaluation would
     truncate it.
     """
+
+    def fitting(rows: Sequence[Row], lengths: Sequence[int], limit: int, what: str) -> list[Row]:
+        kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+        dropped = f"{len(rows) - len(kept)} of {len(rows)} {split} rows: their {what}"
+        if len(kept) < min(len(rows), config.train.prompts_per_step if split == "train" else 1):
+            raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
+        if len(kept) < len(rows):
+            print(f"dropped {dropped}", file=sys.stderr)
+        return kept
+
     longest = config.sampling.max_completion_tokens
     room = config.model.max_sequence_tokens - longest
     prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
-    needed = config.train.prompts_per_step if split == "train" else 1
     flags = "--model.max-sequence-tokens minus --sampling.max-completion-tokens"
-    kept = _short_rows(rows, prompts, room, needed, f"{split} rows: their prompts", flags)
+    kept = fitting(rows, prompts, room, f"prompts have more than {room} tokens ({flags})")
     if config.method == "sft" and split == "train":
         golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, kept, config)]
-        flags = "--sampling.max-completion-tokens"
-        kept = _short_rows(kept, golds, longest, needed, "train rows: their gold solutions", flags)
-    return kept
-
-
-def _short_rows(
-    rows: Sequence[Row], lengths: Sequence[int], limit: int, needed: int, what: str, flags: str
-) -> list[Row]:
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    if len(kept) < len(rows):
-        dropped = f"{len(rows) - len(kept)} of {len(rows)} {what} have more than {limit} tokens ({flags})"
-        if len(kept) < needed:
-            raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
-        print(f"dropped {dropped}", file=sys.stderr)
+        what = f"gold solutions have more than {longest} tokens (--sampling.max-completion-tokens)"
+        kept = fitting(kept, golds, longest, what)
     return kept
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """Return the SHA-256 of the rows' content in order, or raise UserError for text that no tokenizer accepts."""
+    """Return the SHA-256 of the rows' content in order."""
     digest = hashlib.sha256()
     for row in rows:
-        try:
-            digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
-        except UnicodeEncodeError as error:
-            wrong = ascii(error.object[error.start])
-            raise UserError(f"row {row['id']}: {wrong} is not a character of Unicode; remove it") from None
-        digest.update(b"\n")
+        digest.update(f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n".encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
@@ -310,7 +247,5 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     import numpy as np
 
     chosen = set(np.random.default_rng(config.seed).choice(len(rows), size=number, replace=False).tolist())
-    return (
-        [row for index, row in enumerate(rows) if index not in chosen],
-        [row for index, row in enumerate(rows) if index in chosen],
-    )
+    train, validation = ([row for index, row in enumerate(rows) if (index in chosen) == part] for part in (False, True))
+    return train, validation

@@ -16,8 +16,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
+from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.code_grading import check, check_many, gold
-from lora_grpo.tasks.program_text import bound_names
 from lora_grpo.tasks.registry import Row
 
 __all__ = ["check", "check_many", "gold", "load", "read"]
@@ -56,9 +56,7 @@ def read(
     """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`."""
     source = source or HUB_DATASET
     records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
-    rows = [_row(record, where) for where, record in records]
-    sources.check_ids(rows, source)
-    return rows
+    return sources.unique([_row(record, where) for where, record in records], source)
 
 
 def _number(row: Row) -> int:
@@ -79,13 +77,9 @@ def _tests(value: Any) -> Any:
 
 def _row(record: Row, where: str) -> Row:
     text, code = (part.replace("\r\n", "\n") for part in sources.texts(record, ("text", "code"), where))
-    task_id, tests, setup = record["task_id"], _tests(record["test_list"]), record.get("test_setup_code") or ""
-    if not isinstance(task_id, (int, str)):
-        raise UserError(f"{where}: 'task_id' is {task_id!r:.60}; expected a number or a string")
+    tests, setup = _tests(record["test_list"]), str(record.get("test_setup_code") or "")
     if not isinstance(tests, list) or not tests or not all(isinstance(t, str) and t.strip() for t in tests):
         raise UserError(f"{where}: 'test_list' is {tests!r:.60}; expected a list of assert statements")
-    if not isinstance(setup, str):
-        raise UserError(f"{where}: 'test_setup_code' is {setup!r:.60}; expected Python code")
     asserts = "\n".join(test.replace("\r\n", "\n").strip() for test in tests)
     test = f"{setup.replace(chr(13), '')}\n{asserts}\n".lstrip("\n")
     body = sources.check_python(code, "code", where).body
@@ -95,7 +89,7 @@ def _row(record: Row, where: str) -> Row:
     helpers = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} & used - {entry_point}
     imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and bound_names(node) & used]
     return {
-        "id": f"mbpp/{task_id}",
+        "id": f"mbpp/{record['task_id']}",
         "question": _QUESTION.format(text=text.strip(), tests=asserts),
         "answer": code,
         "entry_point": entry_point,

@@ -6,8 +6,10 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
+from lora_grpo import starter
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import python_file
@@ -17,9 +19,6 @@ Row = dict[str, Any]
 
 CODE_TASKS = ("humaneval", "mbpp", "starter-code")
 """Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
-
-ONE_SPLIT_TASKS = ("humaneval",)
-"""Benchmarks without a training split. Rows used for training are removed from the evaluation set."""
 
 TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
@@ -66,24 +65,18 @@ class Task(Protocol):
     """
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-        """Return the rows of the split "train" or "eval".
+        """Return the rows of the split "train" or "eval". Raises UserError for a missing source or a malformed row.
 
         Args:
             source: path of a JSON Lines, CSV or Parquet file, a Hub dataset id, or None for the task's default.
             columns: the source's name of a column for each of ours. Only tasks with `COLUMNS` accept it.
-
-        Raises:
-            UserError: the source is missing or empty, or a row is malformed. The message includes the file and line.
         """
-        ...
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Grade one completion, which may be any string, against its row."""
-        ...
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return a completion in the row's `prompt_style` that `check` accepts."""
-        ...
 
 
 def runs_programs(data: DataConfig) -> bool:
@@ -103,11 +96,8 @@ def task_title(name: str) -> str:
 
 def same_task(first: str, second: str) -> bool:
     """Return whether two names are of the same task, or two paths of the same file."""
-    return first == second or (
-        is_task_file(first)
-        and is_task_file(second)
-        and Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
-    )
+    paths = [Path(name).expanduser().resolve() for name in (first, second)]
+    return first == second or (is_task_file(first) and paths[0] == paths[1])
 
 
 def source_of_rows(name: str) -> str:
@@ -126,9 +116,18 @@ def get_task(name: str) -> Task:
     if not is_file and name not in TASK_NAMES:
         hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
         raise UserError(f"unknown task {name!r}; {hint}")
-    file = "task_file" if is_file else name.removesuffix("-code")
-    module = importlib.import_module(f"lora_grpo.tasks.{file}")
-    return cast(Task, module.read(name) if file in ("task_file", "starter") else module)
+    if is_file or not name.startswith("starter"):
+        module = importlib.import_module(f"lora_grpo.tasks.{'task_file' if is_file else name}")
+        return cast(Task, module.read(name) if is_file else module)
+
+    def load(split: str, source: str | None = None) -> list[Row]:
+        if source is not None:
+            raise UserError(f"the {name} task uses its bundled problems, got source {source!r}; remove the source")
+        return starter.problems(name, split)
+
+    graders = vars(importlib.import_module(f"lora_grpo.tasks.{'gsm8k' if name == 'starter' else 'code_grading'}"))
+    functions = {each: graders[each] for each in ("check", "check_many", "gold") if each in graders}
+    return cast(Task, SimpleNamespace(load=load, **functions))
 
 
 def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:

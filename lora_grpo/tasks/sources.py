@@ -36,16 +36,7 @@ def is_on_hub(source: str) -> bool:
 
 
 def read_rows(source: str | None, split: str) -> list[Row]:
-    """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file.
-
-    Args:
-        source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset as `owner/name:config@split`. The config and
-            the split may be left out.
-        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
-
-    Raises:
-        UserError: there is no source, or it cannot be read.
-    """
+    """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file; see `read`."""
     if source is None:
         flag = {"train": " with the recipe's --data.train", "eval": " with --data.eval"}.get(split, "")
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
@@ -64,9 +55,12 @@ def read(
     Args:
         source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset as `owner/name:config@split`. The config and
             the split may be left out.
-        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. A file has no splits.
+        split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
         required: columns that every record must have.
         columns: the source's name of a column for each of our names.
+
+    Raises:
+        UserError: the source cannot be read, has no rows, or lacks a column.
     """
     path, suffix = Path(source).expanduser(), Path(source.lower().removesuffix(".gz")).suffix
     if is_on_hub(source):
@@ -87,10 +81,9 @@ def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], wh
     missing = [name for name in dict.fromkeys([*required, *columns]) if columns.get(name, name) not in record]
     if missing:
         there = ", ".join(f"{column[:40]!r}" for column in [*record][:12])
-        flags = " ".join(f"{name}=COLUMN" for name in missing)
         raise UserError(
-            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; name "
-            f"yours with --data.columns {flags}, or add a header line if these are values"
+            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; "
+            f"name yours with --data.columns {missing[0]}=COLUMN, or add a header line if these are values"
         )
     kept = {name: value for name, value in record.items() if name not in columns.values()}
     return {**kept, **{name: record[column] for name, column in columns.items()}}
@@ -149,8 +142,9 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
         raise UserError(f"{where}: {name!r} is not Python{line}; fix the row or remove it") from None
 
 
-def check_ids(rows: list[Row], where: str) -> None:
-    """Raise UserError if two rows share an id."""
+def unique(rows: list[Row], where: str) -> list[Row]:
+    """Return rows, or raise UserError if two share an id."""
     name, count = Counter(row["id"] for row in rows).most_common(1)[0]
     if count > 1:
         raise UserError(f"{where}: {count} rows have the id {name!r}; keep one of them")
+    return rows

@@ -19,7 +19,6 @@ and, if you want to, any of these:
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
 from collections.abc import Iterable, Mapping
@@ -48,12 +47,12 @@ class TaskFile:
     @property
     def rewards(self) -> tuple[str, ...]:
         """The file's `REWARDS`."""
-        return self._names("REWARDS", ("correct_answer=1.0",))
+        return tuple(getattr(self.module, "REWARDS", ("correct_answer=1.0",)))
 
     @property
     def audit_ignore(self) -> tuple[str, ...]:
         """The file's `AUDIT_IGNORE`."""
-        return self._names("AUDIT_IGNORE", ())
+        return tuple(getattr(self.module, "AUDIT_IGNORE", ()))
 
     @property
     def has_gold(self) -> bool:
@@ -73,8 +72,7 @@ class TaskFile:
         if not rows or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{self.path}: load({split!r}) returned {returned!r:.60}; expected a list of dictionaries")
         loaded = [self._row(dict(row), split, index) for index, row in enumerate(rows)]
-        sources.check_ids(loaded, str(self.path))
-        return loaded
+        return sources.unique(loaded, str(self.path))
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Return what the file's `check` returns, as a verdict.
@@ -114,12 +112,6 @@ class TaskFile:
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
         return gold
 
-    def _names(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        found = getattr(self.module, name, default)
-        if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
-            raise UserError(f"{self.path}: {name} is {found!r:.60}; expected a tuple of texts, such as ('a',)")
-        return tuple(found)
-
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
         name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
         asked: Any = row.get("question", row.get("prompt"))
@@ -127,7 +119,10 @@ class TaskFile:
             asked = self._call("prompt", row)
         if isinstance(asked, str) and asked.strip():
             asked = [{"role": "user", "content": asked}]
-        if not _is_chat(asked):
+        parts = asked if isinstance(asked, (list, tuple)) and asked else [None]
+        if not all(
+            isinstance(part, dict) and isinstance(part.get("content"), str) and "role" in part for part in parts
+        ):
             raise UserError(
                 f"{self.path}: row {name} asks {asked!r:.60}; expected a text or messages from prompt(row), or a "
                 "'question' in the row"
@@ -165,31 +160,19 @@ def read(name: str) -> TaskFile:
     """Import a task file, once per process.
 
     Raises:
-        UserError: the file cannot be read or imported, or lacks `load` or `check`.
+        UserError: the file cannot be read or imported, lacks `load` or `check`, or a constant has a wrong type.
     """
-    return _read(Path(name).expanduser().resolve())
-
-
-@functools.cache
-def _read(path: Path) -> TaskFile:
-    expected = "a task file with load(split) and check(completion, row)"
+    path, expected = Path(name).expanduser().resolve(), "a task file with load(split) and check(completion, row)"
     module = python_file.load(path, expected)
     for function in ("load", "check"):
         if not callable(getattr(module, function, None)):
             raise UserError(f"{path} defines no function {function!r}; expected {expected}")
-    for name, kind in (("SYSTEM_PROMPT", str), ("THRESHOLD", (int, float))):
-        value = getattr(module, name, None)
-        if value is not None and not isinstance(value, kind):
-            raise UserError(f"{path}: {name} is {value!r:.60}; expected a {'text' if kind is str else 'number'}")
+    for constant, kind, what in (
+        ("SYSTEM_PROMPT", (str, type(None)), "a text"),
+        ("THRESHOLD", (int, float), "a number"),
+        ("REWARDS", (tuple, list), "a tuple of texts, such as ('a',)"),
+        ("AUDIT_IGNORE", (tuple, list), "a tuple of texts, such as ('a',)"),
+    ):
+        if hasattr(module, constant) and not isinstance(value := getattr(module, constant), kind):
+            raise UserError(f"{path}: {constant} is {value!r:.60}; expected {what}")
     return TaskFile(path, module)
-
-
-def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, (list, tuple))
-        and bool(messages)
-        and all(
-            isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-            for message in messages
-        )
-    )

@@ -77,7 +77,7 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--rewards", "corect_answer"], "unknown reward 'corect_answer'; did you mean 'correct_answer'?"),
         (["--model.name", "."], "has no config.json"),
         (["--data.train", "missing.jsonl", "--data.eval", "eval.jsonl"], "missing.jsonl cannot be read: No such file"),
-        ([*FILES, "--data.columns", "qestion=problem"], "the task has no column 'qestion'; did you mean 'question'?"),
+        ([*FILES, "--data.columns", "qestion=problem"], "a column of the task; did you mean 'question'?"),
         ([*FILES, "--data.columns", "answer=solution"], "train.jsonl:1: 'solution' is missing; the columns are"),
         (["--model.chat-template-kwargs", "enable_thinking=no"], "enable_thinking=no: expected true or false"),
         (["--model.chat-template-kwargs", "level=1", "--dry-run"], "level: the model's chat template does not read"),

@@ -207,39 +207,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(change, message, run_folder, t
     assert [path for path in tmp_path.glob("out/*") if path.name != ".lock"] == []
 
 
-def test_a_score_on_what_was_trained_on_is_called_contaminated(run_folder, real_data, tmp_path, capsys, monkeypatch):
-    data = real_data / "humaneval" / "HumanEval.jsonl.gz"
-    few = tmp_path / "few.jsonl"
-    few.write_bytes(b"".join(gzip.decompress(data.read_bytes()).splitlines(keepends=True)[:6]))
-    run = shutil.copytree(run_folder, tmp_path / "trained-on-humaneval")
-    record = json.loads((run / "run.json").read_text())
-    record["config"]["data"] |= {"task": "humaneval", "train": str(few), "train_limit": 2, "eval": str(few)}
-    record["config"]["data"] |= {"prompt_style": "code", "eval_limit": None}
-    record["data"]["trained_on_benchmark"] = "humaneval"
-    (run / "run.json").write_text(json.dumps(record))
-    completion = SampledTokens([1], "x", truncated=False)
-    monkeypatch.setattr(Sampler, "stream", lambda self, prompts, *_: enumerate([[completion]] * len(prompts)))
-    options = EvaluateOptions(str(run), output_dir=tmp_path / "out", max_completion_tokens=4)
-    # By default, rows that the run trained on are left out, as in the run itself.
-    report = evaluate_and_report(options)
-    assert (report.evaluated.tasks, report.protocol.left_out_as_trained_on) == (4, 2)
-    assert report.protocol.contaminated == []
-    evaluated = {sample["task_id"] for sample in read(options.output_dir / "results.jsonl")}
-    # Another seed would select other training rows, but the rows of the run are left out.
-    report = evaluate_and_report(replace(options, seed=1, output_dir=tmp_path / "seed"))
-    assert (report.evaluated.tasks, report.protocol.left_out_as_trained_on) == (4, 2)
-    assert {sample["task_id"] for sample in read(tmp_path / "seed" / "results.jsonl")} == evaluated
-    # For another file, it is unknown which rows were trained on.
-    other = shutil.copy(few, tmp_path / "other.jsonl")
-    report = evaluate_and_report(replace(options, data=str(other), output_dir=tmp_path / "other"))
-    assert (report.evaluated.tasks, report.protocol.contaminated) == (6, ["trained"])
-    assert "CONTAMINATED: trained was trained on this benchmark" in capsys.readouterr().out
-    # Another adapter of the same run trained on the same rows, which are left out.
-    best = shutil.copytree(run / "adapter", run / "best")
-    report = evaluate_and_report(replace(options, compare=str(best), output_dir=tmp_path / "both"))
-    assert (report.evaluated.tasks, report.baseline.label, report.protocol.contaminated) == (4, "best", [])
-
-
 def test_the_best_adapter_is_evaluated_in_its_run(run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     shutil.copytree(run / "adapter", run / "best")

@@ -50,7 +50,7 @@ def report_of(evaluated, baseline=None, *, table=(), **protocol):
         name: protocol.pop(name) for name in names if name in protocol
     }
     protocol = {
-        "task": "gsm8k", "data_source": None, "left_out_as_trained_on": 0, "contaminated": [], "sampling": sampling,
+        "task": "gsm8k", "data_source": None, "sampling": sampling,
         "grading": "the last `####`", "sandbox": None, "seed": 0, "version": "0.1.0", **protocol,
     }  # fmt: skip
     return {
@@ -94,8 +94,6 @@ def make_run(folder, adapter_bytes=1000, **changes):
             "eval_task": "gsm8k",
             "train": {"source": None, "rows": 7473, "sha256": "b" * 64},
             "eval": {"source": f"{PRIVATE}/held out.jsonl", "rows": 30, "sha256": "c" * 64},
-            "trained_on_benchmark": None,
-            "left_out_as_trained_on": 0,
             "sandbox": None,
             "system_prompt": SYSTEM_PROMPTS["xml"],
         },

@@ -89,7 +89,6 @@ def write_run(
             task="starter",
             rows=4,
             data_sha256="",
-            contaminated=[],
             sampling=Sampling(
                 prompt_style="xml", few_shot=0, num_samples=2, temperature=1.0, top_p=1.0, max_completion_tokens=64
             ),

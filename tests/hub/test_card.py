@@ -169,12 +169,6 @@ def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
             assert absent not in text, absent
 
 
-def test_an_evaluation_on_trained_problems_is_called_contaminated(tmp_path):
-    run = make_run(tmp_path / "run", report__protocol__contaminated=["trained"])
-    text = card_of(run / "adapter", "adapter")[1]
-    assert text.index("**Contaminated:** trained was trained") < text.index("| pass@1 |")
-
-
 @pytest.mark.parametrize("source", [f"{PRIVATE}/mine.jsonl", "private/customers"])
 def test_rows_of_a_users_file_have_no_dataset_and_no_language(tmp_path, source):
     run = make_run(tmp_path / "file", record__data__train__source=source)

@@ -81,7 +81,7 @@ def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling
     if after:
         settings = {"num_samples": 2, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 64, **sampling}
         protocol = Protocol(
-            task="starter", rows=4, data_sha256="", contaminated=[], grading="", seed=0,
+            task="starter", rows=4, data_sha256="", grading="", seed=0,
             sampling=Sampling(prompt_style="xml", few_shot=0, **settings),
         )  # fmt: skip
         merged = Graded("merged", samples("----", ["++", "+-", "--", "--"]), {"quantization": "none"}, protocol)

@@ -2,7 +2,7 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.rewards import functions
-from lora_grpo.tasks import code_grading
+from lora_grpo.tasks import code_grading, grade_all
 
 XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
 XML_ON_ONE_LINE = "<reasoning>r</reasoning> <answer>18</answer>"
@@ -13,10 +13,17 @@ def chat(text):
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize("name", sorted({*functions.PLAIN_REWARDS} - {"passes_tests", "share_of_tests_passed"}))
+def rewards_of_tests(completion, **row):
+    """Return the values of both rewards of unit tests."""
+    verdicts = grade_all("mbpp", [functions.completion_text(completion)], [row])
+    return [reward([completion], verdicts=verdicts)[0] for reward in functions.TEST_REWARDS.values()]
+
+
+@pytest.mark.parametrize("name", sorted({*functions.PLAIN_REWARDS} - {*functions.TEST_REWARDS}))
 @pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
 def test_strings_and_conversations_get_the_same_reward_from_0_to_1(name, text):
     columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
+    columns["verdicts"] = grade_all("gsm8k", [text], [{"answer": "18"}])
     (reward,) = functions.PLAIN_REWARDS[name]([text], **columns)
     assert 0 <= reward <= 1
     assert functions.PLAIN_REWARDS[name]([chat(text)], **columns) == [reward]
@@ -141,7 +148,7 @@ def test_a_coin_flip_depends_on_the_row_and_the_completion_and_is_fair():
 
 # Unit tests
 
-TESTED = {"id": ["t/0"], "entry_point": ["f"], "test": ["assert f(1) == 2\nassert f(2) == 4\nassert f(3) == 6"]}
+TESTED = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\nassert f(3) == 6"}
 
 
 def program(body):
@@ -161,8 +168,7 @@ def program(body):
     ],
 )
 def test_rewards_of_unit_tests(completion, passes, share):
-    assert functions.passes_tests([completion], **TESTED) == [passes]
-    assert functions.share_of_tests_passed([completion], **TESTED) == [pytest.approx(share)]
+    assert rewards_of_tests(completion, **TESTED) == [passes, pytest.approx(share)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_rewards_of_unit_tests(completion, passes, share):
 def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
     monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
-    assert functions.share_of_tests_passed([program("return 2 * x")], **TESTED) == [pytest.approx(share)]
+    assert rewards_of_tests(program("return 2 * x"), **TESTED)[1] == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +200,12 @@ def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, mon
 def test_an_assert_that_never_ran_earns_nothing(body, share):
     source = f"```python\ndef f(xs):\n    {body}\n```"
     test = "for a, b in zip(f([1, 2]), [2, 4]):\n    assert a == b, a\nassert f([]) == []\nassert f([1, 2, 3])[1] == 4"
-    row = {"id": ["a"], "entry_point": ["f"], "test": [test]}
-    assert functions.share_of_tests_passed([source], **row) == [pytest.approx(share)]
+    assert rewards_of_tests(source, id="a", entry_point="f", test=test)[1] == pytest.approx(share)
 
 
 def test_a_pass_in_which_no_assert_ran_earns_nothing():
-    row = {"id": ["a"], "entry_point": ["f"], "test": ["for a, b in zip(f(1), [1]):\n    assert a == b"]}
-    assert functions.passes_tests([program("return []")], **row) == [1]  # as in the official harness
-    assert functions.share_of_tests_passed([program("return []")], **row) == [0]
+    row = {"id": "a", "entry_point": "f", "test": "for a, b in zip(f(1), [1]):\n    assert a == b"}
+    assert rewards_of_tests(program("return []"), **row) == [1, 0]  # a pass, as in the official harness
 
 
 @pytest.mark.parametrize(
@@ -213,6 +217,4 @@ def test_a_pass_in_which_no_assert_ran_earns_nothing():
 )
 @pytest.mark.parametrize(("body", "share"), [("return []", 1), ("return [2]", 0)])
 def test_a_row_without_counted_asserts_pays_like_passes_tests(test, body, share):
-    row = {"id": ["a"], "entry_point": ["f"], "test": [test]}
-    for reward in (functions.passes_tests, functions.share_of_tests_passed):
-        assert reward([program(body)], **row) == [share]
+    assert rewards_of_tests(program(body), id="a", entry_point="f", test=test) == [share, share]

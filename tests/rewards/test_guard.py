@@ -5,7 +5,7 @@ import pytest
 
 from lora_grpo.errors import RunError
 from lora_grpo.rewards import RewardError, parse_reward_specs, resolve
-from lora_grpo.rewards.guard import guard
+from lora_grpo.rewards.specs import guard
 
 BATCH = {
     "prompts": [[{"role": "user", "content": "first?"}], [{"role": "user", "content": "second?"}]],
@@ -79,12 +79,3 @@ def test_a_reward_cannot_change_what_others_get():
     before = copy.deepcopy({name: value for name, value in BATCH.items() if name != "trainer_state"})
     guard(reward, "mine")(**BATCH)
     assert {name: BATCH[name] for name in before} == before
-
-
-def test_values_outside_0_to_1_are_said_once_by_name(capsys):
-    guarded = guard(lambda completions, **c: [1 + 1e-7, -12.5], "mine")
-    for _ in range(2):
-        assert guarded(**BATCH) == [1 + 1e-7, -12.5]
-    assert capsys.readouterr().err.count("'mine' returned -12.5") == 1
-    guard(lambda completions, **c: [None, 1], "fine")(**BATCH)
-    assert capsys.readouterr().err == ""

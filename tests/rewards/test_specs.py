@@ -1,7 +1,7 @@
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.rewards.specs import TRL_REWARDS, parse_reward_specs, resolve
+from lora_grpo.rewards.specs import parse_reward_specs, resolve
 
 GOOD_FILE = """
 from dataclasses import dataclass
@@ -39,7 +39,6 @@ def parse_one(item):
         ("longer_is_better", "longer_is_better", 1.0),
         ("pattern:x=(5)=1", "pattern:x=(5)", 1.0),
         ("pattern:(?m)^a:b.py:c$=1", "pattern:(?m)^a:b.py:c$", 1.0),
-        ("trl:think_format_reward=0.5", "trl:think_format_reward", 0.5),
     ],
 )
 def test_a_spec_is_a_name_and_a_weight(item, name, weight):
@@ -58,7 +57,6 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["near_length"], "write near_length:200 or near_length:50tokens"),
         (["pattern:^a$"], "needs its weight; write pattern:^a$=1.0"),
         (["pattern:(=1"], "not a regular expression"),
-        (["trl:think_format"], "did you mean 'trl:think_format_reward'?"),
         (["missing.py:my_reward=1"], "missing.py: No such file"),
     ],
 )
@@ -104,18 +102,3 @@ def test_rewards_of_the_same_kind_get_numbered_names():
     assert [reward.name for reward in resolved] == ["pattern", "pattern_2", "near_length", "correct_answer"]
     assert [reward.function.__name__ for reward in resolved] == [reward.name for reward in resolved]
     assert [reward.function(completions=["b"])[0] for reward in resolved[:3]] == [0.0, 1.0, 1.0]
-
-
-def test_trls_rewards_accept_strings_and_conversations():
-    (think,) = resolve(parse_reward_specs(["trl:think_format_reward"]))
-    assert think.name == "think_format_reward"
-    text = "<think>\nr\n</think>\n18"
-    completions = [text, [{"role": "assistant", "content": text}], "18"]
-    assert think.function(completions=completions) == [1.0, 1.0, 0.0]
-
-
-def test_trl_has_the_rewards():
-    import trl.rewards
-
-    names = {name for names in trl.rewards._import_structure.values() for name in names}
-    assert set(TRL_REWARDS) == {name for name in names if not name.startswith("get_")}

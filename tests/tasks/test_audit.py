@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 from helpers.fresh_imports import ROOT, run_recipe
 
-from lora_grpo import sandbox
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.tasks import Data, audit, audit_run, get_task, load_data, quick_audit
-from lora_grpo.tasks.audit_attacks import ATTACKS, GOLD, NAMES
-from lora_grpo.tasks.audit_run import FULL, Size, find
+from lora_grpo.tasks import Data, audit, audit_run, get_task, load_data
+from lora_grpo.tasks.audit_attacks import GOLD, NAMES
+from lora_grpo.tasks.audit_run import find
 
 SUMS = """
-    import re, random, signal
+    import re, random
     def load(split): return [
         {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50}
         for n in (range(10, 22) if split == "train" else range(30, 42))
@@ -28,7 +27,6 @@ WORDS = """
     def load(split): return [{"question": f"What is the capital of {key}?", "city": NAMES[key]} for key in NAMES]
     def gold(row): return row["city"]
     """
-SENTENCES = WORDS + "def gold(row): return f\"The capital is {row['city']} and no other city\"\n"
 PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row['sum']:,}\"")
 
 BROKEN = {
@@ -46,27 +44,15 @@ BROKEN = {
         "    return bool(found) and found[1].strip() == str(row['sum'])",
         "answer on its own line",
     ),
-    "SIGALRM": (
-        SUMS,
-        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    return completion.strip() == str(row['sum'])",
-        "call from a thread",
-    ),
     "exceptions count as 1": (
         SUMS,
         "try: return int(completion) == row['sum']\n    except Exception: return 1",
         "empty text",
     ),
-    "leak": (
-        SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
-        "return completion.strip() == str(row['sum'])",
-        "answer in the prompt",
-    ),
     "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
     "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
-    "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
     "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
     "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
-    "any digit": (SUMS, "return any(c.isdigit() for c in completion)", "numbers of the question"),
     "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
     "no strip": (SUMS, "return completion == str(row['sum'])", "surrounding spaces"),
     "exits": (
@@ -95,9 +81,9 @@ GOOD = {
         WORDS,
         "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio()",
     ),
-    "any order, as the file says": (
-        SENTENCES + 'AUDIT_IGNORE = ("reversed words",)\n',
-        "return sorted(completion.split()) == sorted(gold(row).split())",
+    "any text at once, as the file says": (
+        TAGS + 'AUDIT_IGNORE = ("contradiction", "answer on its own line")\n',
+        "return f\"<answer>{row['sum']}</answer>\" in completion",
     ),
     "without gold": (SUMS + "del gold\n", "return completion.strip() == str(row['sum'])"),
 }
@@ -120,30 +106,28 @@ def task(tmp_path):
 def test_a_broken_checker_is_caught(task, name):
     text, check, attack = BROKEN[name]
     path, rows = task(text, check)
-    findings = find(path, rows, FULL)
+    findings = find(path, rows)
     assert attack in findings.problems
     assert findings.problems[attack].startswith(f"{attack}: ")
 
 
 def test_the_table_has_a_broken_checker_for_every_attack():
-    reported = {attack.name for attack in ATTACKS if attack.expected is None}
-    assert {attack for _, _, attack in BROKEN.values()} == {GOLD.name, *NAMES} - reported
+    assert {attack for _, _, attack in BROKEN.values()} == {GOLD.name, *NAMES}
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_checker_raises_no_alarm(task, name):
     path, rows = task(*GOOD[name])
-    assert find(path, rows, FULL).problems == {}
+    assert find(path, rows).problems == {}
 
 
 def test_the_audit_of_the_bundled_tasks_and_of_the_example_raises_no_alarm(capsys):
-    sandbox.start(sandbox.Settings(workers=2))
-    for name in ("starter", "starter-code", str(ROOT / "recipes" / "your_task.py")):
+    for name in ("starter", str(ROOT / "recipes" / "your_task.py")):
         for style in ("xml", "think", "hashes") if name == "starter" else ("xml",):
             limits = {"train_limit": 20, "eval_limit": 4, "task": name, "prompt_style": style}
             config = replace(RunConfig(), {"data": limits})
             audit(config, load_data(config))
-    assert capsys.readouterr().out.count(": passed; ") == 5
+    assert capsys.readouterr().out.count(": passed; ") == 4
 
 
 def data_of(rows):
@@ -153,20 +137,14 @@ def data_of(rows):
 def test_a_check_that_hangs_is_ended_and_the_other_attacks_go_on(task):
     hangs = "while not completion: pass\n    return str(row['sum']) in completion"
     path, rows = task(SUMS, hangs)
-    findings = find(path, rows, Size(seconds_per_call=0.2))
+    findings = find(path, rows, seconds_per_call=0.2)
     assert "check took more than 0.2 s on 1 of 1 rows" in findings.problems["empty text"]
     assert "wrong value" in findings.problems
 
 
-def test_an_answer_in_the_prompt_of_every_row_is_no_leak(task):
-    pick = SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n"
-    path, rows = task(pick, "return completion.strip() == str(row['sum'])")
-    assert find(path, rows, FULL).problems == {}
-
-
 def test_a_score_for_an_empty_text_is_reported(task):
     path, rows = task(SUMS, "return max(0.25, completion.strip() == str(row['sum']))")
-    findings = find(path, rows, FULL)
+    findings = find(path, rows)
     assert findings.problems == {}
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
 
@@ -181,31 +159,31 @@ def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
 
 def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
     path, rows = task(*GOOD["exact"])
-    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
-    assert capsys.readouterr().err == "audit: 13 attacks on 4 rows found no problem\n"
-    quick_audit(RunConfig(), data_of([]))
+    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
+    assert capsys.readouterr().err == "audit of my_task: passed; 9 attacks on 4 of 12 rows\n"
+    audit(RunConfig(), data_of([]), quick=True)
     assert capsys.readouterr().err == ""
 
 
 def test_before_a_run_a_slow_check_gets_a_limited_time_and_a_warning(task, capsys, monkeypatch):
-    monkeypatch.setattr(audit_run, "QUICK", Size(gold_rows=16, attacked_rows=4, seconds=0.4))
+    monkeypatch.setitem(audit_run.QUICK, "seconds", 0.4)
     path, rows = task(SUMS, "__import__('time').sleep(0.06)\n    return completion.strip() == str(row['sum'])")
-    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
     skipped, slow, result = capsys.readouterr().err.splitlines()
-    assert skipped.startswith("warning: audit: ") and skipped.endswith("were not checked for lack of time")
-    assert slow.startswith("warning: audit: check is slow: ") and result.startswith("audit: ")
+    assert skipped.startswith("warning: audit: ") and skipped.endswith("were not checked, as time was short")
+    assert slow.startswith("warning: audit: check is slow: ") and result.startswith("audit of ")
 
 
 def test_before_a_run_findings_are_warnings(task, capsys):
     path, rows = task(SUMS, "return str(row['sum']) in completion")
-    quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
     assert "warning: audit: wrong value: accepted on 4 of 4 rows" in capsys.readouterr().err
 
 
 def test_before_a_run_a_rejected_gold_is_an_error(task):
     path, rows = task(WORDS, "return completion.lower().strip() == row['city']")
     with pytest.raises(UserError, match=r"gold: rejected on 6 of 6 rows.*; fix gold or check"):
-        quick_audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows))
+        audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
 
 
 def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task, tmp_path):
@@ -219,5 +197,5 @@ def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task,
     )
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("loaded")] == ["loaded [] code 1", "loaded [] code 0"]
-    assert lines[-2] == "audit of good: passed; 13 attacks on 16 of 24 rows"
+    assert lines[-2] == "audit of good: passed; 9 attacks on 16 of 24 rows"
     assert sum(line.startswith("error: the audit found problems in broken") for line in result.stderr.splitlines()) == 1

@@ -3,7 +3,7 @@ import tracemalloc
 
 import pytest
 
-from lora_grpo.tasks.code_extraction import AnswerTooLong, extract_program
+from lora_grpo.tasks.code_extraction import extract_program
 
 PREFIX = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Round up, then double."""\n'
 WHOLE = "def f(x):\n    return twice(math.ceil(x))"
@@ -138,8 +138,7 @@ def test_the_program_that_a_careful_reader_would_run(completion):
 
 
 def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
-    with pytest.raises(AnswerTooLong, match="the answer has 40,000 characters; expected at most 32,768"):
-        extract_program("x" * 40_000, "f")
+    assert extract_program(fenced(WHOLE) + " " * 40_000 + ".", "f", PREFIX) is None
     assert value(f"<think>{'x ' * 40_000}</think>{fenced(WHOLE)}") == 4
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.tasks.code_grading import check, check_many, run_tests
+from lora_grpo.tasks.code_grading import check, check_many
 
 ROW = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\n", "prelude": "", "answer": ""}
 
@@ -59,18 +59,9 @@ def test_what_occurs_twice_runs_once(ran):
 
 def test_the_program_says_what_the_sandbox_needs(ran):
     prefix = 'import math\n\ndef f(x):\n    """Double."""\n'
-    run_tests(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}])
+    check_many(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}])
     ((program,),) = ran
     assert program == sandbox.Program(f"{prefix}    return 2 * x\n", ROW["test"], ("f",), prefix, name="t/0")
-
-
-def test_an_answer_that_is_too_long_is_wrong_and_says_so(ran):
-    verdicts = check_many([RIGHT + "#" * 40_000, RIGHT], [ROW] * 2)
-    assert [verdict.passed for verdict in verdicts] == [False, True]
-    assert (verdicts[0].reason, verdicts[0].extracted) == ("invalid", None)
-    assert verdicts[0].detail == "the answer has 40,040 characters; expected at most 32,768"
-    ((_, verdict),) = run_tests([RIGHT + "#" * 40_000], [ROW])
-    assert verdict.num_tests == 0
 
 
 @pytest.mark.parametrize("missing", ["test", "entry_point"])
@@ -79,6 +70,3 @@ def test_a_row_of_another_task_is_refused(ran, missing, row):
     row = {key: value for key, value in row.items() if key != missing} | {"id": "gsm8k/test/1"}
     with pytest.raises(UserError, match=r"row gsm8k/test/1 has no unit tests.*humaneval, mbpp, starter-code"):
         check(RIGHT, row)
-
-
-# With the real sandbox
