@@ -106,8 +106,6 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         graded_with = {"style": style}
         rows = [{**row, "prompt_style": style} for row in rows]
     samples = _read_lines(path, task, rows)
-    if task in CODE_TASKS:
-        code_grading.check_tests({row["id"]: row for _, row in samples}.values())
     data_sha256 = fingerprint(rows)
     request = {
         "task": task_title(task),
