@@ -160,7 +160,7 @@ def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
 def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
     path, rows = task(*GOOD["exact"])
     audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
-    assert capsys.readouterr().err == "audit of my_task: passed; 9 attacks on 4 of 12 rows\n"
+    assert capsys.readouterr().err == "audit of my_task: passed; 10 attacks on 4 of 12 rows\n"
     audit(RunConfig(), data_of([]), quick=True)
     assert capsys.readouterr().err == ""
 
@@ -197,5 +197,5 @@ def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task,
     )
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("loaded")] == ["loaded [] code 1", "loaded [] code 0"]
-    assert lines[-2] == "audit of good: passed; 9 attacks on 16 of 24 rows"
+    assert lines[-2] == "audit of good: passed; 10 attacks on 16 of 24 rows"
     assert sum(line.startswith("error: the audit found problems in broken") for line in result.stderr.splitlines()) == 1
