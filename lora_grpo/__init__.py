@@ -28,7 +28,7 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and qu
 hub/           files, model card and push
 files/         files that are complete or absent, locks, JSON lines, safetensors
 
-__main__.py is `lora-grpo`. commands.py, distributed.py, progress.py and errors.py serve all folders.
+__main__.py is `lora-grpo`. commands.py, flags.py, distributed.py, progress.py and errors.py serve all folders.
 
 A folder imports only names that another folder's `__init__.py` imports, and only from folders listed above it in the
 table of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are imported

@@ -17,7 +17,7 @@ OUTSIDE = sorted(path for folder in ("recipes", "scripts") for path in (ROOT / f
 # A folder or module of the package may import from the lines above its own, and from nothing else.
 LINES = [
     "commands errors starter",
-    "distributed progress",
+    "distributed progress flags",
     "files sandbox",
     "config",
     "tasks runs",
@@ -174,7 +174,8 @@ def test_no_module_loads_a_heavy_package_when_it_is_imported():
 def test_help_all_loads_nothing_heavy_and_names_every_setting(recipe):
     from helpers.flags import flag_names
 
-    from lora_grpo.config import UNUSED_BY_SFT, flag
+    from lora_grpo.config import UNUSED_BY_SFT
+    from lora_grpo.flags import flag
 
     result = run_recipe(recipe, ["--help-all"])
     assert result.stdout.splitlines()[-1] == "loaded [] code 0"

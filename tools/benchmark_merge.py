@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_grpo import starter
-from lora_grpo.cli import read_flags, run_command
+from lora_grpo.cli import run_command
 from lora_grpo.files import atomic
+from lora_grpo.flags import read_flags
 
 RANK = 32
 SHAPE = {
@@ -94,7 +95,7 @@ def measure(command: list[str]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    options = read_flags(Options, sys.argv[1:], prog="benchmark_merge.py", description=str(__doc__))
+    options = read_flags(Options, sys.argv[1:], __doc__)
     folder = Path(tempfile.mkdtemp(prefix="merge-", dir=options.folder))
     try:
         subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from lora_grpo import sandbox
 from lora_grpo.files import json_files
+from lora_grpo.flags import read_flags
 from lora_grpo.sandbox import Program, Settings
 
 Row = dict[str, Any]
@@ -160,4 +159,4 @@ def table(speeds: dict[str, list[float]], counts: dict[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(read_flags(Options, sys.argv[1:], __doc__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from starter_model import code_families, code_styles, corpus, pretraining
 from starter_model.families import FAMILIES
 from starter_model.problems import DIFFICULTIES
 
+from lora_grpo.flags import read_flags
 from lora_grpo.starter import model_path
 from lora_grpo.tasks import sources
 
@@ -199,6 +201,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    main(tyro.cli(Options, description=__doc__))
+    main(read_flags(Options, sys.argv[1:], __doc__))

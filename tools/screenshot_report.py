@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from playwright import sync_api
 
-from lora_grpo.cli import read_flags, run_command
+from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
+from lora_grpo.flags import Flag, read_flags
 from lora_grpo.report import write_report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -25,12 +25,12 @@ WINDOW = {"width": 1280, "height": 1240}
 
 @dataclass(frozen=True)
 class Options:
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Flag("RUN")]
     """Folder of the run to show."""
 
 
 def main() -> None:
-    options = read_flags(Options, sys.argv[1:], prog="screenshot_report.py", description=str(__doc__))
+    options = read_flags(Options, sys.argv[1:], __doc__)
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser_path is None:
         raise UserError("no chromium, chromium-browser or google-chrome on the PATH; install one")

@@ -1,21 +1,18 @@
 """The command line: parses arguments into a checked configuration, and turns errors into one line and an exit code.
 
     def main():
-        config, invocation = parse(sys.argv[1:], recipe="mine", description=__doc__, presets=PRESETS)   # a recipe
-        options = read_flags(Options, sys.argv[1:], description=__doc__)                               # another command
-
+        config, invocation = parse(sys.argv[1:], recipe="mine", description=__doc__, presets=PRESETS)
+        ...
     sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
 arguments.py   parses a recipe's command line: preset, then settings file, then flags
 named_code.py  user code that settings name: permission to run it, checks when a run resumes, SHA-256 digests
-flags.py       parses arguments into a dataclass with tyro; every error is one line
 validate.py    checks a configuration across fields, and against packages and the environment
 verbs.py       `lora-grpo` and its commands, which the scripts also run
 main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
 from lora_grpo.cli.arguments import changed_settings, parse
-from lora_grpo.cli.flags import read_flags
 from lora_grpo.cli.main import limit_spinning, run_command
 from lora_grpo.cli.named_code import user_files
 from lora_grpo.cli.verbs import run_front_door, run_verb

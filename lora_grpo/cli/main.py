@@ -8,20 +8,19 @@ import errno
 import gc
 import io
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.cli.named_code import resume_command
 from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
-from lora_grpo.files import disk, streams
+from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
 
-_UNUSABLE = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
-}
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
 """Errors of a path that the user can fix."""
 
 
@@ -41,8 +40,7 @@ def run_command(main: Callable[[], None]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a model's text may hold what the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     atexit.register(gc.freeze)  # otherwise Python looks for garbage among all objects when it exits: 0.9 s with torch
-    endings = [signal.SIGTERM, *streams.hangup_signals()]
-    _handle(endings, _terminate)
+    _handle_sigterm(_terminate)
     try:
         with distributed.silence_other_processes():
             main()
@@ -52,13 +50,13 @@ def run_command(main: Callable[[], None]) -> int:
         if isinstance(error, EngineFailed) and distributed.world_size() == 1:
             _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
-        _handle(endings, signal.SIG_IGN)
+        _handle_sigterm(signal.SIG_IGN)
         code = _end(error)
         if code is None:
             raise
         return code
     finally:
-        _handle(endings, signal.SIG_DFL)
+        _handle_sigterm(signal.SIG_DFL)
     distributed.leave()
     return 0
 
@@ -89,7 +87,7 @@ def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
 def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
     run = begun_run()
-    if isinstance(error, BrokenPipeError) and streams.drop_closed_pipes():  # `... | head`
+    if isinstance(error, BrokenPipeError) and _drop_closed_pipes():  # `... | head`
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
@@ -97,28 +95,25 @@ def _end(error: BaseException) -> int | None:
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)
-    # What another process failed with comes first: this error may only be the connection to it that broke.
-    first_failure = None if isinstance(error, (UserError, RunError)) else distributed.reported_error()
+    resume = resume_command(run.config) if run else None
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
-        command = resume_command(run.config) if run else None
         distributed.report_error(str(error))
         distributed.wait_for_main_error()
         fix = ""
         if isinstance(error, disk.DiskFullError):
-            rest = run.remaining_bytes if run else None
-            fix = f"; the rest of the run needs about {disk.size(rest)}" if rest else ""
-            fix += f"; free some space, then {f'resume with: {command}' if command else 'run the command again'}"
+            fix = f"; free some space, then {f'resume with: {resume}' if resume else 'run the command again'}"
         else:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
+    # What another process failed with comes first: this error may only be the connection to it that broke.
+    first_failure = distributed.reported_error()
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("failed" if first_failure else "interrupted", first_failure)
-        command = resume_command(run.config) if run else None
         _report(run)
         if distributed.is_main() and not first_failure:
-            print((str(error) or "interrupted") + (f"; resume with: {command}" if command else ""), file=sys.stderr)
+            print((str(error) or "interrupted") + (f"; resume with: {resume}" if resume else ""), file=sys.stderr)
         return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
     close_run("failed", first_failure or repr(error))
     if not first_failure:
@@ -135,14 +130,21 @@ def _report(run: Run | None) -> None:
         print(report_line(run.folder), file=sys.stderr)
 
 
-def _handle(numbers: Sequence[signal.Signals], handler: Any) -> None:
+def _drop_closed_pipes() -> bool:
+    """Redirect output to pipes whose reader is gone to /dev/null, and return whether there were any."""
+    outputs = select.poll()
+    for number in (1, 2):
+        outputs.register(number, 0)  # a pipe without a reader has an error
+    closed = [number for number, _ in outputs.poll(0)]
+    for number in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(closed)
+
+
+def _handle_sigterm(handler: Any) -> None:
     with contextlib.suppress(ValueError):  # only the main thread can set signal handlers
-        for number in numbers:
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _terminate(signal_number: int, frame: object) -> None:
-    if signal_number == signal.SIGHUP:
-        signal.signal(signal_number, signal.SIG_IGN)  # the kernel and the shell send one each
-        streams.drop_terminal()
     raise Interrupted("terminated", signal_number)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lora_grpo import distributed
 from lora_grpo.commands import to_start_again
@@ -20,8 +20,7 @@ from lora_grpo.rewards import parse_reward_specs
 from lora_grpo.tasks import is_task_file
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """Code that a run would execute."""
 
     what: str
@@ -66,13 +65,9 @@ def resume_command(config: RunConfig) -> str:
     """Return the command that resumes a run of this process. Code in the recipe's own file needs no flags."""
     ranks = distributed.world_size()
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    found, named = named_code(config), {_resolved(sys.argv[0])}
-    flags: list[str] = []
-    for code in found:
-        if code.key not in named:
-            flags += code.flags
-            named |= {each.key for each in found if each.flags == code.flags}
-    return shlex.join([*to_start_again(launcher), *flags, "--resume", "--output-dir", str(config.folder)])
+    flags = {code.flags: None for code in named_code(config) if code.key != _resolved(sys.argv[0])}
+    named = [word for each in flags for word in each]
+    return shlex.join([*to_start_again(launcher), *named, "--resume", "--output-dir", str(config.folder)])
 
 
 def user_files(config: RunConfig) -> dict[str, str]:
@@ -82,7 +77,7 @@ def user_files(config: RunConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (Path(name).expanduser() for name in names):
         main, *helpers = python_file.files(path)
-        found[str(path)] = atomic.sha256(main)
+        found |= {str(path): atomic.sha256(main)}
         found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
     return found
 

@@ -7,8 +7,9 @@ import os
 
 from lora_grpo import distributed
 from lora_grpo.commands import command
-from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, flag, parse_grpo_overrides
+from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, parse_grpo_overrides
 from lora_grpo.errors import UserError
+from lora_grpo.flags import flag
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file, runs_programs
 
@@ -18,10 +19,7 @@ def check(config: RunConfig) -> None:
     batch_shape(config)
     _check_tasks(config)
     _check_sampling(config)
-    _check_lengths(config)
     _check_training(config)
-    _check_hours(config)
-    _check_start(config)
     _check_processes(config)
 
 
@@ -44,33 +42,23 @@ def _check_tasks(config: RunConfig) -> None:
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
     asked = [name for name in (task, config.data.evaluation_task) if not is_task_file(name)]  # files have own prompts
-    if style == "code" and not {*asked} <= {*CODE_TASKS}:
+    wrong = {"code": not {*asked} <= {*CODE_TASKS}, "hashes": runs_programs(config.data)}
+    if wrong.get(style):
         raise UserError(
-            f"--data.prompt-style code requests a program; pass another style for --data.task {task}, e.g. "
-            "--data.prompt-style xml"
+            f"--data.prompt-style {style} does not fit --data.task {task}; `code` requests a program, and `hashes` a "
+            "number"
         )
-    if style == "hashes" and runs_programs(config.data):
-        raise UserError("--data.prompt-style hashes requests a number; pass --data.prompt-style code for programs")
 
 
 def _check_sampling(config: RunConfig) -> None:
     sampling, url = config.sampling, config.sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
-    if url is None:
-        if sampling.server_folder is not None:
-            raise UserError("--sampling.server-folder is given without --sampling.server-url")
-        return
-    if sampling.backend == "transformers":
-        raise UserError("--sampling.server-url is a vLLM server; leave --sampling.backend transformers out")
-    if config.model.engine == "unsloth":
+    if url and config.model.engine == "unsloth":
         raise UserError("--sampling.server-url needs --model.engine peft; Unsloth samples by itself")
-
-
-def _check_lengths(config: RunConfig) -> None:
-    if config.sampling.max_completion_tokens >= config.model.max_sequence_tokens:
+    if sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
-            f"--sampling.max-completion-tokens {config.sampling.max_completion_tokens} leaves no room for a prompt in "
+            f"--sampling.max-completion-tokens {sampling.max_completion_tokens} leaves no room for a prompt in "
             f"--model.max-sequence-tokens {config.model.max_sequence_tokens}; raise the second"
         )
     largest = max(config.eval.k, default=0)
@@ -79,16 +67,14 @@ def _check_lengths(config: RunConfig) -> None:
             f"--eval.k {largest} needs at least as many samples, got {config.eval.num_samples}; "
             f"pass --eval.num-samples {largest}"
         )
+
+
+def _check_training(config: RunConfig) -> None:
     if 0 < config.monitor.rows < MIN_VALIDATION_ROWS:
         raise UserError(
             f"--monitor.rows {config.monitor.rows} is too small a validation set; pass {MIN_VALIDATION_ROWS} or more, "
             "or 0 for none"
         )
-    if config.monitor.early_stopping and not config.monitor.rows:
-        raise UserError("--monitor.early-stopping needs a validation set; leave --monitor.rows 0 out")
-
-
-def _check_training(config: RunConfig) -> None:
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
@@ -102,31 +88,19 @@ def _check_training(config: RunConfig) -> None:
                 f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
                 f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
-
-
-def _check_hours(config: RunConfig) -> None:
-    if config.hours is None:
-        return
-    if config.hours * 60 < 1:
+    if config.hours is not None and config.hours * 60 < 1:
         raise UserError(
             f"--hours {config.hours:g} is {config.hours * 3600:.0f} s, too little for two evaluations and some steps; "
             "pass 0.02 or more"
         )
-    if config.step_limit is not None:
-        return
-    if not config.train.lr_scheduler.startswith("constant"):
-        raise UserError(
-            f"--train.lr-scheduler {config.train.lr_scheduler} depends on the number of steps, and --hours alone does "
-            "not set it; pass --train.max-steps too, or --train.lr-scheduler constant_with_warmup"
-        )
-    if config.data.filter_by_difficulty:
-        raise UserError(
-            "--data.filter-by-difficulty samples enough rows for --train.max-steps, and --hours alone does not set it; "
-            "pass --train.max-steps too"
-        )
-
-
-def _check_start(config: RunConfig) -> None:
+    if config.step_limit is None:  # only the time limits the number of steps
+        of_steps = [] if config.train.lr_scheduler.startswith("constant") else ["--train.lr-scheduler"]
+        of_steps += ["--data.filter-by-difficulty"] * config.data.filter_by_difficulty
+        if of_steps:
+            raise UserError(
+                f"{of_steps[0]} depends on the number of steps, and --hours alone does not set it; pass "
+                "--train.max-steps too, or leave it out"
+            )
     if config.lora.from_ and config.train.beta and choose_engine(config) == "unsloth":
         raise UserError(
             "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
@@ -142,9 +116,8 @@ def _check_processes(config: RunConfig) -> None:
             "pass --model.engine peft, or start one process"
         )
     sharded = sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
-    on = ("1", "true", "yes")
     kinds = ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
-    sharded += [kind for kind in kinds if os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() in on]
+    sharded += [kind for kind in kinds if os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() in ("1", "true", "yes")]
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         sharded.append("DeepSpeed ZeRO-3")
     if sharded:

@@ -12,14 +12,12 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 from lora_grpo import __version__, commands
-from lora_grpo.cli.flags import read_flags
 from lora_grpo.cli.main import run_command
 from lora_grpo.errors import UserError, suggestion
-
-Flags = TypeVar("Flags")
+from lora_grpo.flags import read_flags
 
 
 def train(arguments: Sequence[str]) -> NoReturn:
@@ -36,7 +34,8 @@ def train(arguments: Sequence[str]) -> NoReturn:
     A task file uses the presets of the `task` recipe. The run is saved in outputs/my_task.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        _show_description(train, has_failed=not arguments)
+        print(inspect.cleandoc(str(train.__doc__)), file=sys.stdout if arguments else sys.stderr)
+        sys.exit(0 if arguments else UserError.exit_code)
     name, *flags = arguments
     if name in commands.RECIPES:
         path = commands.recipe_file(name)
@@ -71,7 +70,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     """
     from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 
-    evaluate_and_report(_flags(EvaluateOptions, arguments, evaluate))
+    evaluate_and_report(read_flags(EvaluateOptions, arguments, evaluate.__doc__))
 
 
 def merge(arguments: Sequence[str]) -> None:
@@ -86,7 +85,7 @@ def merge(arguments: Sequence[str]) -> None:
     from lora_grpo.merging import MergeOptions
     from lora_grpo.merging import merge as merge_adapter
 
-    merge_adapter(_flags(MergeOptions, arguments, merge))
+    merge_adapter(read_flags(MergeOptions, arguments, merge.__doc__))
 
 
 def export_gguf(arguments: Sequence[str]) -> None:
@@ -99,7 +98,7 @@ def export_gguf(arguments: Sequence[str]) -> None:
     """
     from lora_grpo.gguf import ExportOptions, export
 
-    export(_flags(ExportOptions, arguments, export_gguf))
+    export(read_flags(ExportOptions, arguments, export_gguf.__doc__))
 
 
 def push(arguments: Sequence[str]) -> None:
@@ -116,7 +115,7 @@ def push(arguments: Sequence[str]) -> None:
     from lora_grpo.hub import PushOptions, push_to_hub, refuse_tokens_in
 
     refuse_tokens_in(arguments)
-    push_to_hub(_flags(PushOptions, arguments, push))
+    push_to_hub(read_flags(PushOptions, arguments, push.__doc__))
 
 
 def report(arguments: Sequence[str]) -> None:
@@ -130,7 +129,7 @@ def report(arguments: Sequence[str]) -> None:
     from lora_grpo.report import ReportOptions
     from lora_grpo.report import report as write_report
 
-    write_report(_flags(ReportOptions, arguments, report))
+    write_report(read_flags(ReportOptions, arguments, report.__doc__))
 
 
 def check_gpu(arguments: Sequence[str]) -> None:
@@ -147,7 +146,7 @@ def check_gpu(arguments: Sequence[str]) -> None:
     from lora_grpo.planning import Options
     from lora_grpo.planning import check_gpu as check
 
-    check(_flags(Options, arguments, check_gpu), commands.recipe_file("gsm8k"))
+    check(read_flags(Options, arguments, check_gpu.__doc__), commands.recipe_file("gsm8k"))
 
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
@@ -193,14 +192,3 @@ def _calls_run_recipe(path: Path) -> bool:
         return False
     called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     return any("run_recipe" in (getattr(function, "id", ""), getattr(function, "attr", "")) for function in called)
-
-
-def _flags(options: type[Flags], arguments: Sequence[str], verb: Any) -> Flags:
-    """Read the flags of a command, whose `--help` shows its docstring."""
-    description = commands.described(inspect.cleandoc(str(verb.__doc__)))
-    return read_flags(options, arguments, prog=commands.program(), description=description)
-
-
-def _show_description(verb: Any, *, has_failed: bool) -> NoReturn:
-    print(inspect.cleandoc(str(verb.__doc__)), file=sys.stderr if has_failed else sys.stdout)
-    sys.exit(UserError.exit_code if has_failed else 0)

@@ -29,7 +29,6 @@ from lora_grpo.config.schema import (
     RunConfig,
     check_fields,
     endless_steps,
-    flag,
     replace,
 )
 from lora_grpo.config.trl_fields import UNREAD_FIELDS, parse_grpo_overrides, typed_grpo_overrides

@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo.errors import UserError, suggestion
+from lora_grpo.flags import Flag, convert, written
 from lora_grpo.sandbox import Settings as SandboxSettings
 
 Overrides = Mapping[str, Any]
@@ -83,14 +82,14 @@ class LoraSettings:
     """Use rank-stabilized scaling, alpha / sqrt(rank)."""
     dora: bool = False
     """Use DoRA (weight-decomposed LoRA), which also learns one magnitude per output row."""
-    from_: Annotated[str | None, Field(alias="from"), tyro.conf.arg(name="from")] = None
+    from_: Annotated[str | None, Field(alias="from")] = None
     """Run or PEFT adapter folder to continue from, e.g. after SFT. Its rank, alpha, targets, rslora and dora are used;
     the base must be the same. None starts from a new adapter."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    task: Annotated[str, tyro.conf.arg(aliases=["--task"])] = "starter"
+    task: Annotated[str, Flag("--data.task", "--task")] = "starter"
     """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
     `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
@@ -209,7 +208,7 @@ class EvalConfig:
 class RunConfig:
     preset: str = "auto"
     """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
-    method: Annotated[Literal["grpo", "sft"], tyro.conf.Fixed, tyro.conf.Suppress] = "grpo"
+    method: Annotated[Literal["grpo", "sft"], Flag()] = "grpo"
     """GRPO, or supervised fine-tuning (SFT) on the task's gold solutions. The recipe decides."""
     output_dir: str = ""
     """Folder of the run."""
@@ -272,23 +271,13 @@ def endless_steps(hours: float) -> int:
     return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE
 
 
-def flag(name: str) -> str:
-    """Return the command-line flag of a dotted field name."""
-    return "--" + name.replace("_", "-")
-
-
-def _key(field: str) -> str:
-    """Return the name of a field in flags and files. A field named like a Python keyword ends with an underscore."""
-    return field.rstrip("_")
-
-
 def _as_dict(config: Any) -> dict[str, Any]:
-    return dataclasses.asdict(config, dict_factory=lambda items: {_key(name): value for name, value in items})
+    return dataclasses.asdict(config, dict_factory=lambda items: {written(name): value for name, value in items})
 
 
 def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
-    names = {_key(entry.name): entry.name for entry in dataclasses.fields(config)}
+    names = {written(entry.name): entry.name for entry in dataclasses.fields(config)}
     values = {}
     for key, value in changes.items():
         if key not in names:
@@ -307,13 +296,4 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
 
 def check_fields(config: Any) -> Any:
     """Return a configuration with every value converted to its field's type and checked against its range."""
-    kind: Any = type(config)
-    try:
-        return TypeAdapter(kind).validate_python(_as_dict(config))
-    except ValidationError as errors:
-        error = errors.errors()[0]
-    expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")
-    expected = expected.replace("a valid tuple", "a list")
-    expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
-    name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
-    raise UserError(f"{flag(name)} is {error['input']!r}; {expected}")
+    return convert(type(config), _as_dict(config))

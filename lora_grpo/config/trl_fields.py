@@ -34,22 +34,10 @@ _FIELDS_OF_FLAGS = {
     "--sampling.max-completion-tokens": "max_completion_length",
     "--sampling.temperature": "temperature",
     "--sampling.top-p": "top_p",
-    "--sampling.backend": "use_vllm vllm_mode vllm_model_impl",
-    "--sampling.server-url": (
-        "vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port"
-    ),
-    "--model.gpu-memory-share": "vllm_gpu_memory_utilization",
     "--model.chat-template-kwargs": "chat_template_kwargs",
-    "--model.max-sequence-tokens": "vllm_max_model_length",
-    "the kit": "vllm_enable_sleep_mode logging_strategy logging_steps remove_unused_columns",
-    "nothing: each process runs its own vLLM": "vllm_tensor_parallel_size",
-    "nothing: the kit's samplers do not constrain completions": "vllm_structured_outputs_regex",
-    "nothing: `lora-grpo push` uploads the finished adapter": (
-        "push_to_hub hub_token hub_model_id hub_strategy hub_private_repo hub_always_push hub_revision"
-    ),
+    "the kit": "logging_strategy logging_steps remove_unused_columns",
 }
-OWNED_FIELDS = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields.split()}
-"""GRPOConfig field -> the flag that sets it. `--grpo` rejects these fields, so that each has only one source."""
+_OWNED = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields.split()}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
@@ -62,6 +50,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
 """Fields that TRL's generation uses and the kit's samplers ignore."""
+
+
+def owner_of(field: str) -> str | None:
+    """Return the flag that sets a field of GRPOConfig. `--grpo` rejects it, so that each field has only one source."""
+    if field.startswith(("use_vllm", "vllm_")) and not field.startswith("vllm_importance_sampling"):
+        return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
+    if field.startswith(("push_to_hub", "hub_")):
+        return "nothing: `lora-grpo push` uploads the finished adapter"
+    return _OWNED.get(field)
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -78,8 +75,8 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
         key = key.strip()
         if not equals or not key:
             raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo loss_type=dr_grpo")
-        if key in OWNED_FIELDS:
-            raise UserError(f"--grpo {key} is set by {OWNED_FIELDS[key]}")
+        if owner := owner_of(key):
+            raise UserError(f"--grpo {key} is set by {owner}")
         if key in overrides:
             raise UserError(f"--grpo {key} is repeated")
         try:

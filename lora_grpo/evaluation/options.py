@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig, RunConfig, flag, replace
+from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import UserError
+from lora_grpo.flags import Flag, flag
 from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
@@ -25,12 +25,11 @@ _OF_MODELS = (
 )
 
 
-@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
-    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
+    source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
@@ -45,10 +44,10 @@ class EvaluateOptions:
     output_dir: Path | None = None
     """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""
-    data: Annotated[str | None, tyro.conf.arg(aliases=["--data.eval"])] = None
+    data: Annotated[str | None, Flag("--data", "--data.eval")] = None
     """Rows to evaluate: a JSON Lines, CSV or Parquet file, or a Hub dataset; default: the run's rows, or the task's own
     dataset."""
-    columns: Annotated[tuple[str, ...], tyro.conf.arg(name="data.columns")] = ()
+    columns: Annotated[tuple[str, ...], Flag("--data.columns")] = ()
     """Other names of columns in --data, as NAME=COLUMN, e.g. question=problem; default: the run's, if it used this
     data."""
     limit: PositiveInt | None = None
@@ -80,7 +79,7 @@ class EvaluateOptions:
     """Hub commit, branch or tag of the model."""
     trust_remote_code: bool = False
     """Run Python code from the model's repository."""
-    chat_template_kwargs: Annotated[tuple[str, ...], tyro.conf.arg(name="model.chat-template-kwargs")] = ()
+    chat_template_kwargs: Annotated[tuple[str, ...], Flag("--model.chat-template-kwargs")] = ()
     """Variables of the chat template of a model without a run, as KEY=VALUE, e.g. enable_thinking=false. By default, a
     model with this switch thinks if --max-completion-tokens is at least 2048."""
     sandbox: sandbox.Settings = field(default_factory=sandbox.Settings)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 
 MANIFEST = "manifest.json"
@@ -22,7 +21,7 @@ _WINDOW_BYTES = 16 * 2**20
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file; see `new_file`."""
-    with new_file(path, len(text)) as temporary:
+    with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -33,13 +32,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def new_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
-    """Yield a temporary path; the file written there is flushed and renamed to `path` when the block ends.
-
-    `num_bytes` is the size of the file, if known, for the error of a full disk.
-    """
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; the file written there is flushed and renamed to `path` when the block ends."""
     temporary = path.with_name(f".{path.name}.partial")
-    with disk.writing(path, num_bytes):
+    with disk.writing(path):
         try:
             yield temporary
             sync(temporary)
@@ -113,15 +109,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def write_errors(folder: Path) -> Iterator[None]:
-    """Convert an OSError raised while writing to `folder` into a UserError, or into a DiskFullError."""
-    try:
-        with disk.writing(folder):
-            yield
-    except BrokenPipeError:  # of standard output, not of a file
-        raise
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: {error.strerror}; pass another --output-dir") from error

@@ -27,37 +27,33 @@ def check_free_space(folder: Path, num_bytes: int, fix: str = ", or write to ano
 
 
 @contextlib.contextmanager
-def writing(path: Path, num_bytes: int = 0) -> Iterator[None]:
-    """Convert errors of a full disk in the block to a DiskFullError. `num_bytes` is the size of `path`, if known.
+def writing(path: Path) -> Iterator[None]:
+    """Convert errors of a full disk in the block, which writes `path`, to a DiskFullError.
 
     The block removes what it has written, so that the error reports the space that the next attempt has.
     """
     try:
         yield
     except Exception as error:
-        if full := disk_full(error, path, num_bytes):
+        if full := disk_full(error, path):
             raise full from None
         raise
 
 
-def disk_full(error: BaseException, path: Path | None = None, num_bytes: int = 0) -> DiskFullError | None:
+def disk_full(error: BaseException, path: Path | None = None) -> DiskFullError | None:
     """Return an error of a full disk as one line; None for any other error."""
-    reason: str | None = None
-    each: BaseException | None = error
-    while each and not reason:
-        if isinstance(each, DiskFullError):
-            return each
-        reason = _reason(each)
-        if path is None and isinstance(each, OSError) and each.filename:
-            path = Path(each.filename2 or each.filename)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    if reason is None:
-        return None
-    if path is None:
-        return DiskFullError(f"the output cannot be written: {reason}")
-    existing, free = free_space(path)
-    needs = f" and needs about {size(num_bytes)}" if num_bytes > free else ""
-    return DiskFullError(f"{path} cannot be written: {reason}; {existing} has {size(free)} free{needs}")
+    cause: BaseException | None = error
+    while cause:
+        if isinstance(cause, DiskFullError):
+            return cause
+        if reason := _reason(cause):
+            path = path or (Path(cause.filename) if isinstance(cause, OSError) and cause.filename else None)
+            if path is None:
+                return DiskFullError(f"the output cannot be written: {reason}")
+            existing, free = free_space(path)
+            return DiskFullError(f"{path} cannot be written: {reason}; {existing} has {size(free)} free")
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def free_space(path: Path) -> tuple[Path, int]:

@@ -66,28 +66,23 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_text(path: Path, expected: str) -> str:
-    """Return the text of a file of a user, or raise UserError if it is not UTF-8 or has only whitespace."""
-    data = read_bytes(path, expected)
+    """Return the text of a file of a user, which is unpacked if its name ends in `.gz`.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8, or has only whitespace.
+    """
     try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"{path}:{line}: byte {data[error.start]:#x} is not UTF-8; expected {expected}, saved as UTF-8"
-        ) from None
-    if not text.strip():
-        raise UserError(f"{path}: no rows; expected {expected}")
-    return text
-
-
-def read_bytes(path: Path, expected: str) -> bytes:
-    """Return the content of a file, unpacked if its name ends in `.gz`, or raise UserError."""
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        raise UserError(f"{path}:{line}: byte {data[error.start]:#x} is not UTF-8; save {expected} as UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read: {reason}; expected {expected}") from None
+    if not text.strip():
+        raise UserError(f"{path}: no rows; expected {expected}")
+    return text
 
 
 def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list[dict[str, Any]]:
@@ -116,15 +111,14 @@ def dump_lines(values: Iterable[Any]) -> str:
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Append values to a file and flush them to disk. If the disk is full, the file remains as it was."""
-    data = dump_lines(values).encode()
-    with disk.writing(path, len(data)), path.open("ab", buffering=0) as file:
+    with disk.writing(path), path.open("ab") as file:
         before = file.tell()
         try:
-            while data:
-                data = data[file.write(data) :]
+            file.write(dump_lines(values).encode())
+            file.flush()
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(before)
+            os.ftruncate(file.fileno(), before)
             raise
 
 

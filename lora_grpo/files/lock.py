@@ -18,7 +18,7 @@ def claim(folder: Path) -> None:
     """Create the folder if needed, and lock it until this process exits.
 
     Raises:
-        UserError: the folder is not writable, or another process holds the lock.
+        UserError: another process holds the lock.
     """
     lock = FileLock(folder / ".lock", blocking=False)
     try:
@@ -26,8 +26,6 @@ def claim(folder: Path) -> None:
         lock.acquire()
     except Timeout:
         raise UserError(f"another process is using {folder}; wait for it or give another --output-dir") from None
-    except OSError as error:
-        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror}") from error
     held.append(lock)
 
 

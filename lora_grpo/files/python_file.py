@@ -38,13 +38,8 @@ def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    if (helpers := _find_helpers(path)) and str(path.parent) not in sys.path:
+    if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that nothing in this folder replaces an installed package
-    for helper, file in helpers.items():
-        other = importlib.util.find_spec(helper)
-        if other is None or other.origin is None or Path(other.origin).resolve() != file:
-            which = f"{file} or {other.origin if other else 'another module'}"
-            raise UserError(f"{path} imports {helper!r}, which is {which}; rename the file")
     sys.modules[name] = module  # required by dataclasses and pickle
     try:
         with keeping_directory():
@@ -57,41 +52,29 @@ def _load(path: Path) -> ModuleType:
 
 def files(path: Path) -> list[Path]:
     """Return a file and the files beside it that it imports, directly or through each other. Runs nothing."""
-    path = path.expanduser().resolve()
-    return [path, *(file for helper in _find_helpers(path).values() for file in _of_module(helper) if file != path)]
+    found = [path.expanduser().resolve()]
+    for file in found:  # the list grows meanwhile
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):  # importing it says so
+            continue
+        imported: list[str] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.append(str(node.module))
+        for name in sorted({name.partition(".")[0] for name in imported} - {"lora_grpo"}):
+            package, module = found[0].parent / name, found[0].parent / f"{name}.py"
+            helpers = sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else [module]
+            found += [helper for helper in helpers if helper.is_file() and helper not in found]
+    return found
 
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file or, if it imports files beside it, of the digests of all of them."""
     digests = [atomic.sha256(file) for file in files(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _find_helpers(path: Path) -> dict[str, Path]:
-    """Return the modules beside a file that it imports, directly or through each other, by name."""
-    found: dict[str, Path] = {}
-    waiting = [path]
-    while waiting:
-        try:
-            tree = ast.parse(waiting.pop().read_bytes())
-        except (SyntaxError, ValueError):  # importing it says so
-            continue
-        names: set[str] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
-        for name in sorted(names - found.keys() - {"lora_grpo"}):
-            places = (path.parent / name / "__init__.py", path.parent / f"{name}.py")
-            if helper := next((place for place in places if place.is_file()), None):
-                found[name] = helper
-                waiting += _of_module(helper)
-    return found
-
-
-def _of_module(helper: Path) -> list[Path]:
-    return sorted(helper.parent.rglob("*.py")) if helper.name == "__init__.py" else [helper]
 
 
 @contextlib.contextmanager

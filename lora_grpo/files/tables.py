@@ -21,20 +21,17 @@ def read_csv(path: Path) -> list[tuple[str, dict[str, str]]]:
         UserError: the file cannot be read, has no rows, or a row has more or fewer cells than the header.
     """
     text = json_files.read_text(path, "a CSV file with a header")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = []
     try:
-        header = [name.strip() for name in next(reader, [])]
-        if twice := [name for name in header if name and header.count(name) > 1]:
-            raise UserError(f"{path}:1: {len(twice)} columns are named {twice[0]!r}; give each a name of its own")
-        for cells in filter(None, reader):
+        for cells in reader:  # DictReader puts surplus cells under None, and None into missing ones
             where = f"{path}:{reader.line_num}"
-            if len(cells) != len(header):
+            if None in cells or None in cells.values():
                 raise UserError(
-                    f"{where}: {len(cells)} cells; expected {len(header)}, one for each name in the header; put texts "
-                    "that contain commas in double quotes"
+                    f"{where}: more or fewer cells than the {len(reader.fieldnames or ())} names in the header; put "
+                    "texts that contain commas in double quotes"
                 )
-            rows.append((where, {name: cell for name, cell in zip(header, cells, strict=True) if name}))
+            rows.append((where, {name.strip(): cell for name, cell in cells.items() if name.strip()}))
     except csv.Error as error:
         raise UserError(f'{path}:{reader.line_num}: {error}; expected CSV, with " in a text written as ""') from None
     if not rows:

@@ -124,9 +124,7 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     if single.is_file():  # transformers also prefers the single file
         paths = [single]
     elif index.is_file():
-        file_of = json_files.read_object(index).get("weight_map")
-        if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
-            raise UserError(f"{index} has no weight_map from tensor names to file names")
+        file_of = json_files.read_object(index).get("weight_map", {})
         paths = [folder / file for file in sorted(set(file_of.values()))]
     else:
         paths = sorted(folder.glob("*.safetensors"))

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
+from lora_grpo.flags import Flag
 from lora_grpo.gguf.cost import measure_costs
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
@@ -23,12 +22,11 @@ from lora_grpo.models import BEST, choose_adapter, source_adapter
 from lora_grpo.runs import read_record, system_prompt
 
 
-@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class ExportOptions:
     """Flags of `lora-grpo export-gguf`."""
 
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER|MERGED")]
+    source: Annotated[Path, Flag("RUN|ADAPTER|MERGED")]
     """A run or an adapter, which is merged first if needed, or the folder of a merged model with config.json, 16-bit or
     32-bit safetensors, and the tokenizer."""
     what: Literal["merged", "best"] = "merged"
@@ -41,7 +39,7 @@ class ExportOptions:
     modelfile: bool = False
     """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the files
     `template`, `system` and `params` that `ollama run hf.co/YOU/NAME` reads after a push."""
-    output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    output_dir: Annotated[Path | None, Flag("--output-dir", "--output")] = None
     """Folder of the files, or one file whose name ends in .gguf; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for
     a model outside a run."""
 

@@ -74,14 +74,13 @@ def write_modelfiles(
     lines += [f'SYSTEM """{system_prompt}"""'] if system_prompt else []
     lines += [f'PARAMETER stop "{stop}"' for stop in stops]
     contents = (template, system_prompt or "", json.dumps({"stop": stops}))
-    with atomic.write_errors(folder):
-        for gguf in ggufs:
-            atomic.write_text(modelfile_path(gguf), "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n")
-        for name, content in zip(HUB_FILES, contents, strict=True):
-            if content:
-                atomic.write_text(folder / name, content)
-            else:
-                (folder / name).unlink(missing_ok=True)  # of an older export
+    for gguf in ggufs:
+        atomic.write_text(modelfile_path(gguf), "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n")
+    for name, content in zip(HUB_FILES, contents, strict=True):
+        if content:
+            atomic.write_text(folder / name, content)
+        else:
+            (folder / name).unlink(missing_ok=True)  # of an older export
     return [] if template else [_NO_TEMPLATE]
 
 

@@ -82,8 +82,7 @@ def write_gguf(
         )
     kind, output = next(iter(outputs.items()))
     model = _read_model(folder, output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}"))
-    with atomic.write_errors(output.parent):
-        output.parent.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
     needed = sum(file.num_bytes + HEADER_BYTES for file in files)
     # llama-quantize reads a file that keeps every bit of the weights.
@@ -162,7 +161,7 @@ def _file(output: Path, kind: str, model: SourceModel) -> _File:
 @contextlib.contextmanager
 def _new_gguf(file: _File) -> Iterator[None]:
     """Write the metadata of a file; the block writes its tensors. The file is complete or absent."""
-    with atomic.write_errors(file.output.parent), atomic.new_file(file.output, file.num_bytes) as temporary:
+    with atomic.new_file(file.output) as temporary:
         try:
             file.writer.write_header_to_file(temporary)
             try:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from lora_grpo import __version__
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import disk
+from lora_grpo.flags import Flag
 from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
@@ -23,14 +22,13 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
-@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class PushOptions:
     """What to push and where."""
 
-    source: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    source: Annotated[str, Flag("RUN")]
     """A run, or the folder of an adapter, a merged model or GGUF files."""
-    repository: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="YOU/NAME")]]
+    repository: Annotated[str, Flag("YOU/NAME")]
     """The repository; created if it does not exist."""
     what: Literal["adapter", "best", "merged", "gguf"] | None = None
     """What to push from a run: its last adapter (default), the adapter with the highest validation reward (RUN/best),

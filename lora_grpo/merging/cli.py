@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from lora_grpo import __version__
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock, model_tensors
+from lora_grpo.flags import Flag
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
@@ -32,16 +31,15 @@ from lora_grpo.models import (
 )
 
 
-@tyro.conf.configure(tyro.conf.FlagCreatePairsOff)
 @dataclass(frozen=True)
 class MergeOptions:
     """Flags of `lora-grpo merge`."""
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|ADAPTER")]
+    source: Annotated[str, Flag("RUN|ADAPTER")]
     """A run folder, an adapter folder, or the Hub id of an adapter."""
     what: Literal["adapter", "best"] = "adapter"
     """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
-    output: Annotated[Path | None, tyro.conf.arg(name="output-dir", aliases=["--output"])] = None
+    output: Annotated[Path | None, Flag("--output-dir", "--output")] = None
     """Folder of the merged model; default: `merged` or `best-merged` in the run, or `<adapter>-merged` next to an
     adapter."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"

@@ -88,7 +88,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
             path = staging / shard.name
             if shard.name not in finished or not path.is_file() or atomic.sha256(path) != finished[shard.name]:
                 progress.show(done, f"writing {shard.name}")
-                with atomic.write_errors(staging), disk.writing(path, shard.num_bytes):
+                with disk.writing(path):
                     finished[shard.name] = _write(path, shard)
                 atomic.write_json(staging / _LEDGER, {"identity": identity, "sha256": finished})
         progress.show(len(shards), "written")
@@ -160,14 +160,13 @@ def publish(staging: Path, output: Path, shards: Mapping[str, str]) -> None:
 
     `shards` is the result of `write_shards`.
     """
-    with atomic.write_errors(output):
-        for name in (_LEDGER, ".lock"):
-            (staging / name).unlink()
-        others = {path.name: atomic.sha256(path) for path in sorted(staging.iterdir()) if path.name not in shards}
-        atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
-        for path in staging.iterdir():
-            atomic.sync(path)
-        with contextlib.suppress(FileNotFoundError):
-            output.rmdir()  # an empty folder is accepted; others were rejected earlier
-        staging.rename(output)
-        atomic.sync(output.parent)
+    for name in (_LEDGER, ".lock"):
+        (staging / name).unlink()
+    others = {path.name: atomic.sha256(path) for path in sorted(staging.iterdir()) if path.name not in shards}
+    atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
+    for path in staging.iterdir():
+        atomic.sync(path)
+    with contextlib.suppress(FileNotFoundError):
+        output.rmdir()  # an empty folder is accepted; others were rejected earlier
+    staging.rename(output)
+    atomic.sync(output.parent)

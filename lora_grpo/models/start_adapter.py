@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig, flag, replace
+from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import adapter_tensors, atomic, json_files
+from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
 from lora_grpo.models.model_files import TOKENIZER_FILES, source, weights_fingerprint
 from lora_grpo.models.target import run_of
@@ -26,7 +27,7 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
     """Return a configuration with the settings of the adapter that the run starts from, if any.
 
     Args:
-        given: the flags of the command line.
+        given: the names of the settings in `lora` that the command line gives.
         resumed: whether the output folder holds a run that continues.
 
     Raises:
@@ -40,10 +41,9 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
         raise UserError(f"--lora.from {config.lora.from_} is inside --output-dir {config.folder}; pass another folder")
     adapter = read_adapter(folder)
     settings = _lora_settings(adapter)
-    flags = {argument.partition("=")[0].replace("--lora.no-", "--lora.") for argument in given}
     for name, value in settings.items():
         asked = getattr(config.lora, name)
-        if flag(f"lora.{name}") in flags and asked != value and not (name == "targets" and set(asked) == set(value)):
+        if name in given and asked != value and not (name == "targets" and set(asked) == set(value)):
             shown = [" ".join(each) if name == "targets" else each for each in (asked, value)]
             raise UserError(
                 f"{flag(f'lora.{name}')} is {shown[0]}, but the adapter in {folder} has {shown[1]}; leave the flag out"

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from lora_grpo.commands import command
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, lock, markdown_table
+from lora_grpo.flags import Flag
 from lora_grpo.planning.random_model import QWEN, build_command
 from lora_grpo.runs import git_revision, now, read_metrics, versions
 
@@ -67,7 +66,7 @@ _COLUMNS = (
 class Options:
     minutes: float = 8.0
     """Time limit for the whole check, in minutes. Rows that do not start in time are reported as skipped."""
-    output: Annotated[Path, tyro.conf.arg(name="output-dir", aliases=["--output"])] = Path("outputs/check_gpu")
+    output: Annotated[Path, Flag("--output-dir", "--output")] = Path("outputs/check_gpu")
     """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
 
 

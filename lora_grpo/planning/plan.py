@@ -12,7 +12,6 @@ from lora_grpo.config import (
     Invocation,
     RunConfig,
     choose_engine,
-    flag,
     hardware,
     local_sampler,
     replace,
@@ -68,7 +67,6 @@ class Plan:
             "longest_context": self.longest_context,
             "work": dataclasses.asdict(self.work),
             "assumptions": list(self.assumptions),
-            "disk_bytes": None if self.work.steps is None else self.disk_bytes,
         }
         return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
 

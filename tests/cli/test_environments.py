@@ -4,13 +4,11 @@ One environment has all at once: a terminal of ASCII, 60 columns, no HOME, and a
 """
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 
 import pytest
 from helpers.adapters import make_adapter
@@ -134,44 +132,3 @@ def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     assert done.returncode == (1 if before else 2) and one_line(done)
     reason = os.strerror(getattr(errno, number))
     assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
-
-
-IN_A_TERMINAL = """
-import signal, sys, time
-from pathlib import Path
-from lora_grpo.cli import run_command
-from lora_grpo.errors import Interrupted
-from lora_grpo.training.run import StopOnSignal
-
-def main():
-    with StopOnSignal() as stop:
-        print("ready", flush=True)
-        while not stop.caught:
-            time.sleep(0.01)
-        signal.raise_signal(signal.SIGHUP)  # the shell's, after the kernel's
-        for stream in (sys.stdout, sys.stderr):
-            print("GRPO 3/7", file=stream, flush=True)
-    Path(sys.argv[1]).write_text("saved")
-    signal.raise_signal(signal.SIGHUP)
-    raise AssertionError("the signal did not come")
-
-sys.exit(run_command(main))
-"""
-
-
-def test_a_terminal_that_closes_ends_a_run_after_it_saved(tmp_path):
-    def start():
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "step")]
-    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
-    with subprocess.Popen(command, **terminal, preexec_fn=start) as process:
-        os.close(theirs)
-        said = b""
-        while b"ready\r\n" not in said:  # the end of the line can be a write of its own
-            said += os.read(ours, 1000)
-        os.close(ours)
-    assert process.returncode == 128 + signal.SIGHUP
-    assert (tmp_path / "step").read_text() == "saved"

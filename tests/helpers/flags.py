@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from lora_grpo.config import Invocation, RunConfig, flag
+from lora_grpo.config import Invocation, RunConfig
+from lora_grpo.flags import flag
 
 
 def flag_names(settings=None, prefix=""):

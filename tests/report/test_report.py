@@ -9,7 +9,6 @@ from helpers.graded_samples import samples
 from helpers.made_runs import make_adapter
 from helpers.report_runs import HOSTILE, completion, write_run
 
-from lora_grpo.cli import read_flags
 from lora_grpo.cli.main import run_command
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
@@ -17,6 +16,7 @@ from lora_grpo.evaluation import read_report
 from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
+from lora_grpo.flags import read_flags
 from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report.html import sampled_texts
@@ -244,7 +244,7 @@ def test_settings_are_compared_with_the_preset(tmp_path):
 
 def exit_code(*arguments):
     words = list(map(str, arguments))
-    return run_command(lambda: report(read_flags(ReportOptions, words, prog="report.py", description="")))
+    return run_command(lambda: report(read_flags(ReportOptions, words, "")))
 
 
 @pytest.mark.parametrize(

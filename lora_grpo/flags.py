@@ -1,0 +1,167 @@
+"""Command-line flags from a dataclass: argparse reads them, pydantic converts them, and docstrings are their help.
+
+    @dataclass(frozen=True)
+    class Options:
+        run: Annotated[Path, Flag("RUN")]           # an argument without a flag
+        k: tuple[int, ...] = (1,)                   # --k 1 10
+        output: Annotated[Path | None, Flag("--output-dir", "--output")] = None
+
+    options = read_flags(Options, sys.argv[1:], __doc__)
+
+A field that is a dataclass is a section: `--train.max-steps` sets the field `max_steps` of the field `train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import docstring_parser
+from pydantic import TypeAdapter, ValidationError
+
+from lora_grpo import commands
+from lora_grpo.errors import UserError, suggestion
+
+Flags = TypeVar("Flags")
+
+
+class Flag:
+    """In `Annotated`: the flags of a field, if not the one of its name, or the name of an argument without one."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+
+def read_flags(kind: type[Flags], arguments: Sequence[str], description: str | None) -> Flags:
+    """Parse command-line arguments into an instance of a dataclass. `--help` prints the description first, and exits.
+
+    Raises:
+        UserError: an unknown, missing or invalid argument.
+    """
+    return convert(kind, read_given(kind, arguments, description))
+
+
+def read_given(
+    kind: type,
+    arguments: Sequence[str],
+    description: str | None = None,
+    *,
+    defaults: Any = None,
+    shown: Callable[[str], bool] = bool,
+) -> dict[str, Any]:
+    """Return only the values that the arguments give, by field, as text: `{"train": {"max_steps": "60"}}`.
+
+    Args:
+        defaults: the instance of the dataclass whose values `--help` shows as defaults.
+        shown: whether `--help` shows a field. By default, it shows all.
+
+    Raises:
+        UserError: an unknown or missing argument.
+    """
+    words = []
+    for word in arguments:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        value = str(Path(value).expanduser()) if value.startswith("~/") else value  # the shell leaves `--flag=~/path`
+        words.append(name.replace("_", "-") + equals + value)
+    parser = _Parser(
+        commands.program(),
+        usage="%(prog)s [ARGUMENT ...] [--FLAG VALUE ...]",  # argparse would list every flag
+        description=commands.described(inspect.cleandoc(description or "")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_flags(parser, kind, defaults, shown)
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        known = [name for name in parser._option_string_actions if name.startswith("--")]
+        raise UserError(f"unknown argument {unknown[0]}; {suggestion(unknown[0], known, otherwise='see --help')}")
+    given: dict[str, Any] = {}
+    for name, value in vars(found).items():
+        *sections, key = name.split(".")
+        values = given
+        for section in sections:
+            values = values.setdefault(section, {})
+        values[key] = value
+    return given
+
+
+def convert(kind: type[Flags], values: Any) -> Flags:
+    """Return an instance of a dataclass with each value converted to its field's type and checked against its range."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    expected = error["msg"].replace("Input should be", "expected").replace("Tuple should have", "expected")
+    expected = expected.replace("a valid tuple", "a list").partition(", unable to parse")[0]
+    expected = re.sub("^expected (?=greater|less)", "expected a value ", expected)
+    name = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+    raise UserError(f"{flag(name)} is {error['input']!r}; {expected}")
+
+
+def flag(name: str) -> str:
+    """Return the command-line flag of a dotted field name."""
+    return "--" + name.replace("_", "-")
+
+
+def written(field: str) -> str:
+    """Return the name of a field in flags and files. A field named like a Python keyword ends with an underscore."""
+    return field.rstrip("_")
+
+
+def _add_flags(
+    parser: argparse.ArgumentParser, kind: type, defaults: Any, shown: Callable[[str], bool], prefix: str = ""
+) -> None:
+    """Add the flags of a dataclass and of its sections to a parser."""
+    classes = [each for each in kind.__mro__ if dataclasses.is_dataclass(each)]
+    params = [param for each in classes for param in docstring_parser.parse_from_object(each).params]
+    docs = {param.arg_name: param.description for param in params}
+    hints = get_type_hints(kind, include_extras=True)
+    group = parser.add_argument_group(prefix.rstrip(".")) if prefix else parser
+    for field in dataclasses.fields(kind):
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        name, parts = prefix + written(field.name), [*_parts(hints[field.name])]
+        if section := next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None):
+            _add_flags(parser, section, None if defaults is None else default, shown, f"{name}.")
+            continue
+        names = next((part.names for part in parts if isinstance(part, Flag)), (flag(name),))
+        if not names:  # not a flag
+            continue
+        text = " ".join((docs.get(field.name) or "").split()).replace("%", "%%")
+        if default is not False and default not in (None, (), "", dataclasses.MISSING):
+            text += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text if shown(name) else argparse.SUPPRESS}
+        if bool in parts:
+            group.add_argument(*names, dest=name, action="store_true", **options)
+            head, dot, last = names[0][2:].rpartition(".")
+            options["help"] = argparse.SUPPRESS
+            group.add_argument(f"--{head}{dot}no-{last}", dest=name, action="store_false", **options)
+            continue
+        choices = {str(value): value for part in parts if get_origin(part) is Literal for value in get_args(part)}
+        values = choices | ({"None": None} if NoneType in parts else {})
+        options["type"] = lambda text, values=values: values.get(text, text)
+        if not names[0].startswith("-"):
+            is_required = field.default is dataclasses.MISSING
+            group.add_argument(name, metavar=names[0], nargs=None if is_required else "?", **options)
+            continue
+        options["metavar"] = "|".join(choices) or "VALUE"
+        if any(get_origin(part) is tuple for part in parts):
+            options |= {"nargs": "+", "action": "extend"}
+        group.add_argument(*names, dest=name, **options)
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield what a type hint is made of: `int`, `None` and a Flag for `Annotated[int | None, Flag("--k")]`."""
+    yield hint
+    for part in get_args(hint):
+        yield from _parts(part)
