@@ -21,9 +21,6 @@ RECIPES = {
 }
 """Name in `lora-grpo train NAME` -> file in the folder `recipes`."""
 
-_SCRIPTS = ("evaluate", "merge", "export-gguf", "push", "report", "check-gpu")
-"""The commands beside `train`; the file of `export-gguf` is scripts/export_gguf.py."""
-
 _entered: list[str] = []
 """The arguments of `lora-grpo`, if it started this process."""
 
@@ -40,12 +37,10 @@ def command(verb: str, *arguments: object) -> str:
         verb: `merge`, for example, or `train gsm8k` for a recipe.
         arguments: what follows; each is quoted for a shell.
     """
-    name, _, recipe = verb.partition(" ")
-    if _started_by_file():
-        file = f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{name.replace('-', '_')}.py"
-        words = ["python", file]
-    else:
-        words = ["lora-grpo", *verb.split()]
+    words, recipe = ["lora-grpo", *verb.split()], verb.partition(" ")[2]
+    started = Path(sys.argv[0]).absolute()
+    if not _entered and started.suffix == ".py" and started.parent.name in ("recipes", "scripts"):
+        words = ["python", f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{verb.replace('-', '_')}.py"]
     return shlex.join([*words, *map(str, arguments)])
 
 
@@ -75,7 +70,7 @@ def program() -> str:
 
 def described(text: str) -> str:
     """Return the description of a command or a recipe with its examples as this process was started."""
-    for verb in _SCRIPTS:
+    for verb in ("evaluate", "merge", "export-gguf", "push", "report", "check-gpu"):
         text = text.replace(f"lora-grpo {verb} ", f"{command(verb)} ")
     for name, file in RECIPES.items():
         text = text.replace(f"python recipes/{file}", command(f"train {name}"))
@@ -87,9 +82,3 @@ def recipe_file(name: str) -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "recipes" / RECIPES[name]
     return installed if installed.is_file() else package.parent / "recipes" / RECIPES[name]
-
-
-def _started_by_file() -> bool:
-    """Return whether a script or a recipe of a checkout started this process."""
-    path = Path(sys.argv[0])
-    return not _entered and path.suffix == ".py" and path.absolute().parent.name in ("recipes", "scripts")

@@ -1,8 +1,9 @@
-"""Progress of a task: a progress bar on a terminal, otherwise a few plain lines."""
+"""Progress of a task: a line that changes on a terminal, otherwise a few lines."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from typing import Any
@@ -20,18 +21,8 @@ class Progress:
         self._reward = self._validation = ""
         self._started: tuple[float, int] | None = None
         self._next = 0
-        self._bar: Any = None
         # A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.
-        if sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as RichProgress
-
-            note = TextColumn("{task.fields[note]}")
-            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
-            self._bar = RichProgress(*columns, console=Console(stderr=True))
-            self._bar.start()
-            self._task = self._bar.add_task(title, total=total, note="")
+        self._overwrites = sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
 
     def step(self, done: int, logs: dict[str, Any]) -> None:
         """Show a training step with the latest reward, or the loss of SFT, and the latest validation reward."""
@@ -45,23 +36,22 @@ class Progress:
 
     def show(self, done: int, note: str) -> None:
         """Show the number of finished steps, with a note."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, total=self.total, note=note)
-            return
         now = time.monotonic()
-        if self._started is None:
-            self._started = (now, done)
+        self._started = since, first = self._started or (now, done)
         total = self.total or done
-        if done >= self._next or done >= total:
-            every = max(1, total // _PLAIN_LINES)
-            self._next = (done // every + 1) * every
-            since, first = self._started
-            left = (now - since) / max(1, done - first) * (total - done)
-            eta = f", {left:.0f} s left" if first < done < total else ""
-            print(f"{self.title} {done}/{self.total or '?'}  {note}{eta}", file=sys.stderr)
+        if not self._overwrites and self._next > done < total:
+            return
+        every = max(1, total // _PLAIN_LINES)
+        self._next = (done // every + 1) * every
+        left = (now - since) / max(1, done - first) * (total - done)
+        eta = f", {left:.0f} s left" if first < done < total else ""
+        line = f"{self.title} {done}/{self.total or '?'}  {note}{eta}"
+        if self._overwrites:  # erase the rest of the line; what is printed next overwrites it
+            print(f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="\r", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr)
 
     def close(self) -> None:
-        """Restore the terminal."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
+        """End the line of a terminal."""
+        if self._overwrites and self._started:
+            print(file=sys.stderr)

@@ -6,13 +6,12 @@
     sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
 arguments.py   parses a recipe's command line: preset, then settings file, then flags
-named_code.py  user code that settings name: permission to run it, checks when a run resumes, SHA-256 digests
-validate.py    checks a configuration across fields, and against packages and the environment
+validate.py    checks a configuration across fields, against packages and the environment, and for the code it names
 verbs.py       `lora-grpo` and its commands, which the scripts also run
 main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
 from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.main import limit_spinning, run_command
-from lora_grpo.cli.named_code import user_files
+from lora_grpo.cli.validate import user_files
 from lora_grpo.cli.verbs import run_front_door, run_verb

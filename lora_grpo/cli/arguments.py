@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lora_grpo import distributed
-from lora_grpo.cli.named_code import refuse_unnamed_code
-from lora_grpo.cli.validate import check
+from lora_grpo.cli.validate import check, refuse_unnamed_code
 from lora_grpo.config import (
     STARTER,
     UNUSED_BY_SFT,
@@ -104,27 +103,19 @@ def parse(
     if not (how.plan or how.audit):  # which need neither weights nor engines
         check_model(config)
         chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
-        if chose_model and (problem := _why_no_weights(config, how)):
+        try:
+            if chose_model:
+                check_download(config.model)
+        except model_files.HubUnavailable as error:
+            problem = f"no weights of {config.model.name} ({error})"
+            if how.overwrite:
+                fix = f"run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run"
+                raise UserError(f"{problem}; {fix} by one of the bundled model") from None
             print(f"note: {problem}; using --preset {STARTER}", file=sys.stderr)
             arguments = [*arguments, "--preset", STARTER]
             return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
     print(reason, file=sys.stderr)
     return config, how
-
-
-def _why_no_weights(config: RunConfig, how: Invocation) -> str | None:
-    """Return why the weights that a preset chose cannot be downloaded, or None if they can."""
-    try:
-        check_download(config.model)
-    except model_files.HubUnavailable as error:
-        problem = f"no weights of {config.model.name} ({error})"
-        if how.overwrite:
-            raise UserError(
-                f"{problem}; run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run "
-                "by one of the bundled model"
-            ) from None
-        return problem
-    return None
 
 
 def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
@@ -180,10 +171,8 @@ def _check_invocation(invocation: Invocation) -> None:
     given = [flag(name) for name, value in dataclasses.asdict(invocation).items() if value]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if (invocation.preview or invocation.audit) and len(given) > 1:
-        raise UserError(f"{' and '.join(given)} cannot be combined; pass one of them")
-    if (invocation.preview or invocation.audit) and distributed.world_size() > 1:
-        raise UserError(f"{given[0]} runs in one process, got WORLD_SIZE={distributed.world_size()}; start one process")
+    if (invocation.preview or invocation.audit) and (len(given) > 1 or distributed.world_size() > 1):
+        raise UserError(f"{' and '.join(given)} cannot be combined; pass one, in one process")
 
 
 def _settle_task(config: RunConfig) -> RunConfig:
@@ -191,10 +180,11 @@ def _settle_task(config: RunConfig) -> RunConfig:
     data = config.data
     if data.task not in ("starter", "starter-code") or not (data.train or data.eval):
         return config
-    if data.task == "starter-code":
-        raise UserError("starter-code has bundled problems; pass --data.task with --data.train and --data.eval")
-    if not (data.train and data.eval):
-        raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
+    if data.task == "starter-code" or not (data.train and data.eval):
+        raise UserError(
+            "--data.train and --data.eval need each other, and another task than starter-code; pass both, or a "
+            "--data.task with its own data"
+        )
     return replace(config, {"data": {"task": "gsm8k"}})
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.cli.named_code import resume_command
+from lora_grpo.cli.validate import resume_command
 from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run

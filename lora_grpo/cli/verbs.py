@@ -5,12 +5,11 @@ The docstring of a command is the description that its `--help` shows. A script 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +42,7 @@ def train(arguments: Sequence[str]) -> NoReturn:
         path = Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"{name}: no such file; expected a task file or a recipe")
-        if not _calls_run_recipe(path):
+        if "run_recipe(" not in path.read_text(encoding="utf-8", errors="replace"):  # a task, not a recipe
             path, flags = commands.recipe_file("task"), ["--data.task", name, *flags]
             if not any(re.match("--(output[-_]dir|config)(=|$)", flag) for flag in flags):
                 flags = ["--output-dir", f"outputs/{Path(name).stem}", *flags]
@@ -149,14 +148,8 @@ def check_gpu(arguments: Sequence[str]) -> None:
     check(read_flags(Options, arguments, check_gpu.__doc__), commands.recipe_file("gsm8k"))
 
 
-VERBS: dict[str, Callable[[Sequence[str]], None]] = {
-    "train": train,
-    "evaluate": evaluate,
-    "merge": merge,
-    "export-gguf": export_gguf,
-    "push": push,
-    "report": report,
-    "check-gpu": check_gpu,
+VERBS = {
+    verb.__name__.replace("_", "-"): verb for verb in (train, evaluate, merge, export_gguf, push, report, check_gpu)
 }
 
 
@@ -165,14 +158,14 @@ def run_front_door(arguments: Sequence[str]) -> int:
     commands.enter(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n"]
-        lines += [f"  {name:12} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+        lines += [f"  {name:12} {str(verb.__doc__).splitlines()[0]}" for name, verb in VERBS.items()]
         lines += ["\nlora-grpo COMMAND --help shows the flags of a command."]
         print("\n".join(lines), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else UserError.exit_code
-    if arguments[0] == "--version":
+    name, *rest = arguments
+    if name == "--version":
         print(f"lora-grpo {__version__}")
         return 0
-    name, *rest = arguments
     if name not in VERBS:
         print(f"error: unknown command {name!r}; {suggestion(name, VERBS)}", file=sys.stderr)
         return UserError.exit_code
@@ -182,13 +175,3 @@ def run_front_door(arguments: Sequence[str]) -> int:
 def run_verb(name: str) -> int:
     """Run one command with the arguments of this process, for a script, and return the exit code."""
     return run_command(lambda: VERBS[name](sys.argv[1:]))
-
-
-def _calls_run_recipe(path: Path) -> bool:
-    """Return whether a file is a recipe, not only a task. Runs nothing."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any("run_recipe" in (getattr(function, "id", ""), getattr(function, "attr", "")) for function in called)

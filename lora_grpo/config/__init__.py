@@ -8,15 +8,22 @@
 schema.py       RunConfig and its sections: every setting with its default, unit and range
 presets.py      defaults that the recipes' presets share
 batch.py        splits an optimizer step into micro-batches
-hardware.py     detects this machine's GPU and memory, and chooses the preset
-engines.py      resolves `auto` to a training engine and a sampling backend
+hardware.py     detects this machine's GPU and memory; resolves `auto` to a preset, an engine and a backend
 trl_fields.py   parses `--grpo KEY=VALUE`, and checks it against TRL's GRPOConfig
 """
 
 from lora_grpo.config import hardware
 from lora_grpo.config.batch import batch_shape, micro_batches, prompts_to_read
-from lora_grpo.config.engines import choose_engine, local_sampler, uses_vllm, vllm_available, with_gpu_defaults
-from lora_grpo.config.hardware import choose_preset, nvidia_gpus, use_one_gpu
+from lora_grpo.config.hardware import (
+    choose_engine,
+    choose_preset,
+    local_sampler,
+    nvidia_gpus,
+    use_one_gpu,
+    uses_vllm,
+    vllm_available,
+    with_gpu_defaults,
+)
 from lora_grpo.config.presets import gpu_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,

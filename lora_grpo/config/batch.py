@@ -33,9 +33,8 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     if micro not in sizes:
         nearest = min(sizes, key=lambda size: abs(size - micro))
         raise UserError(
-            f"micro-batches of {micro} do not divide {_describe_step(config)}"
-            + (f" on {world_size} processes" if world_size > 1 else "")
-            + f"; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"micro-batches of {micro} do not divide {_describe_step(config)} on {world_size} processes; pass "
+            f"--train.micro-batch-size {nearest}, or change prompts per step or group size"
         )
     together = config.train.prompts_per_step * config.sampling.num_generations // world_size
     return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro, together)

@@ -1,17 +1,19 @@
-"""Detects this machine's GPU and memory without importing torch, and chooses the preset for it."""
+"""Detects this machine's GPU and memory without importing torch, and chooses the preset and the engines for it."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import psutil
 
-from lora_grpo.config.schema import STARTER
+from lora_grpo import distributed
+from lora_grpo.config.schema import STARTER, RunConfig, replace
 from lora_grpo.errors import UserError
 
 _USABLE_SHARE = 0.9
@@ -33,25 +35,23 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if visible in ("", "-1"):
         return [], "CUDA_VISIBLE_DEVICES hides every GPU"
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [], "nvidia-smi is not on the PATH"
     if refresh:
         _query.cache_clear()
-    output, failure = _query(tool)
-    listed: list[tuple[str, str, Gpu]] = []
+    output, failure = _query()
+    listed: dict[tuple[str, str], Gpu] = {}
     for line in output.splitlines():
-        values = line.split(", ")
-        if len(values) == 5 and values[3].isdigit():  # nvidia-smi also prints warnings
-            index, uuid, name, total, free = values
-            listed.append((index, uuid, Gpu(name, int(total) / 1024, int(free if free.isdigit() else total) / 1024)))
+        index, uuid, name, total, free, *_ = [*line.split(", "), *[""] * 5]
+        if total.isdigit():  # nvidia-smi also prints warnings
+            listed[index, uuid] = Gpu(name, int(total) / 1024, int(free if free.isdigit() else total) / 1024)
     if not listed:
         return [], failure or "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
-        return [gpu for *_, gpu in listed], ""
+        return [*listed.values()], ""
     gpus = []
     for name in visible.split(","):
-        matching = [gpu for index, uuid, gpu in listed if name == index or (name[:4] == "GPU-" and name in uuid)]
+        matching = [
+            gpu for (index, uuid), gpu in listed.items() if name == index or (name[:4] == "GPU-" and name in uuid)
+        ]
         if not matching:  # like CUDA, stop at the first that does not exist
             break
         gpus += matching
@@ -59,10 +59,14 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 
 
 @functools.cache
-def _query(tool: str) -> tuple[str, str]:
-    query = [tool, "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+def _query() -> tuple[str, str]:
+    """Return the output of nvidia-smi, and why it failed."""
+    fields = "--query-gpu=index,uuid,name,memory.total,memory.free"
+    command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except FileNotFoundError:
+        return "", "nvidia-smi is not on the PATH"
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"nvidia-smi did not answer ({type(error).__name__})"
     if result.returncode != 0:
@@ -124,3 +128,48 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     if size is not None:
         raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")
     return largest, f"preset {largest}: {gpu}"
+
+
+def vllm_available() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
+    """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
+    if config.model.engine != "auto":
+        return config.model.engine
+    can_use = _supports_unsloth(config) and nvidia_gpus()[0] and importlib.util.find_spec("unsloth")
+    return "unsloth" if can_use else "peft"
+
+
+def uses_vllm(config: RunConfig) -> bool:
+    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, there is a GPU, and DoRA is off."""
+    if config.sampling.server_url:
+        return True
+    if config.sampling.backend != "auto":
+        return config.sampling.backend == "vllm"
+    return vllm_available() and bool(nvidia_gpus()[0]) and not config.lora.dora
+
+
+def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
+    """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
+    if config.sampling.server_url or not uses_vllm(config):
+        return "transformers"
+    return "shared" if choose_engine(config) == "unsloth" else "vllm"
+
+
+def with_gpu_defaults(config: RunConfig) -> RunConfig:
+    """Return the configuration with `auto` resolved as on a machine with a GPU and the `gpu` extra."""
+    engine, backend = config.model.engine, config.sampling.backend
+    if engine == "auto":
+        engine = "unsloth" if _supports_unsloth(config) else "peft"
+    if backend == "auto":
+        backend = "transformers" if config.lora.dora else "vllm"
+    resolved: RunConfig = replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
+    return resolved
+
+
+def _supports_unsloth(config: RunConfig) -> bool:
+    # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
+    other_reference = config.lora.from_ and config.train.beta
+    return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference

@@ -12,12 +12,11 @@ disk.py         too small and full disks as one-line errors
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
 python_file.py  Python files of users
-tables.py       CSV and Parquet files of users
 text.py         Markdown tables, and text that must not act on a terminal or a page
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, disk, json_files, lock, python_file, tables
+from lora_grpo.files import atomic, disk, json_files, lock, python_file
 from lora_grpo.files.tensors import (
     DTYPES,
     INDEX,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from typing import Any
 from lora_grpo.files import disk
 
 MANIFEST = "manifest.json"
-_WINDOW_BYTES = 16 * 2**20
-"""Bytes of a file to hash at a time."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -92,14 +89,8 @@ def damage(folder: Path) -> str | None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        # A thread that hashes while another one imports may wait 5 ms for the interpreter after each window.
-        # malloc would keep memory of this size, and take it as a sign to keep more of everything.
-        window = mmap.mmap(-1, min(_WINDOW_BYTES, os.fstat(file.fileno()).st_size + 1))
-        while size := file.readinto(window):
-            digest.update(memoryview(window)[:size])
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from lora_grpo.errors import RunError, UserError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 class DiskFullError(RunError):
     """A file could not be written because the disk or a quota is full. Nothing incomplete is left."""
@@ -70,10 +68,10 @@ def size(num_bytes: float) -> str:
 
 
 def _reason(error: BaseException) -> str | None:
-    number = error.errno if isinstance(error, OSError) else None
-    if found := re.search(r"\(os error (\d+)\)$", str(error)):  # Rust: safetensors, tokenizers
-        number = int(found[1])
-    if number in _FULL:
+    # The number is in the message of Rust's errors (safetensors, tokenizers).
+    found = re.search(r"\(os error (\d+)\)$", str(error))
+    number = int(found[1]) if found else getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return os.strerror(number)
     # torch.save does not report the reason. Its file is on a disk that it could write before.
     is_torch_save = isinstance(error, RuntimeError) and "unexpected pos" in str(error)

@@ -26,7 +26,7 @@ def require(name: str, *, extra: str, feature: str, otherwise: str) -> ModuleTyp
     """
     package = name.partition(".")[0]
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{feature} needs the package {package}; run `pip install -e .[{extra}]`, or {otherwise}")
+        raise UserError(f"{feature} needs {package}; run `pip install 'lora-grpo[{extra}]'`, or {otherwise}")
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a broken installation raises any type

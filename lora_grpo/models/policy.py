@@ -56,7 +56,7 @@ def check_model(config: RunConfig) -> None:
     ):
         if missing:
             raise UserError(
-                f"{flag} {package} needs the package {package}; run `pip install -e .[gpu]` (on a CPU: `make "
+                f"{flag} {package} needs the package {package}; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "
                 f"engines`), or pass {flag} {instead}"
             )
 

@@ -20,6 +20,7 @@ from lora_grpo.config import (
 )
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
+from lora_grpo.flags import flag
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
 from lora_grpo.planning.suggestions import refusal

@@ -75,7 +75,7 @@ def choose_backend(requested: str) -> str:
     if requested == "auto":
         return "vllm" if vllm_available() and nvidia_gpus()[0] else "transformers"
     if requested == "vllm" and not vllm_available():
-        raise UserError("--backend vllm needs the package vllm; run `pip install -e .[gpu]` (on a CPU: `make engines`)")
+        raise UserError("--backend vllm needs vllm; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make engines`)")
     return requested
 
 

@@ -36,7 +36,7 @@ def find_program(path: Path) -> list[str]:
         # As a script, without this package, which would take seconds to import.
         return [sys.executable, "-P", str(Path(__file__).with_name("xllamacpp_server.py"))]
     raise UserError(
-        f"{path} needs llama.cpp, which is not installed; run `pip install -e .[{_EXTRA}]`, "
+        f"{path} needs llama.cpp, which is not installed; run `pip install 'lora-grpo[{_EXTRA}]'`, "
         f"or put its {PROGRAM} on the PATH"
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import csv
 import datetime
 import decimal
+import io
 import json
 import random
 import warnings
@@ -13,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import UserError
-from lora_grpo.files import json_files, tables
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
@@ -66,12 +68,49 @@ def read(
     if is_on_hub(source):
         records = _read_hub(source, split, hub_config)
     elif suffix == ".parquet":
-        records = [(where, _plain(record, where)) for where, record in tables.read_parquet(path)]
+        records = _read_parquet(path)
     elif suffix == ".csv":
-        records = tables.read_csv(path)
+        records = _read_csv(path)
     else:
         records = list(json_files.read_lines(path, "a JSON Lines file"))
     return [(where, _rename(record, required, columns or {}, where)) for where, record in records]
+
+
+def _read_csv(path: Path) -> list[tuple[str, Row]]:
+    """Return each row of a CSV file with a header.
+
+    All values are strings, because a reader that guesses types would read the answer "007" as 7. A column without a
+    name, such as the index that pandas writes, is dropped.
+    """
+    text = json_files.read_text(path, "a CSV file with a header")
+    reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
+    try:
+        for cells in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in cells or None in cells.values():  # surplus cells have the name None, missing ones are None
+                raise UserError(
+                    f"{where}: more or fewer cells than the {len(reader.fieldnames or ())} names in the header; put "
+                    "texts that contain commas in double quotes"
+                )
+            rows.append((where, {name.strip(): cell for name, cell in cells.items() if name.strip()}))
+    except csv.Error as error:
+        raise UserError(f'{path}:{reader.line_num}: {error}; expected CSV, with " in a text written as ""') from None
+    if not rows:
+        raise UserError(f"{path}: no rows; expected a header and at least one row")
+    return rows
+
+
+def _read_parquet(path: Path) -> list[tuple[str, Row]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
+    if not rows:
+        raise UserError(f"{path}: no rows; expected a Parquet file with at least one row")
+    return [(f"{path} row {i}", _plain(record, f"{path} row {i}")) for i, record in enumerate(rows)]
 
 
 def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str) -> Row:

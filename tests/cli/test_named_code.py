@@ -2,7 +2,7 @@
 
 import shlex
 
-from lora_grpo.cli.named_code import resume_command, user_files
+from lora_grpo.cli.validate import resume_command, user_files
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig
 from lora_grpo.rewards import parse_reward_specs, resolve
 

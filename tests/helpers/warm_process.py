@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 IMPORTS = """
-import docstring_parser, jinja2, pydantic, yaml, rich.table
+import docstring_parser, jinja2, pydantic, yaml
 import matplotlib.backends.backend_agg, matplotlib.backends.backend_svg
 from bitsandbytes.nn import Linear4bit
 from datasets import Dataset
