@@ -21,7 +21,7 @@ class RunError(Exception):
 
 
 class EngineFailed(RunError):
-    """An engine that `auto` chose cannot be imported or started. `run_command` starts again with `arguments`."""
+    """An engine that `auto` chose cannot be imported or started; `arguments` choose another one."""
 
     def __init__(self, problem: str, arguments: tuple[str, ...]) -> None:
         super().__init__(f"{problem}; pass {' '.join(arguments)}")

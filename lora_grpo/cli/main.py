@@ -16,7 +16,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.cli.validate import resume_command
-from lora_grpo.errors import EngineFailed, Interrupted, RunError, UserError
+from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
 
@@ -27,15 +27,12 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.E
 def run_command(main: Callable[[], None]) -> int:
     """Run a command, and print an error as one line. A bug in this kit keeps its traceback.
 
-    If an engine that `auto` chose fails, the command starts again with the next one; see `_start_again`.
-
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
     # Otherwise huggingface_hub (1.33) requests a list of agents before anything else, for 3 s if there is no answer.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     limit_spinning()
-    environment = dict(os.environ)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may hold what the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
@@ -47,8 +44,6 @@ def run_command(main: Callable[[], None]) -> int:
             if not sys.stdout.closed:  # a task file may close it
                 sys.stdout.flush()
     except BaseException as error:
-        if isinstance(error, EngineFailed) and distributed.world_size() == 1:
-            _start_again(error, environment)
         # If one process fails, the launcher sends SIGTERM to the others, which are already exiting.
         _handle_sigterm(signal.SIG_IGN)
         code = _end(error)
@@ -70,18 +65,6 @@ def limit_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def _start_again(failure: EngineFailed, environment: dict[str, str]) -> None:
-    """Replace this process by the same command with another engine.
-
-    An engine changes other packages and environment variables, even if its import fails halfway, and may hold GPU
-    memory. A new program has none of it.
-    """
-    print(f"note: {failure.problem}; starting again with {' '.join(failure.arguments)}", file=sys.stderr)
-    sys.stdout.flush()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # a driver's devices, which may be inherited and would keep its memory
-    os.execve(sys.executable, [*sys.orig_argv, *failure.arguments], environment)
 
 
 def _end(error: BaseException) -> int | None:

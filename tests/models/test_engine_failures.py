@@ -4,7 +4,6 @@ Packages on a path of their own stand in for broken installations of the real on
 """
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -133,42 +132,3 @@ def test_a_start_of_vllm_fails(broken, statement, said):
             load(False)
         assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
         assert said in str(refused.value)
-
-
-AGAIN = """
-import os, sys
-from lora_grpo.cli import run_command
-from lora_grpo.errors import EngineFailed
-from lora_grpo.models.engines import require, starting
-def main():
-    print(sys.argv[1:], os.environ.get("PATCHED"), sorted(os.listdir("/proc/self/fd"))[3:-1], flush=True)
-    if "peft" not in sys.argv:
-        kept = os.open("/dev/null", os.O_RDONLY)
-        os.set_inheritable(kept, True)  # as a driver might
-        with starting("Unsloth", is_auto=True, instead=("--model.engine", "peft")):
-            require("unsloth", extra="gpu", feature="it", otherwise="leave it out")
-sys.exit(run_command(main))
-"""
-
-
-def test_a_command_starts_again_in_a_clean_process(tmp_path):
-    (tmp_path / "unsloth.py").write_text("import os, sys\nos.environ['PATCHED'] = '1'\nsys.exit('no GPU')\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", AGAIN, "--seed", "1"]
-
-    def run(**more):
-        environment = {**os.environ, "PYTHONPATH": path, **more}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    done = run()
-    assert done.returncode == 0 and done.stdout.splitlines() == [
-        "['--seed', '1'] None []",
-        "['--seed', '1', '--model.engine', 'peft'] None []",
-    ]
-    assert done.stderr == (
-        "note: it needs unsloth, which cannot be imported here (SystemExit: no GPU); starting again with "
-        "--model.engine peft\n"
-    )
-    several = run(WORLD_SIZE="2", RANK="0")  # the other process would wait for this one
-    assert several.returncode == 1 and several.stdout.count("\n") == 1
-    assert several.stderr.endswith("(SystemExit: no GPU); pass --model.engine peft\n")
