@@ -94,7 +94,9 @@ def _read_csv(path: Path) -> list[tuple[str, Row]]:
                 )
             rows.append((where, {name.strip(): cell for name, cell in cells.items() if name.strip()}))
     except csv.Error as error:
-        raise UserError(f'{path}:{reader.line_num}: {error}; expected CSV, with " in a text written as ""') from None
+        raise UserError(
+            f'{path}:{reader.reader.line_num}: {error}; expected CSV, with " in a text written as ""'
+        ) from None
     if not rows:
         raise UserError(f"{path}: no rows; expected a header and at least one row")
     return rows
