@@ -71,7 +71,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     model: str
     """Name of the shape, e.g. `0.5B`."""
     config: dict[str, Any]
@@ -114,15 +114,19 @@ def check_gpu(options: Options, recipe: Path) -> None:
     print(conclude(results))
 
 
-def all_rows() -> list[Row]:
+def all_rows() -> list[CheckRow]:
     """Return all combinations, the most informative first: the smallest model, then vLLM, then the rest."""
-    rows = [Row(*model, engine, backend) for model in QWEN.items() for engine in ENGINES for backend in BACKENDS]
+    rows = [CheckRow(*model, engine, backend) for model in QWEN.items() for engine in ENGINES for backend in BACKENDS]
     smallest = next(iter(QWEN))
     return sorted(rows, key=lambda row: 0 if row.model == smallest else 1 + BACKENDS.index(row.backend))
 
 
 def run_rows(
-    rows: Sequence[Row], options: Options, recipe: Path, machine: dict[str, Any], arguments: Sequence[str] = REWARDS
+    rows: Sequence[CheckRow],
+    options: Options,
+    recipe: Path,
+    machine: dict[str, Any],
+    arguments: Sequence[str] = REWARDS,
 ) -> list[dict[str, Any]]:
     """Run the rows one after another, and return one result per row; see `run_row`.
 
@@ -153,7 +157,7 @@ def run_rows(
     return results
 
 
-def run_row(row: Row, start: Sequence[str], options: Options, folder: Path, deadline: float) -> dict[str, Any]:
+def run_row(row: CheckRow, start: Sequence[str], options: Options, folder: Path, deadline: float) -> dict[str, Any]:
     """Run the recipe, whose command begins with `start`. Models are built in `folder` and remain for the next rows.
 
     Returns:

@@ -14,7 +14,7 @@ from helpers.model_configs import TINY_QWEN2 as TINY
 
 from lora_grpo.errors import RunError
 from lora_grpo.planning import gpu_check
-from lora_grpo.planning.gpu_check import Options, Row, check_gpu
+from lora_grpo.planning.gpu_check import CheckRow, Options, check_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -35,7 +35,7 @@ def run_rows(rows, recipe, output, seconds=60.0, arguments=()):
 
 
 def row(engine="peft", backend="transformers"):
-    return Row("tiny", TINY, engine, backend)
+    return CheckRow("tiny", TINY, engine, backend)
 
 
 WITHOUT_WEIGHTS = """
@@ -51,7 +51,7 @@ folder.mkdir()
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """Return a function that writes a script in place of the recipe. No model is built and no package is missing."""
-    monkeypatch.setattr(Row, "missing_packages", [])
+    monkeypatch.setattr(CheckRow, "missing_packages", [])
     monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", WITHOUT_WEIGHTS)
 
     def make(script):
@@ -121,7 +121,7 @@ def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in, tmp_path):
 if "unsloth" not in sys.argv:
     print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
 """
-    rows, out = [row(), Row("other", TINY, "unsloth", "transformers")], tmp_path / "out"
+    rows, out = [row(), CheckRow("other", TINY, "unsloth", "transformers")], tmp_path / "out"
     results = run_rows(rows, stand_in(script + finishes()), out)
     assert [result["status"] for result in results] == ["failed", "ran"]
     assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
@@ -156,10 +156,10 @@ import signal, sys
 from pathlib import Path
 from lora_grpo.cli import run_command
 from lora_grpo.planning import gpu_check, random_model
-from lora_grpo.planning.gpu_check import Options, Row
+from lora_grpo.planning.gpu_check import Options, CheckRow
 random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
-Row.missing_packages = []
-rows = [Row("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
+CheckRow.missing_packages = []
+rows = [CheckRow("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
 options = Options(1.0, Path(sys.argv[2]))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
 sys.exit(run_command(lambda: print(gpu_check.run_rows(rows, options, Path(sys.argv[1]), {MACHINE}))))
@@ -240,6 +240,6 @@ def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     wide = {**TINY, **heads}  # which vLLM's CPU build takes
     # The one combination that no other test trains by.
-    [result] = run_rows([Row("tiny", wide, "unsloth", "vllm")], RECIPE, tmp_path / "out", 900, ON_CPU)
+    [result] = run_rows([CheckRow("tiny", wide, "unsloth", "vllm")], RECIPE, tmp_path / "out", 900, ON_CPU)
     assert (result["status"], result["reason"]) == ("ran", None)
     assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]
