@@ -101,7 +101,6 @@ def machine(tmp_path, monkeypatch):
     """Return a function that puts a stand-in nvidia-smi, alone, on the PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    hardware._query.cache_clear()
 
     def build(*mebibytes, script=None):
         lines = [
@@ -113,5 +112,4 @@ def machine(tmp_path, monkeypatch):
         tool.chmod(0o755)
         hardware._query.cache_clear()
 
-    yield build
-    hardware._query.cache_clear()
+    return build

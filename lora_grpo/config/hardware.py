@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,9 +36,12 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
     if visible in ("", "-1"):
         return [], "CUDA_VISIBLE_DEVICES hides every GPU"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return [], "nvidia-smi is not on the PATH"
     if refresh:
         _query.cache_clear()
-    output, failure = _query()
+    output, failure = _query(tool)
     listed: dict[tuple[str, str], Gpu] = {}
     for line in output.splitlines():
         index, uuid, name, total, free, *_ = [*line.split(", "), *[""] * 5]
@@ -59,14 +63,12 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 
 
 @functools.cache
-def _query() -> tuple[str, str]:
+def _query(tool: str) -> tuple[str, str]:
     """Return the output of nvidia-smi, and why it failed."""
     fields = "--query-gpu=index,uuid,name,memory.total,memory.free"
-    command = ["nvidia-smi", fields, "--format=csv,noheader,nounits"]
+    command = [tool, fields, "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
-    except FileNotFoundError:
-        return "", "nvidia-smi is not on the PATH"
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"nvidia-smi did not answer ({type(error).__name__})"
     if result.returncode != 0:
