@@ -19,7 +19,7 @@ from lora_grpo.flags import Flag, read_flags
 from lora_grpo.report import write_report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-WINDOW = {"width": 1280, "height": 1240}
+WINDOW = {"width": 1280, "height": 1500}
 """Window size in pixels, which shows the results and the first plots."""
 
 

@@ -74,8 +74,6 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
         # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
     first = next((model for model in models if model), None)
-    if first is None:
-        options.check_for_samples()
     if options.chat_template_kwargs and all(model is None or model.run for model in models):
         raise UserError(f"{chat.KWARGS_FLAG} is for models without a run; leave it out to use those of its training")
     settings = choose_settings(options, first.run if first else None)

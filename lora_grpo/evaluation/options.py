@@ -19,11 +19,6 @@ from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
-_OF_MODELS = (
-    *("backend", "bits", "base", "revision", "trust_remote_code"),
-    *("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot"),
-)
-
 
 @dataclass(frozen=True)
 class EvaluateOptions:
@@ -93,13 +88,6 @@ class EvaluateOptions:
                 "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
             )
         return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
-
-    def check_for_samples(self) -> None:
-        """Raise a UserError if a flag is set that does not apply to a file of samples."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in _OF_MODELS:
-            if getattr(self, name) != defaults[name]:
-                raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
 
 
 @dataclass(frozen=True)

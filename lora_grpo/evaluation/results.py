@@ -150,8 +150,7 @@ def copy_results(path: Path, request: Request, evaluations: Path) -> None:
             for name, entry in _read_state(folder).items():
                 if entry["request"] == request and (folder / name).is_file():
                     start(path, request, entry["environment"])
-                    with atomic.new_file(path) as temporary:
-                        shutil.copyfile(folder / name, temporary)
+                    shutil.copyfile(folder / name, path)  # if it is killed, the rest is sampled
                     print(f"{path}: copied from {folder / name}", file=sys.stderr)
                     return
 

@@ -22,8 +22,6 @@ from lora_grpo.tasks import Row, chat, grade_all
 
 _UNIT = 256
 """Number of completions between two writes. A killed evaluation repeats at most this many."""
-_STREAMED_UNIT = 64
-"""Number of completions between two writes for a sampler that streams completions."""
 
 _Index = str | int
 """The `sample_index` of a result: "greedy" or the number of the sample."""
@@ -171,7 +169,7 @@ def _graded(
         part: list[tuple[Row, _Index, SampledTokens]] = []
         for done, (place, samples) in enumerate(stream, start=1):
             part += [(unit.rows[place], index, sample) for index, sample in zip(unit.indices, samples, strict=True)]
-            if done == len(unit.rows) or (sampler.streams and len(part) >= _STREAMED_UNIT):
+            if done == len(unit.rows) or (sampler.streams and len(part) >= _UNIT):
                 verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
                 yield [sampled(task, *each, verdict) for each, verdict in zip(part, verdicts, strict=True)]
                 part = []

@@ -3,14 +3,14 @@
     write_report(Path("outputs/gsm8k_lora"))        # report/report.html, report.md and a PNG of each plot
 
     run folder ────┬─ facts ─────────── sentences and tables ──┬─► html ────► report.html
-                   └─ plots ── charts ─ SVG and PNG ───────────┴─► writing ─► report.md
+                   └─ plots ── charts ─ images ────────────────┴─► writing ─► report.md
 
 The page is a single file that makes no network requests. Model output is always shown as plain text.
 
 writing.py  the command and its output files; the Markdown for a pull request
 facts.py    summarizes a run in sentences and tables
 plots.py    selects the curves to plot
-charts.py   draws a plot as SVG and PNG
+charts.py   draws a plot as a PNG image
 html.py     renders the HTML page from the templates in page/, with all completions for its browser
 """
 

@@ -50,11 +50,10 @@ def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart
     data = json.dumps(texts, separators=(",", ":"), allow_nan=False)
     data = data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    groups = groupby(charts, lambda chart: chart.plot.group)
     return environment.get_template("report.html.jinja").render(
         run=run,
         page=evaluation,
-        groups=[(group, [(chart, Markup(chart.svg)) for chart in charts]) for group, charts in groups],
+        groups=[(group, [*charts]) for group, charts in groupby(charts, lambda chart: chart.plot.group)],
         ggufs=ggufs,
         shown=len(texts["rows"]),
         total=texts["total"],

@@ -65,7 +65,6 @@ def test_every_row_is_sampled_and_decoded_greedily(parts):
 def small_units(monkeypatch):
     """Use units of 6 completions: 6 greedy ones, or 2 rows x 3 samples."""
     monkeypatch.setattr(evaluate_module, "_UNIT", 6)
-    monkeypatch.setattr(evaluate_module, "_STREAMED_UNIT", 6)
 
 
 @pytest.mark.parametrize(("kept", "torn"), [(0, "{"), (6, ""), (7, '{"task_id": "starter/ev'), (20, "{"), (39, "")])

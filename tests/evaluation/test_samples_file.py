@@ -237,7 +237,6 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
     ("change", "message"),
     [
         ({"task": None}, "--task is missing"),
-        ({"temperature": 0.5}, "--temperature does not apply to "),
         ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
     page = visit(trained / "report" / "report.html")
     page.wait_for_function("document.querySelectorAll('#list li').length > 0")
     run = read_run(trained)
-    assert page.locator("figure svg").count() == len(plots_of(run, read_report(trained / "evaluation"))) > 10
+    assert page.locator("figure img").count() == len(plots_of(run, read_report(trained / "evaluation"))) > 10
     assert page.locator(".state").inner_text() == "Complete."
     lines, samples = run.completions, [*run.samples["base"], *run.samples["trained"]]
     assert shown(page) == len(lines) + len(samples) and len(samples) == 2 * 8 * 3
@@ -128,7 +128,7 @@ def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):
         page.keyboard.press("ArrowDown")
     assert page.locator(".state").inner_text() == f"Failed: {HOSTILE[1]}"
     assert page.evaluate("window.hacked") is None
-    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+    assert page.locator("script").count() == 2 and page.locator("img").count() == page.locator("figure").count()
 
 
 def test_no_script_but_its_own_can_run_in_the_page(tmp_path, browser):
@@ -154,9 +154,5 @@ def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit):
         page = visit(path, viewport={"width": 380, "height": 800}, color_scheme=scheme)
         page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
         assert page.evaluate("document.documentElement.scrollWidth") == 380
-        looks[scheme] = page.evaluate("""() => [
-            getComputedStyle(document.body).backgroundColor,
-            getComputedStyle(document.querySelector("figure svg text")).fill,
-            getComputedStyle(document.querySelector("figure svg path[style*=series-1]")).stroke,
-        ]""")
-    assert all(light != dark for light, dark in zip(looks["light"], looks["dark"], strict=True))
+        looks[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert looks["light"] != looks["dark"]

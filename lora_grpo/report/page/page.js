@@ -1,34 +1,5 @@
 "use strict";
 
-// The values at the pointer: the nearest point of each curve, next to a vertical line.
-for (const picture of document.querySelectorAll(".picture")) {
-  const svg = picture.querySelector("svg");
-  const data = JSON.parse(svg.dataset.curves);
-  const hair = document.createElement("div");
-  const reading = document.createElement("div");
-  hair.className = "hair";
-  reading.className = "reading";
-  const nearest = (xs, x) => xs.reduce((best, value, index) => (Math.abs(value - x) < Math.abs(xs[best] - x) ? index : best), 0);
-  picture.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    const [from, to] = data.span;
-    const share = ((event.clientX - box.left) / box.width - data.left) / (data.right - data.left);
-    const longest = data.curves.reduce((a, b) => (b.x.length > a.x.length ? b : a));
-    const x = longest.x[nearest(longest.x, from + Math.min(1, Math.max(0, share)) * (to - from))];
-    const index = data.left + ((x - from) / (to - from)) * (data.right - data.left);
-    hair.style.left = `${100 * index}%`;
-    reading.style.left = index < 0.55 ? `calc(${100 * index}% + 6px)` : "";
-    reading.style.right = index < 0.55 ? "" : `calc(${100 * (1 - index)}% + 6px)`;
-    const values = data.curves.map((curve) => {
-      const value = curve.y[nearest(curve.x, x)];
-      return `${data.curves.length > 1 ? curve.name + " " : ""}${value === null ? "–" : value}`;
-    });
-    reading.textContent = [`${data.unit.split(",")[0]} ${Math.round(10 * x) / 10}`, ...values].join("\n");
-    picture.append(hair, reading);
-  });
-  picture.addEventListener("pointerleave", () => { hair.remove(); reading.remove(); });
-}
-
 // A model may write anything: characters that are invisible or move other text are written out.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 function visible(text) {
