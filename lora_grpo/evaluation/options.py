@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.flags import Flag, flag
+from lora_grpo.flags import Flag
 from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
