@@ -17,7 +17,6 @@ files.py           gguf_report.json, the checks before a push, and one table of 
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor and converts it
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
-sentencepiece.py   scores and space prefix of SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
 
 Use `sampling.read_header` to read the metadata of a GGUF file.
@@ -27,13 +26,10 @@ from lora_grpo.gguf.cli import ExportOptions, export
 from lora_grpo.gguf.files import (
     ExportedFile,
     GgufSection,
-    MeasuredFile,
     check_exported,
     exported_files,
-    files_notes,
-    files_table,
+    gguf_section,
     gguf_sections,
-    measured_files,
     nats,
 )
 from lora_grpo.gguf.modelfile import HUB_FILES

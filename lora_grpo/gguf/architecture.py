@@ -5,7 +5,7 @@ A model that llama.cpp would compute differently from transformers raises an err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,31 +98,20 @@ def rope_factors(config: Any) -> Any:
     return (plain / scaled).numpy()
 
 
-def tensor_names(config: Any) -> Callable[[str], tuple[str | None, int | None]]:
-    """Return a function from a tensor's name to its name in the GGUF file, or None, and `Tensor.heads`."""
-    import gguf
-
-    architecture = ARCHITECTURES[config.architectures[0]]
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    rotated = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-
-    def find(name: str) -> tuple[str | None, int | None]:
-        heads = rotated.get(name.split(".")[-2]) if architecture == "llama" else None
-        return names.get_name(name, try_suffixes=(".weight", ".bias")), heads
-
-    return find
-
-
 def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) -> list[Tensor]:
     """Return the model's tensors with their names in the GGUF file.
 
     Raises:
         UserError: a tensor is missing, unknown, or quantized, or its shape does not match config.json.
     """
+    import gguf
+
     config = model.config
+    architecture = ARCHITECTURES[config.architectures[0]]
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    rotated = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    find = tensor_names(config)
     has_both = {HEAD, EMBEDDING} <= stored.keys()
     # A checkpoint may store a tied head. If its values differ, transformers does not tie it.
     skip_head = config.tie_word_embeddings and has_both and same_values(stored[HEAD], stored[EMBEDDING])
@@ -134,12 +123,13 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
             raise UserError(
                 f"{folder} holds quantized weights; merge into the 16-bit base first: {command('merge', 'RUN')}"
             )
-        gguf_name, heads = find(name)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None or name not in expected:
             raise UserError(f"{folder} holds {name}, which a {config.architectures[0]} does not have in llama.cpp")
         shape = expected.pop(name)
         if tensor.shape != shape:
             raise UserError(f"{folder}: {name} is {list(tensor.shape)}, and config.json implies {list(shape)}")
+        heads = rotated.get(name.split(".")[-2]) if architecture == "llama" else None
         tensors.append(Tensor(gguf_name, tensor, heads))
     if config.tie_word_embeddings:
         expected.pop(HEAD, None)

@@ -40,8 +40,7 @@ class ExportOptions:
     """Also write an Ollama Modelfile with the chat template, the system prompt and the stop tokens, and the files
     `template`, `system` and `params` that `ollama run hf.co/YOU/NAME` reads after a push."""
     output_dir: Annotated[Path | None, Flag("--output-dir", "--output")] = None
-    """Folder of the files, or one file whose name ends in .gguf; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for
-    a model outside a run."""
+    """Folder of the files; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
 
 
 def export(options: ExportOptions) -> None:
@@ -49,28 +48,21 @@ def export(options: ExportOptions) -> None:
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
-    kinds, target = list(dict.fromkeys(options.type)), options.output_dir
-    is_file = target is not None and target.suffix == ".gguf" and not target.is_dir()
-    if target is not None and target.is_file() and not is_file:
-        raise UserError(f"--output-dir {target} is a file; pass a folder, or a new file name that ends in .gguf")
-    if is_file and len(kinds) > 1:
-        raise UserError(f"--output-dir {target} is one file, and --type has {len(kinds)}; pass a folder")
     folder = merged_model(folder).resolve()
-    run = folder.parent if (folder.parent / "run.json").is_file() else None
-    outputs: dict[str, Path] = {kind: default_output(folder, run, kind) for kind in kinds}
-    name = outputs[kinds[0]].name.rsplit(".", 2)[0]
-    if target is not None:
-        outputs = {kind: target if is_file else target / path.name for kind, path in outputs.items()}
-    output = outputs[kinds[0]]
+    run, parent, name = folder.parent, folder.with_name(f"{folder.name}-gguf"), folder.name
+    if (run / "run.json").is_file():
+        is_best = source_adapter(folder).name == BEST
+        parent, name = (run / "best-gguf", f"{run.name}-best") if is_best else (run / "gguf", run.name)
+    parent = options.output_dir or parent
+    outputs: dict[str, Path] = {kind: parent / f"{name}.{kind.upper()}.gguf" for kind in options.type}
     above = folder.parents[:2]  # a checkpoint is two levels below its run
-    trained_by = next((parent for parent in above if (parent / "run.json").is_file()), None)
+    trained_by = next((each for each in above if (each / "run.json").is_file()), None)
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
-    with lock.holding(output.parent):
+    with lock.holding(parent):
         model, notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
-        report, copy = folder / REPORT, output.with_name(REPORT)
-        if report.is_file() and report != copy.resolve():  # a GGUF file does not record its source
-            with atomic.new_file(copy) as temporary:
-                shutil.copyfile(report, temporary)
+        if (folder / REPORT).is_file():  # a GGUF file does not record its source
+            with atomic.new_file(parent / REPORT) as temporary:
+                shutil.copyfile(folder / REPORT, temporary)
         files = measure_costs(model, outputs, trained_by)
     for note in notes:
         print(f"note: {note}")
@@ -78,19 +70,10 @@ def export(options: ExportOptions) -> None:
         file = files[path.name]
         cost = "" if file.kl is None else f", KL(model || file) {file.kl:.2g} nats per token"
         print(f"{path}  {disk.size(file.bytes)}{cost}")
+    output = next(iter(outputs.values()))
     if reason := files[output.name].not_measured:
         print(f"note: the KL divergence was not measured: {reason}")
     print(f"  llama-cli -m {shlex.quote(str(output))}")
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
-
-
-def default_output(folder: Path, run: Path | None, kind: str) -> Path:
-    """Return a path in the run's `gguf` or `best-gguf`, or in a folder next to a model that is not part of a run."""
-    if run is None:
-        folder = folder.resolve()
-        return folder.with_name(f"{folder.name}-gguf") / f"{folder.name}.{kind.upper()}.gguf"
-    run, is_best = run.resolve(), source_adapter(folder).name == BEST
-    parent, name = (run / "best-gguf", f"{run.name}-best") if is_best else (run / "gguf", run.name)
-    return parent / f"{name}.{kind.upper()}.gguf"

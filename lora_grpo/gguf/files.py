@@ -18,8 +18,6 @@ from lora_grpo.merging import read_report
 from lora_grpo.models import adapter_sha256, source_adapter
 
 REPORT = "gguf_report.json"
-Table = tuple[list[str], list[tuple[str, ...]]]
-"""Headings and rows."""
 _FOLDERS = {"gguf": "GGUF files", "best-gguf": "GGUF files of the best adapter"}
 
 
@@ -31,7 +29,7 @@ class ExportedFile(BaseModel):
     type: str
     bytes: int
     kl: float | None = None
-    """KL(model || file) in nats per token; None if it was not measured, or not yet when the export was killed."""
+    """KL(model || file) in nats per token; None if it was not measured."""
     tokens: int = 0
     of_run: bool = False
     """Whether the texts are completions of the run, or plain text."""
@@ -53,32 +51,18 @@ class _Report(BaseModel):
 
 
 @dataclass(frozen=True)
-class MeasuredFile:
-    """A GGUF file, with what the export and an evaluation measured of it."""
-
-    name: str
-    size: int
-    """In bytes."""
-    report: Report | None
-    """The evaluation of this file; None if it was not evaluated like the others."""
-    exported: ExportedFile | None = None
-    """What the export measured, if that is known."""
-
-    @property
-    def kl(self) -> float | None:
-        """Divergence from the model that the file was made from, in nats per token, if the export measured it."""
-        return self.exported.kl if self.exported else None
-
-
-@dataclass(frozen=True)
 class GgufSection:
-    """A table of the GGUF files that were made from one adapter of a run."""
+    """A table of the GGUF files of a folder, with what the export and evaluations measured of them."""
 
     heading: str
     title: str | None
     """Task, number of samples and sampling settings; None if no file was evaluated."""
-    table: Table
+    table: tuple[list[str], list[tuple[str, ...]]]
+    """Headings, and a row for each file: size, first score and divergence. Columns without any value are omitted."""
     notes: list[str]
+    """What the columns are, and what the type of each evaluated file costs."""
+    evaluations: dict[str, Report]
+    """Of the files, by name, the largest first."""
 
 
 def write_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
@@ -108,89 +92,63 @@ def check_exported(folder: Path) -> None:
     if not (folder / REPORT).is_file():
         return
     files, merge, adapter = exported_files(folder), read_report(folder), source_adapter(folder)
-    made_from, expected = "the last export", merge.identity.get("adapter_sha256") if merge else None
+    expected = (merge.identity.get("adapter_sha256"), merge.onto, merge.dtype) if merge else (None, None, None)
     if (folder.parent / "run.json").is_file() and adapter.is_dir():
-        made_from, expected = str(adapter), adapter_sha256(adapter)
-    unknown, other_adapter, other_merge = [], [], []
-    for name in sorted(path.name for path in folder.glob("*.gguf")):
-        file = files.get(name)
-        if file is None or (expected and not file.adapter_sha256):
-            unknown.append(name)
-        elif file.adapter_sha256 != expected:
-            other_adapter.append(name)
-        elif merge and (file.onto, file.dtype) != (merge.onto, merge.dtype):
-            other_merge.append(name)
-        elif file.kl is None and file.not_measured is None:
-            print(f"note: the export of {name} was interrupted; export it again for its KL divergence", file=sys.stderr)
-    problems = {
-        f"not in {REPORT} with this size and an adapter, so of unknown source": unknown,
-        f"made from another adapter than {made_from}": other_adapter,
-        f"made from another merge than the last export ({merge and merge.onto}, {merge and merge.dtype})": other_merge,
-    }
-    for problem, names in problems.items():
-        if names:
+        expected = adapter_sha256(adapter), *expected[1:]
+    for path in sorted(folder.glob("*.gguf")):
+        file = files.get(path.name)
+        if file is None or (file.adapter_sha256, file.onto, file.dtype) != expected:
             raise UserError(
-                f"{folder}: {', '.join(names)}: {problem}; run {command('export-gguf')} again, and move or delete what "
-                "it does not replace"
+                f"{path} was made from another adapter than {adapter}, or with other settings than the last export "
+                f"({REPORT}); run {command('export-gguf')} again, or move or delete the file"
             )
 
 
-def measured_files(paths: Sequence[Path], reports: Mapping[Path, Report]) -> tuple[MeasuredFile, ...]:
-    """Return the GGUF files of a folder, the largest first, with what was measured of them. Empty if nothing was.
+def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading: str = "") -> GgufSection | None:
+    """Describe the GGUF files of a folder; None if nothing was measured of them.
 
     Scores are comparable only within one protocol: that of the first file with an evaluation in `reports`, which has
     the evaluations of a run by their folders.
     """
+    paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))
     exported = exported_files(paths[0].parent) if paths else {}
-    evaluations = {report.evaluated.source.get("gguf_sha256"): report for report in reports.values()}
-    evaluations.pop(None, None)
-    files: list[MeasuredFile] = []
-    protocol = None
-    for path in sorted(paths, key=lambda path: (-path.stat().st_size, path.name)):
-        report = evaluations.get(atomic.sha256(path)) if evaluations else None
-        if report and protocol and report.protocol != protocol:
-            print(f"the evaluation of {path} has other settings than others; it is left out", file=sys.stderr)
-            report = None
-        elif report:
-            protocol = report.protocol
-        files.append(MeasuredFile(path.name, path.stat().st_size, report, exported.get(path.name)))
-    return tuple(files) if any(file.report or file.kl is not None for file in files) else ()
+    measured = {path.name: file for path in paths if (file := exported.get(path.name)) and file.kl is not None}
+    of_digest = {report.evaluated.source.get("gguf_sha256"): report for report in reports.values()}
+    of_digest.pop(None, None)
+    evaluations: dict[str, Report] = {}
+    for path in paths if of_digest else ():
+        if report := of_digest.get(atomic.sha256(path)):
+            if next(iter(evaluations.values()), report).protocol == report.protocol:
+                evaluations[path.name] = report
+            else:
+                print(f"the evaluation of {path} has other settings than others; it is left out", file=sys.stderr)
+    if not measured and not evaluations:
+        return None
 
-
-def files_table(files: Sequence[MeasuredFile]) -> Table:
-    """Return a row for each file: size, first score and divergence. Columns without any value are omitted."""
-    evaluated = next((file.report for file in files if file.report), None)
-    has_kl = any(file.kl is not None for file in files)
-    headings = ["file", "size", *([_metric(evaluated)] if evaluated else []), *(["KL"] if has_kl else [])]
-    rows = []
-    for file in files:
-        row = [file.name, disk.size(file.size)]
-        if evaluated:
-            row.append(_first_score(file.report) if file.report else "–")
-        if has_kl:
-            row.append("–" if file.kl is None else nats(file.kl))
-        rows.append(tuple(row))
-    return headings, rows
-
-
-def files_notes(files: Sequence[MeasuredFile]) -> list[str]:
-    """Return what the columns of the table are, in one line, and what the type of each evaluated file costs."""
-    columns = []
-    if first := next((file.report for file in files if file.report), None):
-        sampling = first.protocol.sampling
-        samples = ""
-        if sampling and sampling.temperature:
-            samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
-        solved = f"percent of {first.protocol.rows} problems solved{samples}, with 95% intervals"
-        columns.append(f"{_metric(first)}: {solved}")
-    for exported in [file.exported for file in files if file.exported and file.kl is not None][:1]:
-        texts = "completions of the run" if exported.of_run else "plain text"
-        moved = "how far the export moved the next-token probabilities, in nats per token"
-        columns.append(f"KL: {moved}, on {exported.tokens} tokens of {texts}")
-    if any("–" in row for row in files_table(files)[1]):
-        columns.append("–: not measured")
-    text = "; ".join(columns)
-    return [f"{text[:1].upper()}{text[1:]}.", *(file.report.cost for file in files if file.report and file.report.cost)]
+    columns, notes = {"file": [path.name for path in paths]}, []
+    columns["size"] = [disk.size(path.stat().st_size) for path in paths]
+    first = next(iter(evaluations.values()), None)
+    if first and (sampling := first.protocol.sampling):
+        metric = next(iter(first.evaluated.scores))
+        name = metric if sampling.temperature else f"greedy {metric}"
+        columns[name] = [
+            percent(report.evaluated.scores[metric], report.evaluated.intervals[metric]) if report else "–"
+            for report in map(evaluations.get, columns["file"])
+        ]
+        samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
+        how = samples if sampling.temperature else ""
+        notes.append(f"{name}: percent of {first.protocol.rows} problems solved{how}, with 95% intervals.")
+    if measured:
+        columns["KL"] = [nats(measured[name].kl) if name in measured else "–" for name in columns["file"]]
+        file = next(iter(measured.values()))
+        texts = "completions of the run" if file.of_run else "plain text"
+        notes.append(
+            f"KL: how far the export moved the next-token probabilities, in nats per token, on {file.tokens} tokens of "
+            f"{texts}."
+        )
+    notes += [report.cost for report in evaluations.values() if report.cost]
+    table = [*columns], [*zip(*columns.values(), strict=True)]
+    return GgufSection(heading, first.title if first else None, table, notes, evaluations)
 
 
 def gguf_sections(run: Path) -> list[GgufSection]:
@@ -201,23 +159,11 @@ def gguf_sections(run: Path) -> list[GgufSection]:
         exported = exported_files(folder)
         adapter = adapter_sha256(source_adapter(folder)) if exported else ""
         paths = [folder / name for name, file in exported.items() if file.adapter_sha256 == adapter]
-        if files := measured_files(paths, read_reports(run) if paths else {}):
-            title = next((file.report.title for file in files if file.report), None)
-            sections.append(GgufSection(heading, title, files_table(files), files_notes(files)))
+        if section := gguf_section(paths, read_reports(run) if paths else {}, heading):
+            sections.append(section)
     return sections
 
 
-def nats(value: float) -> str:
+def nats(value: float | None) -> str:
     """Return a divergence with two significant digits and without an exponent."""
     return f"{Decimal(f'{value:.2g}'):f}"
-
-
-def _metric(report: Report) -> str:
-    """Return the first score of a report, as the heading of a column."""
-    metric, sampling = next(iter(report.evaluated.scores)), report.protocol.sampling
-    return f"greedy {metric}" if sampling and not sampling.temperature else metric
-
-
-def _first_score(report: Report) -> str:
-    metric, score = next(iter(report.evaluated.scores.items()))
-    return percent(score, report.evaluated.intervals[metric])

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.gguf.sentencepiece import merge_scores, space_prefix
 from lora_grpo.tasks import chat
 
 QWEN2_WORDS = (
@@ -85,8 +85,6 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     model, added = spec["model"], {token["id"]: token for token in spec["added_tokens"]}
     if model["type"] != "BPE":
         raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
-    if len(model["vocab"]) < backend.get_vocab_size(with_added_tokens=False):
-        raise UserError("two tokens of the tokenizer have the same id; use an undamaged tokenizer.json")
     tokens = {token_id: text for text, token_id in model["vocab"].items()}
     tokens |= {token_id: token["content"] for token_id, token in added.items()}
     if max(tokens) >= vocab_size:
@@ -111,7 +109,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             "on; prompt it with plain text"
         )
     is_sentencepiece = bool(model["byte_fallback"])
-    add_space_prefix, spaces = space_prefix(spec, opening) if is_sentencepiece else (False, [])
+    add_space_prefix, spaces = _space_prefix(spec, opening) if is_sentencepiece else (False, [])
     merges = [tuple(merge) for merge in model["merges"]]
     special = {
         "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
@@ -126,7 +124,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         pre="default" if is_sentencepiece else _pre_tokenizer(spec),
         tokens=texts,
         types=types,
-        scores=merge_scores(texts, types, merges) if is_sentencepiece else None,
+        scores=_merge_scores(texts, types, merges) if is_sentencepiece else None,
         merges=None if is_sentencepiece else [" ".join(merge) for merge in merges],
         ids={kind: token_id for kind, token_id in special.items() if token_id is not None},
         add_bos=add_bos,
@@ -160,6 +158,68 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
             f"tokens; supported are {', '.join(PRE_TOKENIZERS.values())}"
         )
     return name
+
+
+def _space_prefix(spec: Mapping[str, Any], opening: str) -> tuple[bool, list[str]]:
+    """Return whether llama.cpp should add a space before text, and notes on texts that get other tokens.
+
+    Args:
+        spec: tokenizer.json.
+        opening: a rendered chat.
+
+    Raises:
+        UserError: tokenizer.json normalizes text differently from SentencePiece.
+    """
+    normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    if pre is None and normalizer is not None:
+        steps = normalizer.get("normalizers", [normalizer])
+        if steps in ([{"type": "Prepend", "prepend": "▁"}, spaces], [spaces]):
+            return len(steps) == 2, []
+    if normalizer is not None or pre is None or pre["type"] != "Metaspace" or pre["split"]:
+        raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")
+    if pre["prepend_scheme"] != "first":
+        return pre["prepend_scheme"] == "always", []
+    # transformers adds a space before the first text only, and llama.cpp also after every special token. The chat
+    # template decides, because a model that follows instructions is prompted through it.
+    if any(opening.startswith(token["content"]) for token in spec["added_tokens"]):
+        return False, [
+            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
+            "start plain text with a space. Chats have the same tokens"
+        ]
+    return True, [
+        "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts with "
+        "special tokens have other tokens"
+    ]
+
+
+def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:
+    """Return scores with which llama.cpp applies the merges in order. tokenizer.json has no scores.
+
+    SentencePiece joins any two pieces that form a token, highest score first. A list of merges may allow fewer joins.
+    All splits of a token must therefore be in the list and adjacent, as in any list made from a SentencePiece model.
+
+    Raises:
+        UserError: a split of a token is missing or not adjacent to the others.
+    """
+    from gguf import TokenType
+
+    merged = [left + right for left, right in merges]
+    splits = Counter(merged)
+    order = {token: rank for rank, token in enumerate(splits)}
+    is_grouped = merged == list(splits.elements())
+    # Some converters list special tokens as pieces. llama.cpp never merges text that contains one.
+    pieces = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
+    is_complete = all(
+        sum(token[:i] in pieces and token[i:] in pieces for i in range(1, len(token))) <= splits[token]
+        for token in pieces
+    )
+    if not (is_grouped and is_complete):
+        raise UserError("the tokenizer's merges are not those of a SentencePiece model; llama.cpp would merge others")
+    return [
+        0.0 if kind == TokenType.BYTE else -float(order.get(token, len(order)))
+        for token, kind in zip(tokens, types, strict=True)
+    ]
 
 
 def _types(

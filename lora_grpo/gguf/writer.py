@@ -6,7 +6,6 @@ import contextlib
 import math
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf import types as gguf_types
@@ -43,22 +42,6 @@ class SourceModel:
     """A `gguf.Metadata`."""
 
 
-@dataclass(frozen=True)
-class _File:
-    """One file to write, of one of `types.OWN_TYPES`."""
-
-    output: Path
-    writer: Any
-    """A `gguf.GGUFWriter`."""
-    types: dict[str, Any]
-    sizes: dict[str, int]
-    """The type of each tensor, and its size in bytes."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self.sizes.values())
-
-
 def write_gguf(
     folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
 ) -> tuple[SourceModel, list[str]]:
@@ -66,12 +49,12 @@ def write_gguf(
 
     Args:
         folder: a 16-bit or 32-bit model with its tokenizer.
-        outputs: the file of each type, one of `types.TypeName`, all in one folder. Existing files are replaced when all
-            new ones are complete.
+        outputs: the file of each type, one of `types.TypeName`, all in one folder. An existing file is replaced when
+            the new one is complete.
         modelfile: write an Ollama Modelfile next to each file, with the system prompt.
 
     Raises:
-        UserError: the model cannot be exported, or the disk does not have enough space. No file is written.
+        UserError: the model cannot be exported, or the disk does not have enough space.
         RunError: llama-quantize failed.
     """
     k_quants, quantizer = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES], shutil.which(QUANTIZE)
@@ -83,24 +66,21 @@ def write_gguf(
     kind, output = next(iter(outputs.items()))
     model = _read_model(folder, output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}"))
     output.parent.mkdir(parents=True, exist_ok=True)
-    files = [_file(path, kind, model) for kind, path in outputs.items() if kind in gguf_types.OWN_TYPES]
-    needed = sum(file.num_bytes + HEADER_BYTES for file in files)
+    files = {path: kind for kind, path in outputs.items() if kind not in k_quants}
     # llama-quantize reads a file that keeps every bit of the weights.
     lossless = output.with_name(f".{output.name}.16bit")
     if k_quants:
         dtypes = {tensor.source.dtype for tensor in model.tensors}
-        files.append(_file(lossless, dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32", model))
-        needed += files[-1].num_bytes + HEADER_BYTES + len(k_quants) * (files[-1].num_bytes // 2)
-    disk.check_free_space(output.parent, needed)
+        files[lossless] = dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
+    sizes = {path: sum(size for _, size in _types(model, kind).values()) for path, kind in files.items()}
+    quantized = len(k_quants) * (sizes.get(lossless, 0) // 2)
+    disk.check_free_space(output.parent, sum(sizes.values()) + quantized + len(outputs) * HEADER_BYTES)
     try:
-        # The files get their names together, when the last one is complete.
-        with contextlib.ExitStack() as new:
-            with contextlib.ExitStack() as temporary:
-                for file in files:
-                    (temporary if file.output == lossless else new).enter_context(_new_gguf(file))
-                _write_tensors(files, model)
-            for kind in k_quants:
-                _quantize(str(quantizer), lossless, new.enter_context(atomic.new_file(outputs[kind])), kind)
+        for path, kind in files.items():
+            _write(path, kind, model)
+        for kind in k_quants:
+            with atomic.new_file(outputs[kind]) as temporary:
+                _quantize(str(quantizer), lossless, temporary, kind)
     finally:
         lossless.unlink(missing_ok=True)
     notes = [*model.vocabulary.notes, *_notes(model, outputs)]
@@ -120,31 +100,34 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     tokenizer = base_model.load_tokenizer(settings)
     eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
-    try:
-        # From README.md and generation_config.json: license, base model, sampling settings.
-        card = gguf.Metadata.load(model_path=folder)
-    except Exception as error:  # damaged front matter raises many exception types
-        raise UserError(f"{folder / 'README.md'} cannot be read: {first_line(error)}") from error
+    # From README.md and generation_config.json: license, base model, sampling settings.
+    card = gguf.Metadata.load(model_path=folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
     return SourceModel(folder, network, tensors, tokenizer, vocabulary, card)
 
 
-def _file(output: Path, kind: str, model: SourceModel) -> _File:
-    """Return a file with its metadata."""
-    import gguf
-    import numpy as np
+def _types(model: SourceModel, file_type: str) -> dict[str, tuple[Any, int]]:
+    """Return the type of each tensor in a file of a type, one of `types.OWN_TYPES`, and its size in bytes."""
     from gguf.quants import quant_shape_to_byte_shape
 
-    config, tensors = model.network.config, model.tensors
-    shapes = {tensor.name: tensor.source.shape for tensor in tensors}
-    types = {name: gguf_types.tensor_type(kind, name, shape) for name, shape in shapes.items()}
-    sizes = {name: math.prod(quant_shape_to_byte_shape(shape, types[name])) for name, shape in shapes.items()}
+    types = {}
+    for tensor in model.tensors:
+        kind = gguf_types.tensor_type(file_type, tensor.name, tensor.source.shape)
+        types[tensor.name] = kind, math.prod(quant_shape_to_byte_shape(tensor.source.shape, kind))
+    return types
 
-    writer = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
+
+def _write(output: Path, file_type: str, model: SourceModel) -> None:
+    """Write a file of one of `types.OWN_TYPES`: its metadata, and then tensor by tensor."""
+    import gguf
+    import numpy as np
+
+    config, types = model.network.config, _types(model, file_type)
+    writer: Any = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
     model.card.set_gguf_meta_model(writer)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.add_hyperparameters(writer, config)
     model.vocabulary.add_to(writer)
@@ -152,43 +135,22 @@ def _file(output: Path, kind: str, model: SourceModel) -> _File:
     factors = architecture.rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for name, shape in shapes.items():
+    for tensor in model.tensors:
+        kind, size = types[tensor.name]
         # With a type given, this dtype only indicates that the shape counts weights, not bytes.
-        writer.add_tensor_info(name, shape, np.dtype("float32"), sizes[name], types[name])
-    return _File(output, writer, types, sizes)
+        writer.add_tensor_info(tensor.name, tensor.source.shape, np.dtype("float32"), size, kind)
 
-
-@contextlib.contextmanager
-def _new_gguf(file: _File) -> Iterator[None]:
-    """Write the metadata of a file; the block writes its tensors. The file is complete or absent."""
-    with atomic.new_file(file.output) as temporary:
-        try:
-            file.writer.write_header_to_file(temporary)
-            try:
-                file.writer.write_kv_data_to_file()
-            except (struct.error, ValueError, TypeError) as error:
-                where = "config.json or generation_config.json"
-                raise UserError(f"a number in {where} does not fit GGUF: {first_line(error)}; correct it") from error
-            file.writer.write_ti_data_to_file()
-            yield
-            file.writer.close()
-        finally:
-            with contextlib.suppress(OSError):  # the disk is still full, and an open file keeps its space
-                file.writer.close()
-
-
-def _write_tensors(files: Sequence[_File], model: SourceModel) -> None:
-    """Write the tensors to all files, one tensor after the other, while the system has its data in memory."""
-    factors = architecture.rope_factors(model.network.config)
-    progress = Progress(len(model.tensors), "GGUF")
+    progress = Progress(len(model.tensors), f"GGUF {file_type}")
     try:
-        if factors is not None:
-            for file in files:
-                file.writer.write_tensor_data(factors)
-        for done, tensor in enumerate(model.tensors, 1):
-            for file in files:
-                file.writer.write_tensor_data(_Stream(tensor, file.types[tensor.name], file.sizes[tensor.name]))
-            progress.show(done, tensor.name)
+        with atomic.new_file(output) as temporary, contextlib.closing(writer):
+            writer.write_header_to_file(temporary)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            if factors is not None:
+                writer.write_tensor_data(factors)
+            for done, tensor in enumerate(model.tensors, 1):
+                writer.write_tensor_data(_Stream(tensor, *types[tensor.name]))
+                progress.show(done, tensor.name)
     finally:
         progress.close()
 

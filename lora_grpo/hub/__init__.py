@@ -11,8 +11,7 @@ only results that were measured on these weights. Tokens and local paths are nev
 push.py           the command and the commit
 files.py          selects the files to upload and rejects unsafe ones
 token.py          finds the Hub token and keeps it secret
-facts.py          the base model, the run, the merge, and the evaluations of these weights
-base_license.py   the license of the base model, from its folder, the Hub cache or the Hub
+facts.py          the base model and its license, the run, the merge, and the evaluations of these weights
 card.py           renders README.md: front matter, and text from card.md.jinja
 """
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
-from lora_grpo.gguf import files_notes, files_table, nats
+from lora_grpo.gguf import nats
 from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat, system_prompt
@@ -65,14 +65,16 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
     chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
-    gguf, gguf_type = _shown_file(facts, [name for name in names if name.endswith(".gguf")])
+    # The commands run the smallest file that was evaluated, or else the first. Ollama chooses a file by its type.
+    # Source: https://huggingface.co/docs/hub/ollama
+    evaluated = facts.ggufs.evaluations if facts.ggufs else {}
+    gguf = next(reversed(evaluated), next((name for name in names if name.endswith(".gguf")), ""))
+    gguf_type = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
     values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
     settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     is_code = data.get("task") in CODE_TASKS
     text = environment.get_template("card.md.jinja").render(
         table=_table,
-        files_table=files_table,
-        files_notes=files_notes,
         facts=facts,
         base=facts.base,
         record=record,
@@ -90,7 +92,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         chat_variables=chat_variables,
         chat_variables_json=json.dumps(chat_variables),
         gguf=gguf,
-        gguf_type=gguf_type,
+        gguf_type=gguf_type and gguf_type[1].upper(),
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
@@ -103,8 +105,9 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
     tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
     dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
-    files = [(file.report, file.name) for file in facts.measured_files if file.report]
-    results = _results([*((each.report, "") for each in facts.evaluations if each.of_upload), *files])
+    ggufs = [(report, name) for name, report in facts.ggufs.evaluations.items()] if facts.ggufs else []
+    own = [(each.report, "") for each in facts.evaluations if each.of_upload]
+    results = _results([*own, *ggufs])
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
@@ -152,21 +155,6 @@ def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
                 ),
             )
     return [*results.values()] or None
-
-
-def _shown_file(facts: Facts, ggufs: Sequence[str]) -> tuple[str, str]:
-    """Return the GGUF file that the commands run, and its type if Ollama can choose the file by it.
-
-    The file is the smallest that was evaluated, or else the first. Source: https://huggingface.co/docs/hub/ollama
-    """
-
-    def type_of(name: str) -> str:
-        found = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", name, re.IGNORECASE | re.ASCII)
-        return found[1].upper() if found else ""
-
-    evaluated = [file.name for file in facts.measured_files if file.report]  # the largest first
-    shown = [*ggufs[:1], *evaluated][-1] if ggufs else ""
-    return shown, type_of(shown) if [*map(type_of, ggufs)].count(type_of(shown)) == 1 else ""
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

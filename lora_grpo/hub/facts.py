@@ -12,17 +12,20 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.commands import command
 from lora_grpo.config import STARTER
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import Report, read_reports
 from lora_grpo.files import json_files
-from lora_grpo.gguf import MeasuredFile, measured_files
-from lora_grpo.hub import base_license
+from lora_grpo.gguf import GgufSection, gguf_section
+from lora_grpo.hub import token
 from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256, model_files, source_adapter
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import TASK_NAMES, get_task
+
+_SECONDS = 10
+"""Time limit of the request for a license."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Example:
-    """A problem that training fixed. All texts are of a data set or a model, and must not be rendered."""
-
-    question: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class Facts:
     """All facts that a card may include; `kind` is one of `files.KINDS`."""
 
@@ -76,9 +70,12 @@ class Facts:
     evaluations: tuple[Evaluation, ...]
     plot: Path | None = None
     """The image of the training reward, or of the loss of SFT, in the run's report."""
-    example: Example | None = None
-    """The first problem that the run's own evaluation lists as fixed."""
-    measured_files: tuple[MeasuredFile, ...] = ()
+    example: Mapping[str, str] | None = None
+    """`question`, `before` and `after` of the first problem that the run's own evaluation lists as fixed.
+
+    All texts are of a data set or a model, and must not be rendered.
+    """
+    ggufs: GgufSection | None = None
     """The GGUF files, if anything was measured of them."""
 
 
@@ -92,8 +89,8 @@ def gather(folder: Path, kind: str) -> Facts:
     merge, source = read_merge_report(folder), source_adapter(folder) if run else folder
     adapter = json_files.read_object(source / ADAPTER_CONFIG) if (source / ADAPTER_CONFIG).is_file() else {}
     reports = read_reports(run) if run else {}
-    files = measured_files([*folder.glob("*.gguf")], reports) if kind == "gguf" else ()
-    if files or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
+    ggufs = gguf_section([*folder.glob("*.gguf")], reports) if kind == "gguf" else None
+    if ggufs or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
         reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
     evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
     is_best, own = run is not None and source.name == BEST, reports.get(run / "evaluation") if run else None
@@ -111,7 +108,7 @@ def gather(folder: Path, kind: str) -> Facts:
         evaluations=tuple(evaluations),
         plot=_plot(run, record) if run else None,
         example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
-        measured_files=files,
+        ggufs=ggufs,
     )
 
 
@@ -121,17 +118,21 @@ def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
     return path if path.is_file() and path.resolve().is_relative_to(run) else None
 
 
-def _example(run: Path, report: Report) -> Example | None:
+def _example(run: Path, report: Report) -> dict[str, str] | None:
     """Return a fixed problem of the run's own evaluation, with its first failed and its first passed answer."""
     is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
-    texts = []
-    for name, passed in (("rows.jsonl", None), ("base.samples.jsonl", False), ("trained.samples.jsonl", True)):
-        lines = [line for line in json_files.read_finished_lines(run / "evaluation" / name) if isinstance(line, dict)]
-        same = [line for line in lines if str(line.get("task_id")) == report.fixed[0].task_id]
-        texts += [line.get("question") or line.get("completion") for line in same if line.get("passed") == passed][:1]
-    return Example(*map(str, texts)) if len(texts) == 3 else None
+    texts: dict[str, str] = {}
+    for key, name, passed in (
+        ("question", "rows", None),
+        ("before", "base.samples", False),
+        ("after", "trained.samples", True),
+    ):
+        for line in json_files.read_finished_lines(run / "evaluation" / f"{name}.jsonl"):
+            if str(line.get("task_id")) == report.fixed[0].task_id and line.get("passed") == passed:
+                texts.setdefault(key, str(line.get("question") or line.get("completion")))
+    return texts if len(texts) == 3 else None
 
 
 def own_dataset(task: str | None, source: str | None) -> str | None:
@@ -154,16 +155,17 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     if not isinstance(name, str) or not name:
         return Base(None)
     if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
-        return Base(STARTER, fingerprint=fingerprint, license=base_license.of_folder(starter.model_path()))
+        return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    if model_files.is_folder_name(name) or (fingerprint and not revision) or not _is_hub_id(name):
-        path = Path(name).expanduser()
+    if model_files.is_folder_name(name) or (fingerprint and not revision) or not is_hub_id(name):
         shown = Path(name.replace("\\", "/")).name  # the name may be a Windows path
-        return Base(shown, fingerprint=fingerprint, license=base_license.of_folder(path), trust_remote_code=trusted)
-    return Base(name, name, revision, license=base_license.of_hub_model(name, revision), trust_remote_code=trusted)
+        license_entries = _license(Path(name).expanduser())
+        return Base(shown, fingerprint=fingerprint, license=license_entries, trust_remote_code=trusted)
+    return Base(name, name, revision, license=_license(name, revision), trust_remote_code=trusted)
 
 
-def _is_hub_id(name: str) -> bool:
+def is_hub_id(name: str) -> bool:
+    """Return whether a name may be that of a repository on the Hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -172,6 +174,36 @@ def _is_hub_id(name: str) -> bool:
     except HFValidationError:
         return False
     return name.isascii() and name.isprintable()
+
+
+def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
+    """Return the license entries of the model card in a folder or of a model on the Hub; {} if there are none.
+
+    The card on the Hub is read from the local cache or by one request. If that fails, the reason is a note on stderr.
+    """
+    from huggingface_hub import HfApi, ModelCard, get_token, try_to_load_from_cache
+
+    data: Any = None
+    try:
+        path = (
+            base / "README.md" if isinstance(base, Path) else try_to_load_from_cache(base, "README.md", None, revision)
+        )
+        if isinstance(path, (Path, str)):
+            data = ModelCard.load(path, ignore_metadata_errors=True).data
+        else:
+            data = HfApi().model_info(str(base), revision=revision, timeout=_SECONDS).card_data
+    except Exception as error:  # noqa: BLE001 - a card without a license is better than no push
+        if isinstance(base, str):
+            reason = token.scrub(first_line(error), get_token() or "")
+            print(f"note: the card has no license, because {base} was not read: {reason}", file=sys.stderr)
+    names = ("license", "license_name", "license_link")
+    found = {name: value for name in names if isinstance(value := getattr(data, name, None), str)}
+    # The Hub rejects other license ids, such as "Apache 2.0".
+    if not re.fullmatch(r"[a-z0-9.+-]+", found.get("license", "")):
+        return {}
+    if isinstance(base, str) and "://" not in found.get("license_link", "://"):  # a file in the base's repository
+        found["license_link"] = f"https://huggingface.co/{base}/blob/main/{found['license_link']}"
+    return found
 
 
 def _vllm_rank(adapter: Path) -> int | None:

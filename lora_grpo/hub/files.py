@@ -14,32 +14,25 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
 from lora_grpo.gguf import HUB_FILES
 from lora_grpo.hub import token
+from lora_grpo.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, model_files
 from lora_grpo.sampling import read_header
 
 CARD = "README.md"
 CARD_MARK = "<!-- This card was written by lora_grpo. -->"
 """The last line of a generated card. A README.md without it was written by the user."""
 KINDS = {
-    "adapter": "adapter_config.json and adapter_model.safetensors",
-    "merged": "config.json and .safetensors weights",
-    "gguf": ".gguf files",
+    "adapter": (ADAPTER_CONFIG, ADAPTER_WEIGHTS),
+    "merged": ("config.json", "*.safetensors"),
+    "gguf": ("*.gguf",),
 }
 """Map each kind of model that can be pushed, which is also its folder name in a run, to the files that identify it."""
-LOADED_BY = {"adapter": "adapter_config.json", "merged": "config.json"}
-"""The file that libraries use to load a repository."""
 
-_TOKENIZER = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja"),
-)
+_TOKENIZER = (*model_files.TOKENIZER_FILES, "vocab.txt", "*.jinja", "additional_chat_templates/*.jinja")
 _LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
 _UPLOADED: dict[str, tuple[str, ...]] = {
-    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER, *_LICENSE),
-    "merged": (
-        *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
-        *(*_TOKENIZER, *_LICENSE),
-    ),
-    "gguf": ("*.gguf", "Modelfile", "*.Modelfile", *HUB_FILES, *_LICENSE),
+    "adapter": (*KINDS["adapter"], *_TOKENIZER, *_LICENSE),
+    "merged": (*KINDS["merged"], "generation_config.json", "*.safetensors.index.json", *_TOKENIZER, *_LICENSE),
+    "gguf": (*KINDS["gguf"], "Modelfile", "*.Modelfile", *HUB_FILES, *_LICENSE),
 }
 _REPLACED: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_model*.safetensors",),
@@ -48,7 +41,7 @@ _REPLACED: dict[str, tuple[str, ...]] = {
 }
 """Files of an earlier push that could be mistaken for part of the new one."""
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
-_SETTINGS = ("adapter_config.json", "config.json", "generation_config.json", "tokenizer_config.json")
+_SETTINGS = (ADAPTER_CONFIG, "config.json", "generation_config.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -77,25 +70,17 @@ def find(source: str, kind: str | None) -> tuple[Path, str]:
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
         raise UserError(f"{source!r} is not a folder; give a run, or the folder of an adapter, a merged model or GGUFs")
-    fix = ""
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder /= kind
-        makers = {"adapter": "the recipe with --resume", "merged": command("merge"), "gguf": command("export-gguf")}
-        fix = f"; create it with {makers[kind]}"
-    actual = _kind_of(folder)
+    actual = next((each for each, files in KINDS.items() if all(any(folder.glob(file)) for file in files)), None)
     if actual is None or kind not in (None, actual):
-        expected = KINDS[kind] if kind else "a run, an adapter, a merged model or GGUF files"
-        raise UserError(f"{folder}: expected {expected}, got {KINDS[actual] if actual else 'none'}{fix}")
+        makers = {"adapter": "the recipe with --resume", "merged": command("merge"), "gguf": command("export-gguf")}
+        expected = "a run, an adapter, a merged model or GGUF files"
+        if kind:
+            expected = f"{' and '.join(KINDS[kind])}; create it with {makers[kind]}"
+        raise UserError(f"{folder}: expected {expected}")
     return folder, actual
-
-
-def _kind_of(folder: Path) -> str | None:
-    if (folder / "adapter_config.json").is_file():
-        return "adapter" if (folder / "adapter_model.safetensors").is_file() else None
-    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-        return "merged"
-    return "gguf" if any(folder.glob("*.gguf")) else None
 
 
 def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[UploadFile], list[str]]:
@@ -178,6 +163,6 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
     public = without_paths(settings)
     for key in ("_name_or_path", "name_or_path"):  # the path that the model was loaded from
         public.pop(key, None)
-    if path.name == "adapter_config.json" and base_name:
+    if path.name == ADAPTER_CONFIG and base_name:
         public["base_model_name_or_path"] = base_name
     return path if public == settings else (json.dumps(public, indent=2) + "\n").encode()

@@ -14,7 +14,7 @@ from lora_grpo.files import disk
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
-from lora_grpo.hub.files import CARD, CARD_MARK, LOADED_BY, UploadFile, collect, find, refuse_private_text, stale
+from lora_grpo.hub.files import CARD, CARD_MARK, KINDS, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
 from lora_grpo.models import BEST, choose_adapter
 
@@ -46,7 +46,8 @@ def push_to_hub(options: PushOptions) -> None:
         UserError: an argument, a file, or a permission is invalid. The repository is unchanged.
         RunError: the Hub or the connection failed. The repository is unchanged.
     """
-    check_repo_id(options.repository)
+    if not facts.is_hub_id(options.repository) or "/" not in options.repository:
+        raise UserError(f"{options.repository!r} is not a repository id; write YOU/NAME with your user name on the Hub")
     wanted = "adapter" if options.what == BEST else options.what
     folder, kind = find(choose_adapter(options.source, options.what), wanted)
     if kind == "gguf":
@@ -78,18 +79,6 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     return files, skipped
 
 
-def check_repo_id(repo_id: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UserError(f"{repo_id!r} is not a valid repository id: {' '.join(str(error).split())}") from None
-    if "/" not in repo_id:
-        raise UserError(f"{repo_id!r} has no owner; write YOU/{repo_id} with your user name on the Hub")
-
-
 def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:
     """Commit files to a repository on the Hub, creating it if needed, and return its URL.
 
@@ -101,11 +90,9 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         RunError: the Hub or the connection failed.
     """
     import httpx
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, is_offline_mode
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import disable_progress_bars
 
-    if is_offline_mode():
-        raise UserError("HF_HUB_OFFLINE is set, and a push needs the Hub; unset it")
     secret = token.find()
     token.hide_in_logs(secret)
     if not sys.stderr.isatty():
@@ -134,11 +121,9 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
         print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
     names = [sibling.rfilename for sibling in info.siblings or ()]
     # Loading a repository with both an adapter and a merged model would apply the adapter twice.
-    for other, name in LOADED_BY.items():
-        if kind in LOADED_BY and kind != other and name in names:
-            raise UserError(
-                f"{repo_id} already holds a model of kind '{other}' ({name}); push '{kind}' to a different repository"
-            )
+    other = {"adapter": "merged", "merged": "adapter"}.get(kind)
+    if other and KINDS[other][0] in names:
+        raise UserError(f"{repo_id} already holds a model of kind '{other}'; push '{kind}' to a different repository")
     if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
         raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
     return names

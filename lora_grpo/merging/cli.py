@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ from lora_grpo.models import (
     resolve,
     run_of,
 )
+
+_M_MMAP_THRESHOLD = -3
+"""glibc's mallopt: memory of more bytes goes back to the system when it is freed."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ def _finished_report(output: Path, options: MergeOptions, identity: Future[dict[
 def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Future[dict[str, str]]) -> MergeReport:
     assert target.adapter is not None
     folder = Path(target.base.name)
+    with contextlib.suppress(AttributeError):  # not glibc, which would keep the memory of many freed weights
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 8 << 20)
     base_model.silence_libraries()
     model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)

@@ -274,7 +274,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
         f"| trained-Q8_0.gguf | {shown} | 50.0 [40.0, 60.0] | – |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 [-3.8, 6.2] against merged" in text
-    assert "Greedy pass@1: percent of 200 problems" in text and "on 256 tokens of completions of the run" in text
+    assert "greedy pass@1: percent of 200 problems" in text and "on 256 tokens of completions of the run" in text
     (command,) = re.findall("^llama-cli .*", text, re.MULTILINE)
     assert shlex.split(command)[3:] == ["--hf-file", "trained-Q8_0.gguf", "-sys", "$SYSTEM"]
     assert "ollama run hf.co/me/trained:Q8_0\n" in text and "Not evaluated" not in text

@@ -109,6 +109,7 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
         "| mine.F16.gguf | 2.4 MB | 37.5",
         "| mine.Q4_0.gguf | 0.8 MB | 25.0",
         "| mine.Q8_0.gguf | 0.8 MB | – | 0.015 |",
+        f"- KL: {moved}, in nats per token, on 256 tokens of completions of the run.",
         "- q4_0 costs 12.5 points of pass@1",
         "| mine.Q5_0.gguf | 0.8 MB | 0.015 |",
         f"- KL: {moved}, in nats per token, on 256 tokens of completions of the run.",
