@@ -1,15 +1,9 @@
 """Parse `--rewards`: validate each spec without heavy imports, then load its function and guard its values.
 
 A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
-and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of:
-
-| NAME                                        | reward                                                |
-|---------------------------------------------|-------------------------------------------------------|
-| `correct_answer`, `xml_tag_count`, ...      | one of `functions.PLAIN_REWARDS`                      |
-| `near_length:200`, `near_length:50tokens`   | closeness to a length in characters or tokens         |
-| `longer_is_better`, `longer_is_better:2000` | length up to a cap (default: 1,000 characters)        |
-| `pattern:REGEX`                             | the regular expression matches; `=WEIGHT` is required |
-| `my_rewards.py:my_reward`                   | a function that a Python file defines or imports      |
+and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of
+`functions.PLAIN_REWARDS`, a length (`near_length:200`, `near_length:50tokens`, `longer_is_better`), `pattern:REGEX`
+(its weight is required), or a function that a Python file defines or imports (`my_rewards.py:my_reward`).
 """
 
 from __future__ import annotations

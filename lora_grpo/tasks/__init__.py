@@ -15,7 +15,6 @@ loading.py           the rows of a run: columns, disjoint splits, validation row
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
-final_statement.py   reads the answer of a text without a marker ("The answer is 18.")
 humaneval.py         functions to complete
 mbpp.py              short programs
 task_file.py         a user's task: one Python file

@@ -146,14 +146,10 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
     answers = {text: Subject({}, text, values[text]).answer.replace(",", "").casefold() for text in texts}
     subjects = []
     for row, gold in ((rows[index], golds[index] or "") for index in chosen):
-        others: dict[str, str] = {}  # by their answers
-        for text in texts:
-            same = text == gold or (answers[text] and answers[text] == answers.get(gold))
-            if not same and not _contains(_tokens(text), gold):
-                others.setdefault(answers[text] or text, text)
-        some = list(others.values())[:_NUM_OTHERS]
-        other_values = [text[slice(*span)] for text in some if (span := values[text])]
-        subjects.append(Subject(row, gold or None, values.get(gold), some, other_values))
+        others = [text for text in texts if answers[text] != answers.get(gold) and not _contains(_tokens(text), gold)]
+        others = others[:_NUM_OTHERS]
+        other_values = [text[slice(*span)] for text in others if (span := values[text])]
+        subjects.append(Subject(row, gold or None, values.get(gold), others, other_values))
     return subjects
 
 

@@ -30,10 +30,6 @@ from lora_grpo.tasks.loading import Data
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Task, get_task, is_task_file, task_title
 from lora_grpo.tasks.task_file import TaskFile
 
-_SLOW = 0.05
-"""Mean seconds of a call from which `check` is reported as slow."""
-
-
 QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call": 3.0, "seconds": 5.0}
 """The limits of the audit before a run."""
 
@@ -61,7 +57,6 @@ class Outcome(NamedTuple):
     """What a call returned."""
 
     passed: bool
-    seconds: float
     score: float = 0.0
     error: str | None = None
     """The exception, or what else went wrong. The call did not pass."""
@@ -158,13 +153,10 @@ def find(
     score = max((outcome.score for _, outcome in results.get(EMPTY.name, ()) if not outcome.passed), default=0.0)
     if score > 0:
         findings.notes.append(f"{EMPTY.name}: gets a score of up to {score:g}, which a model is rewarded for")
-    times = [outcome.seconds for made in results.values() for _, outcome in made]
-    if len(times) < len(calls):
+    if (num_made := sum(map(len, results.values()))) < len(calls):
         findings.notes.append(
-            f"{len(calls) - len(times)} of {len(calls)} completions were not checked, as time was short"
+            f"{len(calls) - num_made} of {len(calls)} completions were not checked, as time was short"
         )
-    if times and (mean := sum(times) / len(times)) > _SLOW:
-        findings.notes.append(f"check is slow: {mean:.2f} s per completion on average, {max(times):.2f} s at most")
     findings.size = f"{len(results.keys() - {GOLD.name})} attacks on {len(subjects)} of {num_rows} rows"
     return findings
 
@@ -213,7 +205,7 @@ def _run_calls(task: Task, calls: Sequence[Call], seconds: float, deadline: floa
             child.join()
             reader.close()
         if time.monotonic() < deadline:  # otherwise the deadline ended the call, which may not be slow
-            outcomes[index] = Outcome(False, seconds, error=error)
+            outcomes[index] = Outcome(False, error=error)
         ended = calls[index].attack.name
         waiting = [each for each in waiting if each > index and calls[each].attack.name != ended]
     return outcomes
@@ -225,15 +217,13 @@ def _serve(task: Task, calls: Sequence[Call], writer: Connection) -> None:
     for number in (1, 2):
         os.dup2(null, number)
     for attack, row, text in calls:
-        start = time.perf_counter()
         passed, score, error = False, 0.0, None
         try:
             verdict = task.check(text, row)
             passed, score = verdict.passed, verdict.value
         except Exception as failure:  # noqa: BLE001 - an exception is a finding
             error = first_line(failure).split("; row ")[0]
-        seconds = time.perf_counter() - start
         if attack is CODE:
             passed, error = MARKER.exists(), None
             MARKER.unlink(missing_ok=True)
-        writer.send(Outcome(passed, seconds, score, error))
+        writer.send(Outcome(passed, score, error))

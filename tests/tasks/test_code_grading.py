@@ -1,8 +1,7 @@
 import pytest
 
 from lora_grpo import sandbox
-from lora_grpo.errors import UserError
-from lora_grpo.tasks.code_grading import check, check_many
+from lora_grpo.tasks.code_grading import check_many
 
 ROW = {"id": "t/0", "entry_point": "f", "test": "assert f(1) == 2\nassert f(2) == 4\n", "prelude": "", "answer": ""}
 
@@ -62,11 +61,3 @@ def test_the_program_says_what_the_sandbox_needs(ran):
     check_many(["    return 2 * x"], [{**ROW, "prelude": prefix, "completion_prefix": prefix}])
     ((program,),) = ran
     assert program == sandbox.Program(f"{prefix}    return 2 * x\n", ROW["test"], ("f",), prefix, name="t/0")
-
-
-@pytest.mark.parametrize("missing", ["test", "entry_point"])
-@pytest.mark.parametrize("row", [ROW, dict.fromkeys(ROW)])
-def test_a_row_of_another_task_is_refused(ran, missing, row):
-    row = {key: value for key, value in row.items() if key != missing} | {"id": "gsm8k/test/1"}
-    with pytest.raises(UserError, match=r"row gsm8k/test/1 has no unit tests.*humaneval, mbpp, starter-code"):
-        check(RIGHT, row)
