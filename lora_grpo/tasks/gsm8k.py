@@ -6,8 +6,8 @@ wrong format fails a strict rule, and a lucky last number passes a loose one.
 - `strict`: the completion follows the row's `prompt_style`, and its answer is a bare number with the correct value.
 - `flexible`: flexible-extract of lm-evaluation-harness. The last number in the text is equal as a string.
 - `robust`: the last answer marker (`#### `, `\\boxed{}`, or `<answer>`) has exactly one number, with the correct value.
-  Without a marker, the final statement ("The answer is 18.") counts. This rule sets
-  `Verdict.passed`, and `Verdict.read_from` says which of the two it read: `marker` or `statement`.
+  Without a marker, the final statement ("The answer is 18.") counts. This rule sets `Verdict.passed`, and
+  `Verdict.read_from` says which of the two it read: `marker` or `statement`.
 
 Numbers, in both:
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import datetime
-import decimal
 import io
 import json
 import random
@@ -112,7 +110,7 @@ def _read_parquet(path: Path) -> list[tuple[str, Row]]:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
     if not rows:
         raise UserError(f"{path}: no rows; expected a Parquet file with at least one row")
-    return [(f"{path} row {i}", _plain(record, f"{path} row {i}")) for i, record in enumerate(rows)]
+    return [(f"{path} row {i}", _plain(record)) for i, record in enumerate(rows)]
 
 
 def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str) -> Row:
@@ -130,15 +128,9 @@ def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], wh
     return {**kept, **{name: record[column] for name, column in columns.items()}}
 
 
-def _plain(record: Row, where: str) -> Row:
-    """Return a record whose dates and decimal numbers are strings, as rows are written as JSON."""
-
-    def as_text(value: Any) -> str:
-        if isinstance(value, (datetime.date, datetime.time, decimal.Decimal)):
-            return str(value)
-        raise UserError(f"{where}: a column holds {type(value).__name__}; expected text, numbers or lists: remove it")
-
-    return json.loads(json.dumps(record, default=as_text))
+def _plain(record: Row) -> Row:
+    """Return a record with text in place of dates and decimal numbers, as rows are written as JSON."""
+    return json.loads(json.dumps(record, default=lambda value: f"{value!s:.200}"))
 
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
@@ -159,8 +151,7 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
         ) from error
     if not len(records):
         raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local file")
-    named = ((f"{source} ({split}) row {i}", record) for i, record in enumerate(records))
-    return [(where, _plain(record, where)) for where, record in named]
+    return [(f"{source} ({split}) row {index}", _plain(record)) for index, record in enumerate(records)]
 
 
 def texts(record: Row, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
