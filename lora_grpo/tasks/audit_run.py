@@ -128,8 +128,8 @@ def find(
     # The calls, then the same again in reverse order, except for the long texts, which are last and slow.
     again = [call for call in calls if call.attack is not LONG]
     outcomes = _run_calls(task, [*calls, *again[::-1]], seconds_per_call, time.monotonic() + seconds)
-    pairs = zip(again, outcomes, outcomes[: len(calls) - 1 : -1], strict=False)
-    changed = [call for call, first, second in pairs if first and second and first.passed != second.passed]
+    repeats = zip(again[::-1], outcomes[: len(again)][::-1], outcomes[len(calls) :], strict=False)
+    changed = [call for call, first, second in repeats if first.passed != second.passed]
     if changed and REPEAT not in ignored:
         findings.problems[REPEAT] = (
             f"{REPEAT}: another verdict for the same completion on {len(changed)} of {len(calls)} completions, such as "
@@ -138,8 +138,7 @@ def find(
         )
     results: dict[str, list[tuple[Call, Outcome]]] = {}
     for call, outcome in zip(calls, outcomes, strict=False):
-        if outcome:
-            results.setdefault(call.attack.name, []).append((call, outcome))
+        results.setdefault(call.attack.name, []).append((call, outcome))
     for attack_name, made in results.items():
         failed = [each for each in made if each[1].error]
         failed = failed or [(call, outcome) for call, outcome in made if outcome.passed != call.attack.passes]
@@ -153,10 +152,8 @@ def find(
     score = max((outcome.score for _, outcome in results.get(EMPTY.name, ()) if not outcome.passed), default=0.0)
     if score > 0:
         findings.notes.append(f"{EMPTY.name}: gets a score of up to {score:g}, which a model is rewarded for")
-    if (num_made := sum(map(len, results.values()))) < len(calls):
-        findings.notes.append(
-            f"{len(calls) - num_made} of {len(calls)} completions were not checked, as time was short"
-        )
+    if len(outcomes) < len(calls):
+        findings.notes.append(f"{len(calls) - len(outcomes)} of {len(calls)} completions were not checked")
     findings.size = f"{len(results.keys() - {GOLD.name})} attacks on {len(subjects)} of {num_rows} rows"
     return findings
 
@@ -170,44 +167,37 @@ def _shorten(text: str) -> str:
     return repr(text) if len(text) <= 160 else f"{text[:160]!r}... ({len(text):,} characters)"
 
 
-def _run_calls(task: Task, calls: Sequence[Call], seconds: float, deadline: float) -> list[Outcome | None]:
-    """Check the completions in order, each within a time limit, in a child process that can be killed.
+def _run_calls(task: Task, calls: Sequence[Call], seconds: float, deadline: float) -> list[Outcome]:
+    """Check the completions in order, in a child process that is killed at the first call that takes too long.
 
     Args:
         deadline: value of `time.monotonic` at which to stop.
 
     Returns:
-        An outcome per call; None for calls that were not made, because the deadline has passed or an earlier call of
-        the same attack ended the child process.
+        The outcomes of the calls that were made.
     """
-    outcomes: list[Outcome | None] = [None] * len(calls)
-    waiting = list(range(len(calls)))
+    outcomes: list[Outcome] = []
     context = multiprocessing.get_context("fork")
-    while waiting and time.monotonic() < deadline:
-        reader, writer = context.Pipe(duplex=False)
-        child = context.Process(target=_serve, args=(task, [calls[index] for index in waiting], writer), daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if there are threads
-            child.start()
-        writer.close()
-        error = f"check took more than {seconds:g} s"
-        try:
-            for index in waiting:
-                if not reader.poll(max(0, min(seconds, deadline - time.monotonic()))):
-                    break
-                outcomes[index] = reader.recv()
-            else:
-                return outcomes
-        except EOFError:
-            error = "check ended the process"
-        finally:
-            child.kill()
-            child.join()
-            reader.close()
-        if time.monotonic() < deadline:  # otherwise the deadline ended the call, which may not be slow
-            outcomes[index] = Outcome(False, error=error)
-        ended = calls[index].attack.name
-        waiting = [each for each in waiting if each > index and calls[each].attack.name != ended]
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_serve, args=(task, calls, writer), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if there are threads
+        child.start()
+    writer.close()
+    try:
+        while len(outcomes) < len(calls):
+            left = deadline - time.monotonic()
+            if not reader.poll(max(0, min(seconds, left))):
+                if seconds < left:  # otherwise the deadline ended the call, which may not be slow
+                    outcomes.append(Outcome(False, error=f"check took more than {seconds:g} s"))
+                break
+            outcomes.append(reader.recv())
+    except EOFError:
+        outcomes.append(Outcome(False, error="check ended the process"))
+    finally:
+        child.kill()
+        child.join()
+        reader.close()
     return outcomes
 
 
