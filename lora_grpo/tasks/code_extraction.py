@@ -7,7 +7,7 @@
   but does not define are taken from earlier blocks.
 - Text without fences starts at its first line of code and ends where it is no longer Python.
 - A block or text with only a function body is placed under the prompt's signature.
-- The prompt's imports and helper functions come first, even if the model does not repeat them.
+- The prompt comes first, with its imports and helper functions, even if the model repeats them.
 - Demonstrations are dropped: statements that call the entry point, print, assert or read input, unless a definition
   needs what they bind or change.
 - Code that does not define the entry point is returned as it is, and the sandbox rejects it.
@@ -82,7 +82,7 @@ def extract_program(completion: str, entry_point: str, prefix: str = "") -> str 
         if program is not None:
             return program
     written = [source for source in sources if source.strip()]
-    return context(prefix, entry_point) + written[-1] if written else None
+    return _after(prefix, written[-1]) if written else None
 
 
 def _answer(completion: str) -> str:
@@ -150,8 +150,8 @@ def defines(code: Code, name: str) -> bool:
 def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
     """Assemble the program from code that defines the entry point, without demonstrations.
 
-    The imports and helper functions of the prompt, `prefix`, come first, then definitions from `earlier` sources of
-    names that the code uses but does not define.
+    The prompt, `prefix`, comes first, then definitions from `earlier` sources of names that the code uses but does not
+    define.
     """
     start = parse_start(prefix, attempts=1)
     known = {*dir(builtins)}.union(*(bound_names(node) for node in (start.body if start else ())))
@@ -162,18 +162,16 @@ def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[s
         part = parse_start(text) if missing else None
         if part and not missing.isdisjoint(set().union(*map(bound_names, part.body))):
             parts.insert(0, _without_demonstrations(part, entry_point, missing))
-    # Future imports must be the first statements of a program.
-    future = "".join(f"{ast.unparse(node)}\n" for part in parts for node in part.body if _is_future(node))
-    return future + context(prefix, entry_point) + "\n\n".join(part.text.strip("\n") for part in parts) + "\n"
+    text = "\n\n".join(part.text.strip("\n") for part in parts) + "\n"
+    if prefix:
+        return _after(prefix, text)
+    # Future imports must be the first statements of a program, so they are left out after a prompt.
+    return "".join(f"{ast.unparse(node)}\n" for part in parts for node in part.body if _is_future(node)) + text
 
 
-def context(prefix: str, entry_point: str) -> str:
-    """Return the prompt's imports and helper functions, without the entry point."""
-    code = parse_start(prefix, attempts=1)
-    function = code and _function(code, entry_point)
-    if not code or not function or len(code.body) == 1:
-        return ""
-    return _without(code, [function]).text.strip("\n") + "\n\n\n"
+def _after(prefix: str, text: str) -> str:
+    """Place a program after the prompt, as in the official HumanEval harness."""
+    return text if text.startswith(prefix) else f"{prefix}\n{text}"
 
 
 def under_signature(body: str, entry_point: str, prefix: str) -> str | None:

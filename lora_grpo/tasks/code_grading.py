@@ -11,7 +11,6 @@ In addition to the common columns, rows of code tasks have:
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,8 +21,6 @@ from lora_grpo.tasks.chat import write_completion
 from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import Row, Verdict
 
-_FUTURE_IMPORTS = re.compile(r"(?:from __future__ import .*\n)*")
-
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade one completion. For several, `check_many` is faster."""
@@ -32,7 +29,10 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
 
 def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Grade B completions against the tests of their B rows in one call to the sandbox."""
-    programs = [_extract(completion, row) for completion, row in zip(completions, rows, strict=True)]
+    programs = [
+        extract_program(completion, row["entry_point"], row.get("completion_prefix") or "")
+        for completion, row in zip(completions, rows, strict=True)
+    ]
     return [
         Verdict(
             verdict.passed,
@@ -101,13 +101,3 @@ def gold(row: Mapping[str, Any]) -> str:
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"
     return program if style == "code" else write_completion("The function is below.", program, style)
-
-
-def _extract(completion: str, row: Mapping[str, Any]) -> str | None:
-    """Return the program of a completion, placed after the row's prompt as in the official HumanEval harness."""
-    prefix = row.get("completion_prefix") or ""
-    program = extract_program(completion, row["entry_point"], prefix)
-    if program is None or program.startswith(prefix):
-        return program
-    # Future imports, which come first, are invalid after the prompt.
-    return f"{prefix}\n{_FUTURE_IMPORTS.sub('', program, count=1)}"
