@@ -14,15 +14,13 @@ options.py       the flags of the command; a run's settings are the defaults
 samples_file.py  grades a file of completions from another tool
 run.py           samples and grades rows, with one or several processes; the evaluation of a run
 results.py       the files of an evaluation: results.jsonl, and evaluation.json with model, data and settings
-measurement.py   metrics of one model
-comparison.py    compares two models on the same tasks: paired tests, changed tasks, the gain from the answer format
+measurement.py   metrics of one model; compares two: paired tests, changed tasks, the gain from the answer format
 pass_at_k.py     pass@k, confidence intervals and paired tests, with references
 report.py        the schema of report.json; makes, reads, writes and prints reports
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report
-from lora_grpo.evaluation.comparison import FORMAT_NOTE, percent
-from lora_grpo.evaluation.measurement import UNPARSED
+from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, percent
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, read_report, read_reports

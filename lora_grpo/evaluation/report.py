@@ -13,17 +13,19 @@ from pydantic import Field
 from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.comparison import (
+from lora_grpo.evaluation.measurement import (
     FORMAT_NOTE,
     Comparison,
+    Measurement,
     Part,
+    Schema,
     TaskChange,
     compare,
+    measure,
     percent,
     split_gain,
     task_changes,
 )
-from lora_grpo.evaluation.measurement import Measurement, Schema, measure
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown_table, printable
 from lora_grpo.sampling import SamplingParams

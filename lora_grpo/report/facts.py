@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from typing import Any
 
@@ -108,11 +107,5 @@ def command(run: RunFiles) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value as text."""
-    if isinstance(value, str):
-        return re.sub(r"^([0-9a-f]{16})[0-9a-f]{16,}", r"\1…", value)  # a fingerprint; run.json has the full value
-    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-        return ", ".join(value) or "none"
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    return json.dumps(value, ensure_ascii=False)
+    """Return a setting's value as text: a string as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
 import pytest
 from helpers.graded_samples import samples
 
-from lora_grpo.evaluation.comparison import compare, task_changes
+from lora_grpo.evaluation.measurement import compare, task_changes
 
 
 def rows_of(before, after, k=()):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lora_grpo.evaluation.comparison import split_gain
+from lora_grpo.evaluation.measurement import split_gain
 from lora_grpo.evaluation.results import sampled
 from lora_grpo.sampling import SampledTokens
 from lora_grpo.tasks import chat, gsm8k

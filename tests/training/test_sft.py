@@ -123,7 +123,7 @@ def test_the_report_is_of_sft(trained):
     page = write_report(run.folder)
     text, markdown = page.read_text(), page.with_suffix(".md").read_text()
     assert "supervised fine-tuning on gold solutions (TRL&#39;s SFTTrainer)" in text
-    for title in ("Loss on gold solutions", "Token accuracy", "Gradient norm", "Learning rate"):
+    for title in ("Loss on gold solutions", "Token accuracy", "Gradient norm"):
         assert title in text
     assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
     assert "## Loss" in markdown and "token accuracy" in markdown and "## Reward" not in markdown
