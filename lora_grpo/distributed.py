@@ -20,12 +20,6 @@ from lora_grpo.errors import UserError
 
 T = TypeVar("T")
 
-_STEP_TIMEOUT = timedelta(minutes=30)
-"""Timeout of the gradient all-reduce; transformers' default."""
-_WAIT_TIMEOUT = timedelta(days=30)
-"""Timeout of waiting for other ranks outside a step, for example in an evaluation."""
-_HOLD_SECONDS = 3.0
-"""A rank waits this long before it prints its error, so that rank 0 can print the same error first."""
 _ERROR = "lora_grpo/error"
 _group: list[Any] = []  # the gloo process group for waiting, once `join` was called
 
@@ -46,7 +40,7 @@ def join() -> None:
     """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded.
 
     Raises:
-        UserError: there are fewer GPUs than ranks on this machine, or the processes were started without a launcher.
+        UserError: there are fewer GPUs than ranks on this machine.
     """
     if world_size() == 1 or _group:
         return
@@ -54,21 +48,17 @@ def join() -> None:
     from accelerate import PartialState
 
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if "RANK" not in os.environ or 0 < gpus < here:
-        got = f"RANK {os.environ.get('RANK', 'is not set')}, and {gpus} GPUs for {here} processes"
-        raise UserError(
-            f"WORLD_SIZE is {world_size()} and {got}; start one process per GPU with torchrun --nproc-per-node, or "
-            "unset WORLD_SIZE"
-        )
+    if 0 < gpus < here:
+        raise UserError(f"{here} processes were started and {gpus} GPUs are here; pass --nproc-per-node {gpus}")
     if not gpus:
         # accelerate 1.15 names the device of a rank `cpu:0`, but torch.load (2.13) cannot load an optimizer to `cpu:0`.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     # The Trainer uses Accelerate's state, which sets the device of this rank and initializes NCCL, or gloo on a CPU.
     # Python signal handlers do not run while torch's C++ code connects, so use the default handler. No files exist yet.
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    PartialState(cpu=not gpus, timeout=_STEP_TIMEOUT)
-    # Always wait with gloo: waiting with NCCL keeps the GPU busy and times out.
-    _group.append(torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT))
+    PartialState(cpu=not gpus, timeout=timedelta(minutes=30))  # of a gradient all-reduce; transformers' default
+    # Wait outside a step, such as in an evaluation, with gloo: waiting with NCCL keeps the GPU busy and times out.
+    _group.append(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30)))
     signal.signal(signal.SIGTERM, handler)
 
 
@@ -119,11 +109,14 @@ def silence_other_processes() -> Iterator[None]:
     if world_size() > 1:
         # DDP's reducer warns about a setting in `grpo_arguments` on every rank. torch reads this variable on import.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with contextlib.ExitStack() as stack:
-        if not is_main():
-            null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stdout(null))
-            stack.enter_context(contextlib.redirect_stderr(null))
+    if is_main():
+        yield
+        return
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as null,
+        contextlib.redirect_stdout(null),
+        contextlib.redirect_stderr(null),
+    ):
         yield
 
 
@@ -147,7 +140,7 @@ def wait_for_main_error() -> None:
     """Wait on ranks other than 0 before they print an error. If rank 0 fails too, its launcher ends this rank here."""
     if not is_main():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(_HOLD_SECONDS)
+        time.sleep(3)
 
 
 def _store() -> Any:

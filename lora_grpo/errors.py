@@ -10,22 +10,10 @@ class UserError(Exception):
     exit_code = 2
 
 
-class ModelError(UserError):
-    """A model's files cannot be downloaded or read. Another engine would fail as well."""
-
-
 class RunError(Exception):
     """The run itself failed after it started. The message is one line: what, got, expected, and the fix."""
 
     exit_code = 1
-
-
-class EngineFailed(RunError):
-    """An engine that `auto` chose cannot be imported or started; `arguments` choose another one."""
-
-    def __init__(self, problem: str, arguments: tuple[str, ...]) -> None:
-        super().__init__(f"{problem}; pass {' '.join(arguments)}")
-        self.problem, self.arguments = problem, arguments
 
 
 class Interrupted(BaseException):

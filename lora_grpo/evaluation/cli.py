@@ -22,7 +22,7 @@ from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
-from lora_grpo.sampling import GgufModel, Sampler, build, find_program, load_sampler, read_gguf
+from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build, read_gguf
 from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, load_evaluation_rows, start_sandbox
 
 
@@ -66,7 +66,6 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
             models.append(models[0].without_adapter())
         elif path.suffix.lower() == ".gguf":
             models.append(read_gguf(path))
-            find_program(path)  # refused now, before anything is loaded, if llama.cpp is missing
         elif path.is_file() or path.name.endswith((".jsonl", ".json", ".gz")):
             models.append(None)
         else:
@@ -80,7 +79,7 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
     if first:
         start_sandbox(settings.data, options.sandbox)
         data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)
-        loader = Loader(build.choose_backend(options.backend), settings, is_auto=options.backend == "auto")
+        loader = Loader(build.choose_backend(options.backend), settings)
     labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
     labels = labels if len(set(labels)) == len(labels) else names
     targets = [
@@ -108,8 +107,8 @@ def _default_folder(name: str, target: ModelSamples | SampleFile) -> Path:
 class Loader:
     """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
 
-    def __init__(self, backend: str, settings: EvaluationSettings, *, is_auto: bool = False) -> None:
-        self.backend, self.settings, self._is_auto = backend, settings, is_auto
+    def __init__(self, backend: str, settings: EvaluationSettings) -> None:
+        self.backend, self.settings = backend, settings
         self._model: ModelSpec | GgufModel | None = None
         self._sampler: Sampler | None = None
 
@@ -121,7 +120,7 @@ class Loader:
             sampler.close()  # its memory is free before the next model is loaded
             sampler = None
         if isinstance(model, GgufModel):
-            file_sampler = load_sampler(model, rows, max_tokens)
+            file_sampler = GgufSampler(model, rows, max_tokens)
             tokenizer = file_sampler.tokenizer
         else:
             tokenizer = build.load_tokenizer(model)
@@ -131,9 +130,7 @@ class Loader:
         if isinstance(model, GgufModel):
             sampler, described = file_sampler, file_sampler.describe()
         else:
-            sampler = sampler or build.load_sampler(
-                model, self.backend, tokenizer, tokens, settings.seed, is_auto=self._is_auto
-            )
+            sampler = sampler or build.load_sampler(model, self.backend, tokenizer, tokens, settings.seed)
             described = build.describe(model, self.backend, sampler)
         self._model, self._sampler = model, sampler
         prompts = [chat.render_row(tokenizer, row) for row in rows]

@@ -6,17 +6,15 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 model_files.py    locates a model's files: local folders, the Hub cache, and files still to be downloaded
-base_model.py     sets up torch, and loads the base model and its tokenizer
+base_model.py     sets up torch, loads the base model and its tokenizer; one-line errors of engines that do not start
 adapter.py        the only reader of adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
 policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
-engines.py        imports optional packages and starts engines, with one-line errors
-shape.py          the dimensions of a transformer, read from its config.json
-known_models.py   the dimensions of the models in the presets, for plans without a network
+shape.py          the dimensions of a transformer, read from its config.json, or from known_models.json
 memory.py         estimates the memory of each part of a GRPO step from the shape
 """
 
-from lora_grpo.models import base_model, engines, memory, model_files
+from lora_grpo.models import base_model, memory, model_files
 from lora_grpo.models.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -28,11 +26,10 @@ from lora_grpo.models.adapter import (
     read_adapter,
 )
 from lora_grpo.models.architectures import check_architecture, check_sampling
-from lora_grpo.models.known_models import KNOWN_MODELS
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.model_files import announce_download, check_download
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, save_adapter
-from lora_grpo.models.shape import Shape, UnknownFamily
+from lora_grpo.models.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import (
     BASE,

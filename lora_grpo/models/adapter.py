@@ -107,12 +107,4 @@ def adapter_sha256(folder: Path) -> str:
 
 def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
     """Return the value of the first pattern that matches a module's name, as in PEFT."""
-    for key, value in (patterns or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({key})$", module):
-                return value
-        except re.error as error:
-            raise UserError(
-                f"{ADAPTER_CONFIG} has an invalid pattern {key!r} ({error}); expected a regular expression"
-            ) from None
-    return default
+    return next((value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)

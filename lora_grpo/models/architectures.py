@@ -56,36 +56,27 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets
 
     A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
     """
-    family = config.get("model_type")
-    reason = _why_not(config, settings)
-    if reason:
-        kind = f"is a model of type {family}, which " if family else ""
-        raise UserError(f"{settings.name} {kind}cannot be trained: {reason}")
-    if family in HAVE_EXPERTS and (experts := [name for name in targets if name.split(".")[-1] in EXPERTS]):
-        raise UserError(
-            f"--lora.targets {' '.join(experts)}: experts cannot be adapted, and {settings.name} is a model of type "
-            f"{family}; pass {' '.join(ATTENTION)}"
-        )
-
-
-def _why_not(config: Mapping[str, Any], settings: ModelConfig) -> str:
-    """Return why a model cannot be trained, and what to do about it; "" if it can be."""
-    family = config.get("model_type")
-    stored = config.get("quantization_config")
-    if stored:
+    family, stored = config.get("model_type"), config.get("quantization_config")
+    reason, fix = "", "pass another model, such as a Llama or Qwen model (docs/gpu.md lists all types)"
+    if stored and not (isinstance(stored, Mapping) and stored.get("load_in_4bit")):
         method = stored.get("quant_method") if isinstance(stored, Mapping) else "an unknown format"
-        if method != "bitsandbytes" or not stored.get("load_in_4bit"):
-            return f"its weights are stored in {method}, not in bitsandbytes' 4 bits; pass the 16-bit model"
-    if family in TRAINABLE:
-        return ""
-    if config.get("auto_map"):
-        needed = "it needs Python code from its repository; read the code, then pass --model.trust-remote-code"
-        return "" if settings.trust_remote_code else needed
-    reason = "it has not been tested" if family else "its config.json has no model_type"
-    if config.get("is_encoder_decoder"):
+        reason, fix = f"its weights are stored in {method}, not in bitsandbytes' 4 bits", "pass the 16-bit model"
+    elif family not in TRAINABLE and config.get("auto_map"):
+        if not settings.trust_remote_code:
+            reason, fix = "it needs Python code from its repository", "read it, then pass --model.trust-remote-code"
+    elif config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder, and completions continue the prompt in a decoder"
     elif "text_config" in config or "vision_config" in config or "audio_config" in config:
         reason = "it also reads images or audio, and only text models are trained"
     elif family in RECURRENT:
         reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
-    return f"{reason}; pass another model, such as a Llama or Qwen model (docs/gpu.md lists all types)"
+    elif family not in TRAINABLE:
+        reason = "it has not been tested" if family else "its config.json has no model_type"
+    if reason:
+        kind = f"is a model of type {family}, which " if family else ""
+        raise UserError(f"{settings.name} {kind}cannot be trained: {reason}; {fix}")
+    if family in HAVE_EXPERTS and (experts := [name for name in targets if name.split(".")[-1] in EXPERTS]):
+        raise UserError(
+            f"--lora.targets {' '.join(experts)}: experts cannot be adapted, and {settings.name} is a model of type "
+            f"{family}; pass {' '.join(ATTENTION)}"
+        )

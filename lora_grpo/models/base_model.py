@@ -1,12 +1,15 @@
-"""The base model: set up torch, load the model in 4 or 16 bits and its tokenizer, and keep the weights frozen."""
+"""The base model: set up torch, load the model in 4 or 16 bits and its tokenizer, and keep the weights frozen.
+
+Engines (Unsloth and vLLM) are optional packages; `starting` makes an error of one a single line.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib.util
 import logging
-import sys
+import os
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,6 @@ from typing import Any
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import json_files
-from lora_grpo.models.engines import require
 from lora_grpo.models.model_files import source
 
 
@@ -25,36 +27,25 @@ def prepare_torch(seed: int) -> None:
         UserError: bitsandbytes cannot be imported.
     """
     silence_libraries()
-    with without_garbage_collection():
-        import torch
+    import torch
 
-        if importlib.util.find_spec("bitsandbytes"):  # peft, which transformers imports, imports it if it is installed
-            require("bitsandbytes", extra="dev", feature="PEFT", otherwise="uninstall it and load the base in 16 bits")
-        from transformers import set_seed
-        from transformers.utils import logging as transformers_logging
+    try:
+        import bitsandbytes  # noqa: F401 - peft, which transformers imports, imports it if it is installed
+    except ModuleNotFoundError:
+        pass
+    except Exception as error:  # a broken installation raises any type
+        raise UserError(
+            f"bitsandbytes cannot be imported ({first_line(error)}); install it again, or uninstall it and load "
+            "the base in 16 bits"
+        ) from error
+    from transformers import set_seed
+    from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     set_seed(seed)
     if not torch.cuda.is_available():
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
-
-
-@contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Import libraries in this context: garbage collection takes a fifth of the import time of transformers.
-
-    If torch was not imported before, all objects are exempt from later collections too: libraries stay.
-    """
-    enabled, is_first = gc.isenabled(), "torch" not in sys.modules
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_first:
-            gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def silence_libraries() -> None:
@@ -115,23 +106,8 @@ def load_base(settings: ModelConfig) -> Any:
         # bitsandbytes reports a missing CUDA library only when it is used.
         fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
         raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}{fix}") from error
-    _check_sizes(model, settings.name)
     keep_frozen(model)
     return model
-
-
-def _check_sizes(model: Any, name: str) -> None:
-    """Check that weights have the sizes in config.json. Transformers (5.17) does not, if it loads them in 4 bits."""
-    import torch
-
-    for part, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            stored = tuple((getattr(module.weight, "quant_state", None) or module.weight).shape)
-            if stored != (module.out_features, module.in_features):
-                raise UserError(
-                    f"the model {name} cannot be loaded: {part}.weight has the shape {stored}, but config.json gives "
-                    f"{(module.out_features, module.in_features)}; use the config.json that belongs to the weights"
-                )
 
 
 def load_tokenizer(settings: ModelConfig) -> Any:
@@ -159,16 +135,15 @@ def generation_config(settings: ModelConfig) -> Any:
     from transformers import AutoConfig, GenerationConfig
 
     path = Path(settings.name) / "generation_config.json"
+    saved = json_files.read_object(path) if path.is_file() else None
     try:
-        if path.is_file():
-            return GenerationConfig.from_dict(json_files.read_object(path))
-        path = path.with_name("config.json")
+        if saved is not None:
+            return GenerationConfig.from_dict(saved)
         config = AutoConfig.from_pretrained(settings.name, trust_remote_code=settings.trust_remote_code)
         return GenerationConfig.from_model_config(config)
-    except UserError:
-        raise
     except Exception as error:  # wrong values raise many types
-        raise UserError(f"{path} has an invalid value: {first_line(error)}; correct it") from error
+        where = path if saved is not None else path.with_name("config.json")
+        raise UserError(f"{where} has an invalid value: {first_line(error)}; correct it") from error
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
@@ -192,3 +167,44 @@ def keep_frozen(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def require_compiler(*, feature: str, otherwise: str) -> None:
+    """Check for what Triton (3.7) needs to run a kernel on a GPU, or raise UserError.
+
+    It compiles a small C extension, which fails in the first training step or deep inside vLLM.
+
+    Args:
+        feature: what needs it.
+        otherwise: what the user can do without it, such as "pass --model.engine peft".
+    """
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
+    has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not has_compiler or not Path(sysconfig.get_paths(scheme)["include"], "Python.h").is_file():
+        raise UserError(
+            f"{feature} needs a C compiler and Python's C headers to compile GPU kernels; install them (Ubuntu: `sudo "
+            f"apt install gcc python3-dev`), or {otherwise}"
+        )
+
+
+@contextlib.contextmanager
+def starting(engine: str, *, instead: str) -> Iterator[None]:
+    """Turn every error in a `with` block that imports or starts an engine into one line.
+
+    `instead` are the arguments that select another engine.
+    """
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except (Exception, SystemExit) as error:  # a broken installation raises any type
+        raise RunError(f"{engine} does not start ({reason(error)}); pass {instead}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Return the type and the first line of the error that caused this one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    # pydantic names the cause on a later line.
+    cause = str(error).rpartition("Value error, ")[2].partition(" [type=")[0]
+    return f"{type(error).__name__}: {cause or first_line(error)}"[:300]

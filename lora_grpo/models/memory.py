@@ -18,14 +18,11 @@ from lora_grpo.models.shape import Shape
 
 GIB = 1024**3
 
-CONTEXT = int(0.5 * GIB)
-"""CUDA context of one process. This is a guess, because it differs between GPUs and drivers."""
-WORKSPACE = int(0.4 * GIB)
-"""cuBLAS workspace and fragmentation of torch's allocator. A guess."""
+CONTEXT, WORKSPACE = int(0.5 * GIB), int(0.4 * GIB)
+"""CUDA context of one process, and cuBLAS workspace with the fragmentation of torch's allocator. Both are guesses,
+because they differ between GPUs and drivers."""
 VLLM_WORKSPACE = int(0.5 * GIB)
-"""CUDA graphs and activations of a vLLM engine. A guess. Unsloth (`load_vllm`) lists 0.18 GiB of activations in prefill
-batches of 2,048 tokens and 0.13 GiB outside of torch for an 8B model, and assumes at least 0.15 GiB for CUDA graphs."""
-
+"""CUDA graphs and activations of a vLLM engine. A guess."""
 LIBRARIES = int(0.6 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
 
@@ -34,10 +31,8 @@ SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 SELECTION_BYTES = 64
 """Bytes per sequence and vocabulary entry that token selection needs: the logits twice, probabilities, their sort with
 its workspace, and two sums in double precision."""
-_TOKEN_CHUNK, _VOCABULARY_CHUNK = 2048, 8192
-"""Number of tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs."""
-_SFT_CHUNK = 256
-"""Number of tokens per chunk in the loss of TRL 1.14's SFTTrainer."""
+_TOKEN_CHUNK, _VOCABULARY_CHUNK, _SFT_CHUNK = 2048, 8192, 256
+"""Tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs, and tokens per chunk in its loss for SFT."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +59,11 @@ class Step:
         return self.config.model.max_sequence_tokens
 
     @property
-    def prompts(self) -> int:
-        """Largest number of prompts that the layers read in a micro-batch."""
-        rows = self.micro_batch_size
-        return prompts_to_read(rows, self.config.sampling.num_generations) if self.packed else rows
-
-    @property
     def tokens(self) -> int:
         """Tokens that the layers read in a micro-batch."""
-        completion = self.config.sampling.max_completion_tokens
-        return self.prompts * (self.length - completion) + self.micro_batch_size * completion
+        rows, completion = self.micro_batch_size, self.config.sampling.max_completion_tokens
+        prompts = prompts_to_read(rows, self.config.sampling.num_generations) if self.packed else rows
+        return prompts * (self.length - completion) + rows * completion
 
 
 def parts(shape: Shape, step: Step) -> dict[str, int]:
@@ -94,7 +84,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences * step.length * kv_bytes_per_token(shape.layers, shape.keys, width),
+        "kv_cache": step.sequences * step.length * 2 * width * shape.layers * shape.keys,
         "token_selection": 0 if engine else step.sequences * shape.vocabulary * SELECTION_BYTES,
         # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
@@ -115,35 +105,36 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     logits), and `backward` (the backward pass through the layers). The sampler frees its cache after sampling. A vLLM
     engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
     """
-    always = {"weights", "adapter", "optimizer", "merged_copy", "context", "workspace", "libraries", "vllm_workspace"}
-    training = always | {"gradients", "activations"}
-    names_by_phase = {
-        "sampling": always | {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter"},
-        "loss": training | {"logits"},
-        "backward": training | {"one_layer"},
+    of_sampling = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter"}
+    of_training = {"gradients", "activations"}
+    absent = {
+        "sampling": of_training | {"logits", "one_layer"},
+        "loss": of_sampling | {"one_layer"},
+        "backward": of_sampling | {"logits"},
     }
     return {
-        phase: {name: size for name, size in sizes.items() if name in names and size}
-        for phase, names in names_by_phase.items()
+        phase: {name: size for name, size in sizes.items() if name not in names and size}
+        for phase, names in absent.items()
     }
-
-
-def reserved_rank(rank: int) -> int:
-    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
-    if not 1 <= rank <= _RANKS[-1]:
-        raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
-    return min(served for served in _RANKS if served >= rank)
 
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
 
 
+def reserved_rank(rank: int) -> int:
+    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
+    if rank > _RANKS[-1]:
+        raise UserError(f"vLLM serves ranks up to {_RANKS[-1]}, not rank {rank}; select the transformers backend")
+    return min(served for served in _RANKS if served >= rank)
+
+
 def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, width: int = 2) -> int:
     """Return the size of the base model in bytes, with `width` bytes per parameter that is not quantized.
 
     NF4 uses half a byte per parameter and one scale per 64 parameters. Double quantization stores each scale in one
-    byte, plus one float32 per 256 scales; vLLM dequantizes the scales to float32. Each matrix also has a few tables.
+    byte, plus one float32 per 256 scales; vLLM dequantizes the scales to float32. Each matrix also has a table of 16
+    levels and, if its scales are quantized, one of their 256 levels and an offset.
     """
     if bits == 16:
         return width * shape.parameters
@@ -151,17 +142,9 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, widt
     for inputs, outputs in shape.linears().values():
         scales = math.ceil(inputs * outputs / 64)
         matrices += math.ceil(inputs * outputs / 2)
-        matrices += scales + 4 * math.ceil(scales / 256) + _NESTED_TABLES if double_quantized else 4 * scales + _TABLES
+        matrices += scales + 4 * math.ceil(scales / 256) + 4 * (256 + 1) if double_quantized else 4 * scales
+        matrices += 4 * 16
     return shape.layers * matrices + width * shape.other_parameters
-
-
-_TABLES, _NESTED_TABLES = 4 * 16, 4 * (16 + 256 + 1)
-"""Bytes of tables per 4-bit matrix: 16 levels, plus 256 levels and an offset of its scales if double-quantized."""
-
-
-def kv_bytes_per_token(layers: int, key_width: int, width: int = 2) -> int:
-    """Return the bytes of one token's keys and values in all layers. `key_width` is the total of all key heads."""
-    return 2 * width * layers * key_width
 
 
 def optimizer_bytes(size: int, name: str) -> int:
@@ -184,46 +167,30 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     In 16 bits, an RMS norm saves its input and output in float32. The feed-forward block saves four T x i matrices.
     Attention saves its queries, its outputs, and its keys and values repeated to the width of the queries. Each adapter
     saves its intermediate result. In float32, a tensor that is both an output and the next input is saved only once.
+
+    In layers of Unsloth, according to its source code (not measured), norms and the layers after them save their inputs
+    (kernels/rms_layernorm.py), and the feed-forward block also saves its two products (kernels/fast_lora.py).
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    heads = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
-    heads += 4 * h * (shape.norms - 2)
-    if shape.head_norms:
-        heads += 4 * (q + kv) + 4 * (q + kv) // shape.head
+    statistics = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
+    heads = q + kv if shape.head_norms else 0
+    if step.fused:
+        return 8 * h + 10 * q + 4 * i + 2 * heads + 4 * heads // shape.head + statistics
+    norms = 4 * h * (shape.norms - 2) + 4 * heads + 4 * heads // shape.head
     ranks = step.config.lora.rank * len(shape.linears())
     if step.on_cpu:
-        return 16 * (h + q) + 16 * i + 4 * ranks + heads
-    return 18 * h + 10 * q + 8 * i + 2 * ranks + heads
-
-
-def _kept_by_fused_layer(shape: Shape) -> int:
-    """Return the bytes per token that a layer of Unsloth saves, according to its source code (not measured).
-
-    Norms and the layers after them save their inputs (kernels/rms_layernorm.py). The feed-forward block also saves its
-    two products (kernels/fast_lora.py). Attention saves the same tensors as `_kept_by_layer`, with contiguous outputs
-    (utils/attention_dispatch.py).
-    """
-    h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    norms = 2 * (q + kv) + 4 * (q + kv) // shape.head if shape.head_norms else 0
-    return 8 * h + 10 * q + 4 * i + norms + 4 * q // shape.head + 8
+        return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     """Return the bytes that the forward pass saves, and the bytes that the backward pass of one layer adds.
 
     With checkpointing, the forward pass saves only the input of each layer, and one layer at a time is recomputed.
-    Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter. The mask
-    of a padded batch is stored as booleans and, for each layer, as numbers.
+    Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter.
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     checkpointing = step.config.train.gradient_checkpointing
-    mask = step.micro_batch_size * step.length**2
-    once, each_layer = mask, width * mask
-    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
-    kept = step.tokens * (_kept_by_fused_layer(shape) if step.fused else _kept_by_layer(shape, step))
-    rows = step.micro_batch_size * step.length
-    if step.packed:  # the keys and values that a completion reads are copies, and so are the outputs
-        kept += width * shape.queries * (2 * (rows - step.tokens) + step.tokens)
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
         added = 6 * h + 2 * i
@@ -231,16 +198,24 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
         added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:
         added = 14 * h + 6 * i if checkpointing else max(24 * h, 10 * h + 6 * i)
+    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     added = step.tokens * added + unpacked
-    if step.packed:  # or in the gradients of these copies, when the tensors of the feed-forward block are gone
+    kept = step.tokens * _kept_by_layer(shape, step)
+    rows = step.micro_batch_size * step.length
+    if step.packed:
+        # The keys and values that a completion reads are copies, and so are the outputs. The backward pass adds the
+        # gradients of these copies when the tensors of the feed-forward block are gone.
+        kept += width * shape.queries * (2 * (rows - step.tokens) + step.tokens)
         added = max(added, width * (shape.queries * (2 * rows + step.tokens) - 4 * i * step.tokens))
+        mask, layer_mask = (1 + width) * rows * step.config.sampling.max_completion_tokens, 0
+    else:  # a padded batch has its mask as booleans and, for each layer, as numbers
+        mask = rows * step.length
+        layer_mask = width * mask
     copy = 0 if step.on_cpu else 2 * adapter
-    if step.packed:  # the numbers too are stored once
-        once, each_layer = (1 + width) * rows * step.config.sampling.max_completion_tokens, 0
     if checkpointing:
-        left = width * step.tokens * h * shape.layers + once + each_layer
+        left = width * step.tokens * h * shape.layers + mask + layer_mask
         return left, kept + added + copy // shape.layers
-    return shape.layers * (kept + each_layer) + once + copy, added
+    return shape.layers * (kept + layer_mask) + mask + copy, added
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:
@@ -256,9 +231,8 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
         # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
         return last_norm + 2 * width * step.tokens * shape.hidden + 16 * _SFT_CHUNK * shape.vocabulary
     hidden_gradient = 4 * completions * shape.hidden
-    rows = min(completions, _TOKEN_CHUNK)
-    entries = min(shape.vocabulary, _VOCABULARY_CHUNK)
-    single = completions <= _TOKEN_CHUNK and shape.vocabulary <= _VOCABULARY_CHUNK
+    rows, entries = min(completions, _TOKEN_CHUNK), min(shape.vocabulary, _VOCABULARY_CHUNK)
+    single = (rows, entries) == (completions, shape.vocabulary)
     tiles = (4 + width) * rows * _VOCABULARY_CHUNK  # two, one of them in the dtype of the activations
     # The float32 intermediate results of this and the previous tile, or half of them and a part of the head.
     between = (12 if single else 16) * rows * entries

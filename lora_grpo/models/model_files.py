@@ -18,23 +18,15 @@ from lora_grpo import distributed, starter
 from lora_grpo.config import STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, disk, json_files
-from lora_grpo.models.known_models import KNOWN_MODELS
+from lora_grpo.models.shape import KNOWN_MODELS
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
-_HUB_SECONDS = 5.0
-"""Longest wait for the Hub's first answer."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *LICENSE_FILES]
 _NOT_LOADED = ["consolidated*.safetensors", "*/*.safetensors"]
 """Second copies of the weights in other formats."""
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
 
 
@@ -63,9 +55,7 @@ def missing_folder(name: str, expected: str) -> str:
     """Return the error for a folder that does not exist: a similar name, or what is expected."""
     folder = Path(name).expanduser()
     similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
-    is_id = name.count("/") == 1 and not name.startswith(("/", ".", "~"))
-    from_hub = f"; for {name} on the Hub, change to a directory without {folder.parent}/" if is_id else ""
-    return f"{name} does not exist; {similar}{from_hub}"
+    return f"{name} does not exist; {similar}"
 
 
 def check_folder(name: str, flag: str) -> None:
@@ -75,10 +65,9 @@ def check_folder(name: str, flag: str) -> None:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise UserError(f"{flag} {missing_folder(name, 'the folder of a model or a Hub id such as owner/name')}")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{flag} {name} has no config.json; give the folder of a transformers model")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"{flag} {name} has no .safetensors weights; pickled weights are not loaded")
+    for file in ("config.json", "*.safetensors"):
+        if not list(folder.glob(file)):
+            raise UserError(f"{flag} {name} has no {file}; give the folder of a model (pickled weights are not loaded)")
 
 
 def weights_fingerprint(folder: Path) -> str:
@@ -108,25 +97,19 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
         HubUnavailable: it is not in the Hub cache, and the Hub is unreachable or refuses access.
         UserError: it cannot be read.
     """
-    folder = Path(source(settings.name))
-    if folder.is_dir() or is_folder_name(settings.name):
-        if not folder.is_dir():
-            raise UserError(f"--model.name {missing_folder(settings.name, 'the folder of a model or a Hub id')}")
-        return json_files.read_object(folder / "config.json")
+    if settings.name == STARTER or is_folder_name(settings.name):
+        return json_files.read_object(Path(source(settings.name)) / "config.json")
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    wanted: dict[str, Any] = {"repo_id": settings.name, "filename": "config.json", "revision": settings.revision}
     try:
-        try:
-            path = hf_hub_download(**wanted, local_files_only=True)
-        except LocalEntryNotFoundError:
-            if reason := _why_unavailable(settings):
-                raise HubUnavailable(reason) from None
-            path = hf_hub_download(**wanted)
+        path = _cached(settings, "config.json")
+        reason = "" if path else _why_unavailable(settings)
+        if not path and not reason:
+            path = hf_hub_download(settings.name, "config.json", revision=settings.revision)
     except Exception as error:  # a wrong id and a missing file raise many types
-        kind = HubUnavailable if isinstance(error, HubUnavailable) else UserError
-        raise kind(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+        raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
+    if not path:
+        raise HubUnavailable(f"the configuration of {settings.name} cannot be read: {reason}")
     return json_files.read_object(Path(path))
 
 
@@ -155,28 +138,20 @@ def _why_unavailable(settings: ModelConfig) -> str:
     Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
     """
     import httpx
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
     try:
         # A login page of the network has no commit.
-        is_hub = get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash is not None
+        is_hub = get_hf_file_metadata(url, timeout=5).commit_hash is not None
         reason = "" if is_hub else f"{url} is not answered by the Hub; sign in to the network"
-    except OfflineModeIsEnabled:
+    except errors.OfflineModeIsEnabled:
         reason = "HF_HUB_OFFLINE is set"
-    except GatedRepoError:
+    except errors.GatedRepoError:
         reason = f"the model is gated; accept its license at huggingface.co/{settings.name}, then run hf auth login"
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError):  # an adapter has no config.json
-        return ""
-    except (httpx.RequestError, ConnectionError, HfHubHTTPError) as error:  # of the network, the Hub or a proxy
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
+        reason = ""  # an adapter has no config.json
+    except (httpx.RequestError, ConnectionError, errors.HfHubHTTPError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
     return reason and f"it is not cached, and {reason}"
 
@@ -193,23 +168,22 @@ def announce_download(settings: ModelConfig) -> None:
 
     if distributed.is_main() and not _is_here(settings):
         known = KNOWN_MODELS.get(settings.name)
-        about = f"about {disk.size(known.download_bytes)} " if known else ""
+        about = f"about {disk.size(known['weights_bytes'])} " if known else ""
         print(f"downloading {settings.name} from the Hugging Face Hub: {about}to {HF_HUB_CACHE}", file=sys.stderr)
 
 
 def _is_here(settings: ModelConfig) -> bool:
     """Return whether all weights are in a folder or in the Hub cache."""
+    if settings.name == STARTER or is_folder_name(settings.name) or _cached(settings, "model.safetensors"):
+        return True
+    index = _cached(settings, "model.safetensors.index.json")
+    weights = json_files.read_object(Path(index)).get("weight_map") if index else None
+    return isinstance(weights, dict) and all(_cached(settings, file) for file in set(weights.values()))
+
+
+def _cached(settings: ModelConfig, file: str) -> str | None:
+    """Return the path of a file of a model in the Hub cache, if it is there."""
     from huggingface_hub import try_to_load_from_cache
 
-    if settings.name == STARTER or is_folder_name(settings.name):
-        return True
-
-    def find(file: str) -> str | None:
-        path = try_to_load_from_cache(settings.name, file, revision=settings.revision)
-        return path if isinstance(path, str) else None
-
-    if find("model.safetensors"):
-        return True
-    index = find("model.safetensors.index.json")
-    weights = json_files.read_object(Path(index)).get("weight_map") if index else None
-    return isinstance(weights, dict) and all(map(find, set(weights.values())))
+    path = try_to_load_from_cache(settings.name, file, revision=settings.revision)
+    return path if isinstance(path, str) else None

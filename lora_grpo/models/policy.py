@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
-from lora_grpo.errors import ModelError, RunError, UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model, model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
 from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
-from lora_grpo.models.engines import require, require_compiler, starting
-from lora_grpo.models.shape import unknown_target
+from lora_grpo.models.base_model import require_compiler, starting
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
 
 
@@ -43,22 +41,20 @@ class Policy:
     """Folder of the adapter that training starts from; None for a new one."""
 
 
-_PEFT = ("--model.engine", "peft")
+_PEFT = "--model.engine peft"
 
 
 def check_model(config: RunConfig) -> None:
     """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
     model_files.check_folder(config.model.name, "--model.name")
     with_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
-    for flag, package, missing, instead in (
-        ("--model.engine", "unsloth", config.model.engine == "unsloth" and not find_spec("unsloth"), "peft"),
-        ("--sampling.backend", "vllm", with_vllm and not vllm_available(), "transformers"),
-    ):
-        if missing:
-            raise UserError(
-                f"{flag} {package} needs the package {package}; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "
-                f"engines`), or pass {flag} {instead}"
-            )
+    missing = "--model.engine unsloth" if config.model.engine == "unsloth" and not find_spec("unsloth") else ""
+    missing = "--sampling.backend vllm" if with_vllm and not vllm_available() else missing
+    if missing:
+        raise UserError(
+            f"{missing} needs a package that is not installed; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "
+            f"engines`), or pass {missing.partition(' ')[0]} auto"
+        )
 
 
 def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
@@ -73,27 +69,22 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     use_one_gpu()
     engine = choose_engine(config)
     if engine == "unsloth":
-        with starting("Unsloth", is_auto=config.model.engine == "auto", instead=_PEFT):
+        with starting("Unsloth", instead=_PEFT):
             _import_unsloth()
 
     base_model.prepare_torch(config.seed)
     distributed.join()
     import torch
 
-    if not torch.cuda.is_available():
-        problem = f"torch {torch.__version__} sees no GPU while nvidia-smi does"
-        fix = "install torch's CUDA build or a newer driver"
-        if hardware.preset_gigabytes(config.preset):
-            raise UserError(f"preset {config.preset} needs CUDA, but {problem}; {fix}, or pass --preset starter")
-        if hardware.nvidia_gpus()[0] and distributed.is_main():
-            print(f"note: {problem}, so this run uses the CPU; {fix}", file=sys.stderr)
+    if not torch.cuda.is_available() and hardware.preset_gigabytes(config.preset):
+        raise UserError(
+            f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU; install torch's CUDA build "
+            "or a newer driver, or pass --preset starter"
+        )
     model_files.announce_download(config.model)
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
-        from_auto = config.model.engine == "auto"
-        with_vllm = uses_vllm(config) and config.sampling.backend == "auto"
-        instead = ("--sampling.backend", "transformers") if with_vllm and not from_auto else _PEFT
-        with starting("Unsloth", is_auto=from_auto or with_vllm, instead=instead):
+        with starting("Unsloth", instead=_PEFT):
             model, tokenizer = _load_unsloth(config)
     else:
         model, tokenizer = _load_peft(config)
@@ -105,7 +96,6 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             file=sys.stderr,
         )
     base = model.get_base_model()
-    _check_targets(base, config.lora.targets)
     if start:
         load_adapter(model, start)
     base_model.keep_frozen(model)
@@ -156,14 +146,10 @@ def load_adapter(model: Any, path: Path) -> None:
         reason = " ".join(str(error).split())
         raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
     missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
-    for problem, names in (
-        ("lacks", missing),
-        ("has weights for modules that the base does not have:", loaded.unexpected_keys),
-        ("has NaN or infinite values in", damaged),
-    ):
+    problems = {"lacks": missing, "has more than the base:": loaded.unexpected_keys, "has NaN or infinity in": damaged}
+    for problem, names in problems.items():
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UserError(f"the adapter in {path} {problem} {names[0]}{more}; pass another adapter or its own base")
+            raise UserError(f"the adapter in {path} {problem} {names[0]}; pass another adapter or its own base")
 
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
@@ -187,15 +173,6 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     if model.peft_config["default"].target_parameters:
         raise UserError(f"{given}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
     return model, base_model.load_tokenizer(config.model)
-
-
-def _check_targets(base: Any, targets: Sequence[str]) -> None:
-    """Raise UserError for a target that names no adapted module. PEFT ignores it if another target matches."""
-    adapted = [name for name, module in base.named_modules() if hasattr(module, "lora_A")]
-    for target in targets:
-        if target != "all-linear" and not any(f".{name}".endswith(f".{target}") for name in adapted):
-            linear = {name.split(".")[-1] for name, module in base.named_modules() if hasattr(module, "in_features")}
-            raise unknown_target(target, linear - {"base_layer", "default"})
 
 
 def _disable_dropout(base: Any) -> None:
@@ -223,33 +200,13 @@ def _lora_options(config: RunConfig) -> dict[str, Any]:
 
 def _import_unsloth() -> None:
     # Unsloth patches trl, transformers and peft on import, and only warns if they were imported first. It also reads
-    # standby mode from the environment on import. In standby mode, training uses vLLM's memory between rollouts.
-    os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
-    # Otherwise standby mode overrides gpu_memory_utilization.
-    os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
-    # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
-    # 8.0 (T4). Elsewhere it is never used, because all requests have a seed or return logprobs.
-    os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
-    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
-    require("unsloth", extra="gpu", feature="--model.engine unsloth", otherwise=f"pass {' '.join(_PEFT)}")
-
-
-def _vllm_options(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of Unsloth's `from_pretrained` for the vLLM engine that it starts."""
-    import torch
-
-    completions = batch_shape(config).parallel_samples
-    options = {
-        "fast_inference": True,
-        "max_lora_rank": config.lora.rank,
-        # Otherwise Unsloth decodes 8 or 16 completions at once on most GPUs. 256 is its default, which means that.
-        "max_num_seqs": completions + (completions == 256),
-    }
-    if (share := config.model.gpu_memory_share) is not None:  # set by the plan
-        # Unsloth expects a share of the free memory, and gives vLLM the corresponding share of the total memory.
-        free, total = torch.cuda.mem_get_info()
-        options["gpu_memory_utilization"] = share * total / free
-    return options
+    # these variables on import. In standby mode, training uses vLLM's memory between rollouts, and the second one keeps
+    # it from overriding gpu_memory_utilization. Where nvcc is installed, Unsloth forces FlashInfer's sampler, which
+    # makes vLLM 0.27 fail below compute capability 8.0 (T4); it is never used, as requests have seeds or logprobs.
+    for name in ("STANDBY", "STANDBY_UTIL_OVERRIDE", "NO_FLASHINFER"):
+        os.environ.setdefault(f"UNSLOTH_VLLM_{name}", "1")
+    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_sampler.py
+    import unsloth  # noqa: F401
 
 
 def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
@@ -260,8 +217,19 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
 
     options: dict[str, Any] = {}
     if torch.cuda.is_available():
-        require_compiler(feature="--model.engine unsloth", otherwise=f"pass {' '.join(_PEFT)}")
-        options = _vllm_options(config) if uses_vllm(config) else {}
+        require_compiler(feature="--model.engine unsloth", otherwise=f"pass {_PEFT}")
+        if uses_vllm(config):
+            completions = batch_shape(config).parallel_samples
+            options = {
+                "fast_inference": True,
+                "max_lora_rank": config.lora.rank,
+                # Otherwise Unsloth decodes 8 or 16 at once on most GPUs. 256 is its default, which means that.
+                "max_num_seqs": completions + (completions == 256),
+            }
+            if (share := config.model.gpu_memory_share) is not None:  # set by the plan
+                # Unsloth expects a share of the free memory, and gives vLLM the same share of the total memory.
+                free, total = torch.cuda.mem_get_info()
+                options["gpu_memory_utilization"] = share * total / free
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=model_files.source(config.model.name),
@@ -275,15 +243,15 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             **options,
         )
     except (OSError, TransportError, SafetensorError) as error:
-        raise ModelError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
     vllm = getattr(model, "vllm_engine", None)
     if vllm is not None and (context := vllm.model_config.max_model_len) < config.model.max_sequence_tokens:
         # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.
         raise RunError(
             f"Unsloth limits vLLM to {context} tokens of context, less than --model.max-sequence-tokens, because its "
-            f"estimate of the memory is higher than the plan's; pass {' '.join(_PEFT)}"
+            f"estimate of the memory is higher than the plan's; pass {_PEFT}"
         )
-    all_linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    all_linear = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(
         model,

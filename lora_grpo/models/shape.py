@@ -1,15 +1,17 @@
-"""The dimensions of a transformer, used to count its parameters and those of an adapter."""
+"""The dimensions of a transformer, to count its parameters and those of an adapter; those of the presets' models."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
 
-_FAMILIES = (*("gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"),)
+_FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 """Supported values of `model_type`."""
 _HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
@@ -67,8 +69,16 @@ class Shape:
             raise UnknownFamily(
                 f"the memory of a model of type {family} cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
-        hidden, heads = _positive_int(values, "hidden_size"), _positive_int(values, "num_attention_heads")
-        width = _optional_int(values, "head_dim") or _HEAD_WIDTHS.get(family, max(1, hidden // heads))
+
+        def size(name: str, default: int | None = None) -> int:
+            value = default if values.get(name) is None else values[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"the model's config.json has {name} {value!r}; expected a whole number of at least 1")
+            return value
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        width = size("head_dim", _HEAD_WIDTHS.get(family, max(1, hidden // heads)))
+        has_window = values.get("use_sliding_window", not family.startswith(("qwen", "smollm")))
         biases: list[str] = []
         if family == "qwen2":
             biases += ["q_proj", "k_proj", "v_proj"]
@@ -78,36 +88,29 @@ class Shape:
             biases += ["gate_proj", "up_proj", "down_proj"]
         return cls(
             hidden=hidden,
-            layers=_positive_int(values, "num_hidden_layers"),
+            layers=size("num_hidden_layers"),
             queries=heads * width,
-            keys=(_optional_int(values, "num_key_value_heads") or heads) * width,
+            keys=size("num_key_value_heads", heads) * width,
             head=width,
-            inner=_positive_int(values, "intermediate_size"),
-            vocabulary=_positive_int(values, "vocab_size"),
+            inner=size("intermediate_size"),
+            vocabulary=size("vocab_size"),
             tied=bool(values.get("tie_word_embeddings", family in _TIED)),
             biases=tuple(biases),
             head_norms=family in _HEAD_NORMS,
             norms=4 if family in ("gemma2", "gemma3_text") else 2,
             fused=family == "phi3",
-            context=_optional_int(values, "max_position_embeddings"),
-            window=_window(family, values),
+            context=values.get("max_position_embeddings"),
+            window=values.get("sliding_window", _WINDOWS.get(family)) if has_window else None,
         )
 
     def linears(self) -> dict[str, tuple[int, int]]:
         """Return (inputs, outputs) of each linear layer of one transformer layer."""
+        q, kv, i = self.queries, self.keys, self.inner
+        parts = {"self_attn.q": q, "self_attn.k": kv, "self_attn.v": kv, "mlp.gate": i, "mlp.up": i}
         if self.fused:
-            attention = {"self_attn.qkv_proj": (self.hidden, self.queries + 2 * self.keys)}
-            feed_forward = {"mlp.gate_up_proj": (self.hidden, 2 * self.inner)}
-        else:
-            attention = {
-                "self_attn.q_proj": (self.hidden, self.queries),
-                "self_attn.k_proj": (self.hidden, self.keys),
-                "self_attn.v_proj": (self.hidden, self.keys),
-            }
-            feed_forward = {"mlp.gate_proj": (self.hidden, self.inner), "mlp.up_proj": (self.hidden, self.inner)}
-        attention["self_attn.o_proj"] = self.queries, self.hidden
-        feed_forward["mlp.down_proj"] = self.inner, self.hidden
-        return attention | feed_forward
+            parts = {"self_attn.qkv": q + 2 * kv, "mlp.gate_up": 2 * i}
+        linears = {f"{name}_proj": (self.hidden, outputs) for name, outputs in parts.items()}
+        return linears | {"self_attn.o_proj": (q, self.hidden), "mlp.down_proj": (i, self.hidden)}
 
     @property
     def linear_parameters(self) -> int:
@@ -144,7 +147,8 @@ class Shape:
         """Raise a UserError for a target that names no linear layer."""
         for target in targets:
             if not self._adapted((target,)):
-                raise unknown_target(target, {name.split(".")[-1] for name in self.linears()})
+                hint = suggestion(target, sorted(name.split(".")[-1] for name in self.linears()))
+                raise UserError(f"--lora.targets {target} names no linear layer of this model; {hint}")
 
     def _adapted(self, targets: Sequence[str]) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of the modules that get an adapter, by names, suffixes or `all-linear`."""
@@ -160,27 +164,9 @@ class Shape:
         return [size for name, size in sizes.items() if any(f".{name}".endswith(f".{end}") for end in targets)]
 
 
-def unknown_target(target: str, names: Collection[str]) -> UserError:
-    """Return the error for a target that names no linear layer of a model, which has those `names`."""
-    hint = suggestion(target, sorted(names))
-    return UserError(f"--lora.targets {target} names no linear layer of this model; {hint}")
-
-
-def _window(family: str, values: Mapping[str, Any]) -> int | None:
-    if not values.get("use_sliding_window", not family.startswith(("qwen", "smollm"))):
-        return None
-    return _optional_int(values, "sliding_window") if "sliding_window" in values else _WINDOWS.get(family)
-
-
-def _optional_int(values: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive integer, or None if it is missing or null."""
-    return None if values.get(name) is None else _positive_int(values, name)
-
-
-def _positive_int(values: Mapping[str, Any], name: str) -> int:
-    """Return a positive integer, or raise a UserError."""
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        got = f"has {name} {value!r}" if name in values else f"lacks {name}"
-        raise UserError(f"the model's config.json {got}; expected a whole number of at least 1")
-    return value
+KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("known_models.json").read_text(encoding="utf-8")
+)
+"""What config.json says about the models of the presets and of docs/gpu.md, by Hub id, and the size of their weights on
+the Hub in bytes. With it, a run is planned without a network. `tools/check_known_models.py` compares it with the Hub.
+"""

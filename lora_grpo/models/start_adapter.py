@@ -41,12 +41,11 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
         raise UserError(f"--lora.from {config.lora.from_} is inside --output-dir {config.folder}; pass another folder")
     adapter = read_adapter(folder)
     settings = _lora_settings(adapter)
+    asked = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}
     for name, value in settings.items():
-        asked = getattr(config.lora, name)
-        if name in given and asked != value and not (name == "targets" and set(asked) == set(value)):
-            shown = [" ".join(each) if name == "targets" else each for each in (asked, value)]
+        if name in given and asked[name] != value:
             raise UserError(
-                f"{flag(f'lora.{name}')} is {shown[0]}, but the adapter in {folder} has {shown[1]}; leave the flag out"
+                f"{flag(f'lora.{name}')} is {asked[name]}, but the adapter in {folder} has {value}; leave the flag out"
             )
     return replace(config, {"lora": settings, "model": {"revision": _check_base(config, adapter)}})
 
@@ -60,19 +59,14 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
     if resumed and kept.is_dir():
         return kept
     folder = Path(name).expanduser()
-    problem, fix = "", "pass the folder of a run or of a PEFT adapter"
-    if not name or not folder.is_dir():
-        problem = "is not a folder"
-    elif (folder / "run.json").is_file():
+    if (folder / "run.json").is_file():
         folder = folder / "adapter"
-        if not (folder / ADAPTER_WEIGHTS).is_file():
-            problem, fix = "is a run without an adapter", "finish it with --resume, or pass one of its checkpoints"
-    elif (folder / "config.json").is_file() and not (folder / ADAPTER_CONFIG).is_file():
-        problem, fix = "is a full model", f"pass it with --model.name {name}"
-    elif not (folder / ADAPTER_CONFIG).is_file() or not (folder / ADAPTER_WEIGHTS).is_file():
-        problem = f"lacks {ADAPTER_CONFIG} or {ADAPTER_WEIGHTS} (pickled weights are not loaded)"
-    if problem:
-        raise UserError(f"--lora.from {name} {problem}; {fix}")
+    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / file).is_file():
+            raise UserError(
+                f"--lora.from {name}: {folder / file} does not exist; pass the folder of an adapter, or of a run that "
+                "has one (pickled weights are not loaded)"
+            )
     return folder
 
 
@@ -106,16 +100,17 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None) -> 
 
 def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     """Return the settings `lora` of an adapter, or raise a UserError if it cannot be trained further."""
-    path = adapter.folder / ADAPTER_CONFIG
-    adapter.check(
-        {"use_dora"},
-        "which cannot be trained here; merge the adapter into its base and pass the merged model with --model.name",
+    problem = (
+        "which cannot be trained here; merge the adapter into its base and pass the merged model with --model.name"
     )
+    adapter.check({"use_dora"}, problem)
     targets = ["all-linear"] if adapter.target_modules == "all-linear" else adapter.target_modules
-    if not isinstance(targets, list) or not all(targets):
-        raise UserError(f"{path} has target_modules {targets!r}; expected a list of module names")
-    if adapter.lora_alpha < 1 or adapter.lora_alpha != int(adapter.lora_alpha):
-        raise UserError(f"{path} has lora_alpha {adapter.lora_alpha}; expected a whole number of at least 1")
+    path = adapter.folder / ADAPTER_CONFIG
+    if not isinstance(targets, list) or adapter.lora_alpha < 1 or adapter.lora_alpha != int(adapter.lora_alpha):
+        raise UserError(
+            f"{path} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; expected names and a "
+            "whole number of at least 1"
+        )
     weights = adapter_tensors(adapter.folder / ADAPTER_WEIGHTS)
     ranks = {tensor.shape[0] for name, tensor in weights.items() if "lora_A.weight" in name}
     if ranks != {adapter.r}:
@@ -141,9 +136,12 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
     trained = record["config"]["model"]["name"] if record else adapter.base_model_name_or_path
     if not trained:
         raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
-    here = Path(source(name))
-    known = policy.get("fingerprint") if here.is_dir() else None
-    if (weights_fingerprint(here) != known) if known else not _same_name(trained, name):
+    here, there = Path(source(name)), Path(source(trained))
+    if here.is_dir() and (known := policy.get("fingerprint")):
+        is_same = weights_fingerprint(here) == known
+    else:
+        is_same = here == there or (there.is_dir() and here.resolve() == there.resolve())
+    if not is_same:
         raise UserError(
             f"--model.name is {name}, but the adapter in {folder} was trained on {trained}, another model or other "
             f"weights; pass --model.name {trained}"
@@ -154,9 +152,3 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
             f"--model.revision is {revision}, but the adapter in {folder} was trained on {commit}; leave the flag out"
         )
     return commit or revision
-
-
-def _same_name(first: str, second: str) -> bool:
-    """Return whether two names are the same Hub id or lead to the same folder."""
-    first, second = source(first), source(second)
-    return first == second or (Path(first).is_dir() and Path(first).resolve() == Path(second).resolve())

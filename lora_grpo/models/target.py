@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
@@ -90,33 +90,81 @@ class ModelSpec:
 
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
-    if model_files.is_folder_name(name) and not Path(name).expanduser().is_dir():
+    if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
     folder, commit = model_files.find(name, overrides.revision)
-    if run := run_of(folder):  # run.json identifies the base of an adapter exactly
-        return _of_run(run, run / "adapter" if run == folder else folder, overrides)
-    if (folder / ADAPTER_CONFIG).is_file():
-        return _of_adapter(folder, overrides)
-    if overrides.base:
-        raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
-    if not (folder / "config.json").is_file():
+    run = run_of(folder)
+    if not run and not (folder / ADAPTER_CONFIG).is_file():
+        if overrides.base:
+            raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
+            )
+        base = _base(folder, commit, overrides.bits, overrides)
+        return ModelSpec(Path(name).name, base, name, None, folder)
+
+    adapter = folder / "adapter" if run == folder else folder
+    if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise UserError(
-            f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
+            f"{adapter} has no {ADAPTER_WEIGHTS} (pickled weights are not loaded); finish its run with --resume, or "
+            "give another folder"
         )
-    return _spec(Path(name).name, name, folder, commit, overrides)
+    saved = read_adapter(adapter)
+    record, start, known, bits = None, None, None, overrides.bits
+    if run:  # run.json identifies the base of an adapter exactly
+        record = read_record(run)
+        trained, policy = record["config"]["model"], record["policy"]
+        stored, revision = trained["name"], overrides.revision or policy.get("revision")
+        known, bits = policy.get("fingerprint"), bits or trained["bits"]
+        folder_name = adapter.resolve().name
+        label = "trained" if folder_name == "adapter" else folder_name
+        if record["config"].get("lora", {}).get("from") and label != START:
+            start = run / START
+        if trained["trust_remote_code"] and not overrides.trust_remote_code:
+            raise UserError(
+                f"{run}/run.json would run Python code from the repository of {overrides.base or stored}; if you trust "
+                "it, pass --trust-remote-code"
+            )
+    else:
+        label, stored, revision = "adapter", saved.base_model_name_or_path, saved.revision
+    requested = overrides.base or stored
+    if not requested or (not overrides.base and _is_missing_folder(requested)):
+        raise UserError(f"the base of the adapter in {adapter}, {requested}, does not exist here; pass it with --base")
+    path, commit = model_files.find(requested, revision)
+    base = _base(path, commit, bits, overrides)
+    if known and not overrides.any_base and model_files.weights_fingerprint(path) != known:
+        raise UserError(
+            f"{requested} is not the base that the run in {run} was trained on, {stored}: its weights differ from "
+            "those in run.json; pass that base with --base"
+        )
+    has_tokenizer = any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    tokenizer = adapter if has_tokenizer else path
+    return ModelSpec(label, base, stored if run else requested, adapter, tokenizer, record, start)
+
+
+def _is_missing_folder(name: str) -> bool:
+    return model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()
+
+
+def _base(folder: Path, commit: str | None, bits: int | None, overrides: Overrides) -> ModelConfig:
+    model_files.check_folder(str(folder), "the model")
+    trust = overrides.trust_remote_code
+    return ModelConfig(str(folder), bits=4 if bits == 4 else 16, trust_remote_code=trust, revision=commit)
 
 
 def choose_adapter(name: str, what: str | None) -> str:
     """Return the path of a run's `best` folder if `--what` is `best`, else the name unchanged."""
     if what != BEST:
         return name
-    folder = Path(name).expanduser()
-    if not (folder / "run.json").is_file():
-        raise UserError(f"--what best chooses an adapter of a run, and {name!r} is none; leave it out")
-    if not (folder / BEST / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"the run in {name} has no best/: no validation pass beat its start; leave --what best out")
-    return str(folder / BEST)
+    folder = Path(name).expanduser() / BEST
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(
+            f"--what best needs {folder}, which does not exist: no run, or no validation pass beat its start; "
+            "leave it out"
+        )
+    return str(folder)
 
 
 def source_adapter(folder: Path) -> Path:
@@ -135,67 +183,3 @@ def run_of(folder: Path) -> Path | None:
         above = folder.resolve().parents
         return next((run for run in above[:2] if (run / "run.json").is_file()), None)
     return None
-
-
-def _of_run(folder: Path, adapter: Path, overrides: Overrides) -> ModelSpec:
-    record = read_record(folder)
-    if not (adapter / ADAPTER_WEIGHTS).is_file():
-        raise UserError(
-            f"the run in {folder} has no adapter yet; finish it with its recipe and --resume, or give another folder"
-        )
-    trained, policy = record["config"]["model"], record["policy"]
-    requested = overrides.base or trained["name"]
-    if trained["trust_remote_code"] and not overrides.trust_remote_code:
-        raise UserError(
-            f"{folder}/run.json would run Python code from the repository of {requested}; if you trust it, pass "
-            "--trust-remote-code"
-        )
-    base, commit = model_files.find(requested, overrides.revision or policy.get("revision"))
-    resolved = dataclasses.replace(overrides, bits=overrides.bits or trained["bits"])
-    folder_name = adapter.resolve().name
-    label = "trained" if folder_name == "adapter" else folder_name
-    spec = _spec(label, trained["name"], base, commit, resolved, adapter, record)
-    if record["config"].get("lora", {}).get("from") and label != START:
-        spec = dataclasses.replace(spec, start=folder / START)
-    known = policy.get("fingerprint")
-    if known and not overrides.any_base and model_files.weights_fingerprint(base) != known:
-        raise UserError(
-            f"{requested} is not the base that the run in {folder} was trained on, {trained['name']}: its weights "
-            "differ from those in run.json; pass that base with --base"
-        )
-    return spec
-
-
-def _of_adapter(folder: Path, overrides: Overrides) -> ModelSpec:
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; pickled weights are not loaded")
-    config = read_adapter(folder)
-    name = overrides.base or config.base_model_name_or_path
-    if not name or (not overrides.base and model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()):
-        raise UserError(
-            f"{folder}/{ADAPTER_CONFIG} names the base {name}, which does not exist here; pass it with --base"
-        )
-    base, commit = model_files.find(name, config.revision)
-    return _spec("adapter", name, base, commit, overrides, folder)
-
-
-def _spec(
-    label: str,
-    name: str,
-    base: Path,
-    commit: str | None,
-    overrides: Overrides,
-    adapter: Path | None = None,
-    run: Mapping[str, Any] | None = None,
-) -> ModelSpec:
-    """Return the spec of the model in the folder `base`, or of an adapter for it."""
-    model_files.check_folder(str(base), "the model")
-    tokenizer = base
-    if adapter:
-        read_adapter(adapter)  # refuses what cannot be read, before it is loaded
-        if any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-            tokenizer = adapter
-    bits: Literal[4, 16] = 4 if overrides.bits == 4 else 16
-    settings = ModelConfig(str(base), bits=bits, trust_remote_code=overrides.trust_remote_code, revision=commit)
-    base_name = str(Path(name)) if model_files.is_folder_name(name) else name
-    return ModelSpec(label, settings, base_name, adapter, tokenizer, run)

@@ -97,9 +97,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     except model_files.HubUnavailable as error:
         if not planning or name not in KNOWN_MODELS:
             raise
-        model = KNOWN_MODELS[name].config
-        told = f"the dimensions of {name} come from the kit, not from its config.json: {error.__cause__}"
-        assumptions.insert(0, told)
+        model = KNOWN_MODELS[name]
+        assumptions.insert(0, f"the dimensions of {name} come from the kit: {error}")
     check_architecture(model, config.model, config.lora.targets)
     plan = Plan(config, engine, Work.of(config, resumed=invocation.resume), tuple(derived), tuple(assumptions))
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:

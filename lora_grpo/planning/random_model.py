@@ -27,7 +27,7 @@ build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 
 
 QWEN = {
-    size: {**KNOWN_MODELS[f"Qwen/Qwen2.5-{size}-Instruct"].config, "eos_token_id": 2, "pad_token_id": 0}
+    size: {**KNOWN_MODELS[f"Qwen/Qwen2.5-{size}-Instruct"], "eos_token_id": 2, "pad_token_id": 0}
     for size in ("0.5B", "1.5B", "3B")
 }
 """config.json of each model, with the special tokens of the bundled tokenizer."""

@@ -8,33 +8,25 @@
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-An adapter reaches vLLM in `load_adapter`, in vllm_engine.py for an engine in this process and in vllm_server.py for a
+An adapter reaches vLLM in `load_adapter`, in vllm_sampler.py for an engine in this process and in vllm_server.py for a
 server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
     sampler.py               the Sampler interface, and decoding with a key-value cache
-    continuous_batching.py   replaces finished completions in the batch with waiting ones
-    completions.py           completions in the order in which they finish, grouped by prompt
-    growing_cache.py         a key-value cache that is not copied for every token
-    grouped_attention.py     attention that does not repeat keys and values for each query head (on a CPU)
+    continuous_batching.py   replaces finished completions in the batch with waiting ones; its key-value cache
     batch_memory.py          computes how many completions fit in memory at once
-    merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU)
+    merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU); its attention
     unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`
-    vllm_sampler.py          samples with vLLM; loads the policy's current adapter at each `wake_up`
-    vllm_engine.py           starts a vLLM engine in this process, and loads adapters into it: `load_adapter`, `stream`
+    vllm_sampler.py          samples with vLLM, and loads the policy's adapter at each `wake_up`; engine in this process
     vllm_server.py           client of a vLLM server, with the same interface
-    llama_cpp_sampler.py     samples from a GGUF file; its tokenizer renders messages with the template of the file
-    llama_cpp_server.py      starts the user's `llama-server`, or that of the package xllamacpp, and talks to it
+    llama_cpp.py             samples from a GGUF file with `llama-server`, and reads the header of the file
     xllamacpp_server.py      the server of the package xllamacpp, as a program with llama-server's flags
-    gguf_model.py            reads what the header of a GGUF file says about the model
 """
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
-from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
-from lora_grpo.sampling.llama_cpp_sampler import load_sampler
-from lora_grpo.sampling.llama_cpp_server import find_program
+from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank

@@ -6,8 +6,7 @@ from typing import Any
 
 from lora_grpo.config import hardware
 from lora_grpo.models import memory
-from lora_grpo.sampling.continuous_batching import START_SHARE, can_join
-from lora_grpo.sampling.growing_cache import SPARE_COLUMNS
+from lora_grpo.sampling.continuous_batching import SPARE_COLUMNS, START_SHARE, can_join
 
 MAX_BATCH_SIZE = 256
 """The default of vLLM, and the number of completions per unit of an evaluation."""
@@ -46,7 +45,7 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     width = model.get_input_embeddings().weight.element_size()  # not from a 4-bit layer, whose dtype is uint8
 
     # Two additional layers, because the cache is copied layer by layer when it grows.
-    token = memory.kv_bytes_per_token(config.num_hidden_layers + 2, key_heads * head_width, width)
+    token = 2 * width * (config.num_hidden_layers + 2) * key_heads * head_width
     selection = config.vocab_size * memory.SELECTION_BYTES
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)

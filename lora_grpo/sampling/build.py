@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
@@ -16,17 +15,14 @@ from lora_grpo.models import (
     announce_download,
     base_model,
     check_sampling,
-    engines,
     memory,
     model_files,
 )
-from lora_grpo.sampling.gguf_model import GgufModel
-from lora_grpo.sampling.grouped_attention import use_grouped_attention
-from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy
+from lora_grpo.sampling.llama_cpp import GgufModel
+from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
-from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
+from lora_grpo.sampling.vllm_sampler import VllmEngine, VllmSampler, served_rank, start_engine
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
 from lora_grpo.tasks import Row, chat
 
@@ -51,13 +47,11 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
     longest = config.model.max_sequence_tokens
     if config.sampling.server_url:
         return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
-    instead = ("--sampling.backend", "transformers")
-    with engines.starting("vLLM", is_auto=config.sampling.backend == "auto", instead=instead):
+    with base_model.starting("vLLM", instead="--sampling.backend transformers"):
         return start_engine(
             config.model,
             rank=memory.reserved_rank(config.lora.rank),
             max_sequence_tokens=longest,
-            gpu_memory_share=config.model.gpu_memory_share,
             seed=config.seed,
             max_batch_size=batch_shape(config).parallel_samples,
             sleeps=True,
@@ -85,22 +79,17 @@ def check_context(target: ModelSpec | GgufModel, tokenizer: Any, rows: Sequence[
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
     context = target.context_tokens
     if context is not None and longest + max_tokens > context:
-        room = context - longest
-        fix = f"pass --max-completion-tokens {room} or less" if room > 0 else "leave longer rows or examples out"
         raise UserError(
             f"the longest prompt has {longest} tokens, and {max_tokens} more exceed the {context} that "
-            f"{target.base_name} takes; {fix}"
+            f"{target.base_name} takes; pass --max-completion-tokens, or leave longer rows or examples out"
         )
     return longest + max_tokens
 
 
-def load_sampler(
-    target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int, *, is_auto: bool = False
-) -> Sampler:
+def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
     """Load a model, and its adapter if it has one, and return its sampler.
 
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
-    `is_auto` says that `--backend auto` chose the backend; see `engines.starting`.
     """
     announce_download(target.base)
     base_model.prepare_torch(seed)
@@ -109,23 +98,28 @@ def load_sampler(
     if not getattr(tokenizer, "chat_template", None):
         print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":
-        with engines.starting("vLLM", is_auto=is_auto, instead=("--backend", "transformers")):
-            engine = start_engine(
-                target.base,
-                rank=served_rank(target.adapter) if target.adapter else None,
-                max_sequence_tokens=sequence_tokens,
-                seed=seed,
-            )
+        with base_model.starting("vLLM", instead="--backend transformers"):
+            rank = served_rank(target.adapter) if target.adapter else None
+            engine = start_engine(target.base, rank=rank, max_sequence_tokens=sequence_tokens, seed=seed)
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)
     import torch
+    from peft import PeftModel
 
     check_sampling(model_files.read_config(target.base), target.base_name)
     base = base_model.load_base(target.base)
-    if target.adapter:
-        return _local_sampler(_with_adapter(base, target.adapter), tokenizer, eos_token_ids)
-    if not torch.cuda.is_available():
-        base = use_grouped_attention(plain_copy(base) if target.base.bits == 4 else base)
-    return Sampler(base.eval(), tokenizer, eos_token_ids)
+    if not target.adapter:
+        if not torch.cuda.is_available():
+            base = use_grouped_attention(plain_copy(base) if target.base.bits == 4 else base)
+        return Sampler(base.eval(), tokenizer, eos_token_ids)
+    try:
+        model = PeftModel.from_pretrained(base, target.adapter, is_trainable=False)
+    except Exception as error:  # settings of the wrong types raise many exception types
+        raise UserError(
+            f"the adapter in {target.adapter} cannot be loaded into its base model: {first_line(error)}; "
+            "if it was trained on another base, pass that one with --base"
+        ) from error
+    base_model.keep_frozen(model)
+    return _local_sampler(model.eval(), tokenizer, eos_token_ids)
 
 
 def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:
@@ -147,17 +141,3 @@ def load_tokenizer(target: ModelSpec) -> Any:
     """Load the tokenizer of a model spec."""
     settings = ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
     return base_model.load_tokenizer(settings)
-
-
-def _with_adapter(base: Any, adapter: Path) -> Any:
-    from peft import PeftModel
-
-    try:
-        model = PeftModel.from_pretrained(base, adapter, is_trainable=False)
-    except Exception as error:  # settings of the wrong types raise many exception types
-        raise UserError(
-            f"the adapter in {adapter} cannot be loaded into its base model: {first_line(error)}; "
-            "if it was trained on another base, pass that one with --base"
-        ) from error
-    base_model.keep_frozen(model)
-    return model.eval()

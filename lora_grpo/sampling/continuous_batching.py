@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from lora_grpo.sampling.growing_cache import growing_cache
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +12,9 @@ if TYPE_CHECKING:
 START_SHARE = 1 / 4
 """Share of the batch that is refilled at once. Refilling runs a prefill and copies the whole cache, which takes as long
 as several decoding steps. Waiting until a quarter is free leaves an eighth of the batch empty on average."""
+
+SPARE_COLUMNS = 32
+"""Number of later tokens for which there is space when a cache is copied."""
 
 _MIN_SAVED_TOKENS = 64
 """Fewest tokens for which a forward pass on the common tokens of all prompts takes less time than it saves."""
@@ -50,13 +51,7 @@ class Batch:
         self.positions = self.positions + 1
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
         if len(self):
-            self.logits = model(
-                input_ids=tokens[:, None],
-                attention_mask=self.mask,
-                position_ids=self.positions[:, None],
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits[:, -1]
+            self.logits = _forward(model, tokens[:, None], self.mask, self.positions[:, None], self.cache)
 
     def trim(self) -> None:
         """Remove left columns that no row uses, so that the cache is as long as its longest row. See `can_join`."""
@@ -65,25 +60,19 @@ class Batch:
             for layer in self.cache.layers:
                 layer.trim(unused)
 
-    def joined(self, new: Batch) -> Batch:
-        """Return a batch of these rows followed by the new rows, in the same cache. See `can_join`."""
+    def join(self, new: Batch) -> None:
+        """Append the rows of a new batch, which is consumed. See `can_join`."""
         import torch
         from torch.nn.functional import pad
 
         length = max(self.mask.shape[1], new.mask.shape[1])
-        masks = [pad(batch.mask, (length - batch.mask.shape[1], 0)) for batch in (self, new)]
+        self.mask = torch.cat([pad(batch.mask, (length - batch.mask.shape[1], 0)) for batch in (self, new)])
         # Copy and free layer by layer, so that only one layer exists twice.
         for layer, other in zip(self.cache.layers, new.cache.layers, strict=True):
-            layer.join(other)
+            layer.copy([layer, other])
             other.keys = other.values = None
-        return Batch(
-            indices=torch.cat([self.indices, new.indices]),
-            steps=torch.cat([self.steps, new.steps]),
-            positions=torch.cat([self.positions, new.positions]),
-            mask=torch.cat(masks),
-            cache=self.cache,
-            logits=torch.cat([self.logits, new.logits]),
-        )
+        for name in ("indices", "steps", "positions", "logits"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
 
 
 def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
@@ -100,19 +89,18 @@ def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
     rotates_by_length = rope.get("rope_type") in ("dynamic", "longrope")  # of the longest sequence in a pass
     if common * (len(prompts) - 1) < _MIN_SAVED_TOKENS or rotates_by_length or not can_join(model.config):
         return None
-    device = next(model.parameters()).device
-    input_ids = torch.tensor([prompts[0][:common]], device=device)
-    positions = torch.arange(common, device=device)[None]
-    cache = growing_cache(model.config)
-    model(
-        input_ids=input_ids,
-        attention_mask=torch.ones_like(input_ids),
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
+    input_ids = torch.tensor([prompts[0][:common]], device=next(model.parameters()).device)
+    mask, cache = torch.ones_like(input_ids), growing_cache(model.config)
+    _forward(model, input_ids, mask, mask.cumsum(dim=1) - 1, cache, logits_to_keep=1)
     return cache
+
+
+def _forward(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any, **options: Any
+) -> Any:
+    """Run the model on (R, T) new tokens, extend the cache, and return the (R, V) logits of the next tokens."""
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    return model(**inputs, use_cache=True, **options).logits[:, -1]
 
 
 def prefill(
@@ -143,14 +131,7 @@ def prefill(
     if common:
         for layer, shared in zip(cache.layers, common.layers, strict=True):
             layer.start_with(shared, len(needed))
-    logits = model(
-        input_ids=input_ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+    logits = _forward(model, input_ids, mask, positions, cache, logits_to_keep=1)
     rows = torch.arange(indices.start, indices.stop, device=device)
     prompt = rows // num_samples - first
     cache.reorder_cache(prompt)  # one copy per sample; unlike batch_repeat_interleave, all layer types support it
@@ -186,3 +167,93 @@ def num_to_start(batch_size: int, *, running: int, waiting: int, joining: bool) 
         return 0 if running else min(batch_size, waiting)
     new = min(max(1, int(batch_size * START_SHARE)), waiting)
     return new if new <= batch_size - running else 0
+
+
+def growing_cache(config: Any) -> Any:
+    """Return an empty DynamicCache of growing layers, for a model whose layers all have full attention."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache(config=config)
+    layer = type("GrowingDynamicLayer", (GrowingLayer, DynamicLayer), {})
+    cache.layers = [layer() for _ in cache.layers]
+    return cache
+
+
+class GrowingLayer:
+    """The (R, heads, L, width) keys and values of one layer, as views of tensors with more columns on the right.
+
+    Mixed into transformers' `DynamicLayer`, which copies the layer for every token, and when rows leave.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    is_initialized: bool
+    lazy_initialization: Callable[..., None]
+    _spare = 0
+    """Number of columns on the right that are not used yet."""
+
+    def start_with(self, other: GrowingLayer, count: int) -> None:
+        """Fill an empty layer with `count` rows, each of which has the tokens of the only row of `other`."""
+        self.lazy_initialization(other.keys, other.values)
+        self.keys, self.values = (tensor.expand(count, -1, -1, -1) for tensor in (other.keys, other.values))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append the keys and values of new tokens, and return those of all tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            return self.keys, self.values
+        if self._spare < key_states.shape[-2]:
+            self.copy([self], columns=key_states.shape[-2])
+        self._spare -= key_states.shape[-2]
+        self.keys, self.values = _append(self.keys, key_states), _append(self.values, value_states)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Keep the given rows, in this order. Only rows that move are copied, unless there are more than before."""
+        import torch
+
+        count = len(beam_idx)
+        if count > len(self.keys):
+            self.keys, self.values, self._spare = self.keys[beam_idx], self.values[beam_idx], 0
+            return
+        moved = (beam_idx != torch.arange(count, device=beam_idx.device)).nonzero().squeeze(1)
+        for tensor in (self.keys, self.values):
+            tensor[moved] = tensor[beam_idx[moved]]
+        self.keys, self.values = self.keys[:count], self.values[:count]
+
+    def trim(self, columns: int) -> None:
+        """Remove the first columns."""
+        self.keys, self.values = self.keys[:, :, columns:], self.values[:, :, columns:]
+
+    def copy(self, layers: Sequence[GrowingLayer], columns: int = 0) -> None:
+        """Take the rows of some layers, with spare columns for `columns` and for later tokens."""
+        self._spare = columns + SPARE_COLUMNS
+        self.keys = _with_spare_columns([layer.keys for layer in layers], self._spare)
+        self.values = _with_spare_columns([layer.values for layer in layers], self._spare)
+
+
+def _with_spare_columns(parts: Sequence[torch.Tensor], spare: int) -> torch.Tensor:
+    """Return a copy of the rows of all parts. Shorter rows are padded on the left."""
+    from torch.nn.functional import pad
+
+    _, heads, _, width = parts[0].shape
+    length = max(part.shape[2] for part in parts)
+    buffer = parts[0].new_empty(sum(map(len, parts)), heads, length + spare, width)
+    start = 0
+    for part in parts:
+        # Zeros and not whatever is in memory, because zero attention to NaN is NaN.
+        buffer[start : start + len(part), :, :length] = pad(part, (0, 0, length - part.shape[2], 0))
+        start += len(part)
+    return buffer[:, :, :length]
+
+
+def _append(used: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Write new columns into the spare ones, and return a view that includes them."""
+    rows, heads, length, width = used.shape
+    longer = used.as_strided((rows, heads, length + new.shape[2], width), used.stride())
+    longer[:, :, length:] = new
+    return longer

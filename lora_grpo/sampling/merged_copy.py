@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_grpo.models import PATTERNS, SELECTION, features
-from lora_grpo.sampling.grouped_attention import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    import torch
 
 _BASE_LAYERS = re.compile(r"\.base_layer(?=\.|$)")
 """What PEFT's wrappers add to names."""
@@ -80,3 +83,44 @@ def _as_linear(module: Any, *, transpose: bool) -> Any:
 
     weight = module.weight.detach()
     return weight.T if transpose and isinstance(module, Conv1D) else weight
+
+
+def use_grouped_attention(model: Any) -> Any:
+    """Make a model that only samples use attention for one token per row, if it can, and return it.
+
+    With a mask, transformers repeats keys and values for each query head, in every layer and for every token. Here, the
+    query heads that share a head of keys are several queries of it. The result is the same except for rounding.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    if model._supports_attention_backend and model.config._attn_implementation == "sdpa":
+        AttentionInterface.register("lora_grpo_grouped", _attend)
+        AttentionMaskInterface.register("lora_grpo_grouped", sdpa_mask)
+        model.config._attn_implementation = "lora_grpo_grouped"
+    return model
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with one token per row. Anything else uses transformers' `sdpa_attention_forward`."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows, heads, tokens, width = query.shape
+    if tokens > 1 or kwargs.get("position_bias") is not None:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return output
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+    scores = grouped @ key.transpose(2, 3) * (width**-0.5 if scaling is None else scaling)
+    if attention_mask is not None:  # (R, 1, 1, L), True for tokens to attend to
+        scores.masked_fill_(~attention_mask, -math.inf)
+    return (scores.softmax(dim=-1) @ value).reshape(rows, 1, heads, -1), None

@@ -12,9 +12,10 @@ import gc
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.errors import RunError
 from lora_grpo.sampling.batch_memory import max_batch_size, ran_out_of_memory
@@ -23,6 +24,7 @@ from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 Decoded = tuple[list[int], list[float] | None]
 """Token ids of one completion and their logprobs. See `SampledTokens`."""
 
@@ -87,7 +89,7 @@ class Sampler:
         import torch
 
         with self.awake(adapter=adapter):
-            if not prompts:
+            if not prompts:  # a process that has no rows
                 return []
             if torch.cuda.is_available():
                 self.fit_batch(prompts, params.max_tokens)
@@ -122,16 +124,17 @@ class Sampler:
         return self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
 
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Set `batch_size` to the number of completions that fit in memory."""
-        self.batch_size = max_batch_size(self.model, max(map(len, self.encode(prompts))), max_tokens)
+        """Set `batch_size` to the number of completions that fit in memory. Engines that stream do it themselves."""
+        if not self.streams:
+            longest = max(map(len, self.encode(prompts)))
+            self.batch_size = max_batch_size(self.model, longest, max_tokens)
 
     def stream(
         self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
         samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds))
-        size = params.num_samples
-        yield from ((index, samples[index * size : (index + 1) * size]) for index in range(len(prompts)))
+        yield from by_prompt(enumerate(samples), params.num_samples)
 
     def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
         texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
@@ -149,26 +152,25 @@ class Sampler:
         was_training = self.model.training
         self.model.eval()
         try:
-            while True:
-                try:
-                    with torch.no_grad():
-                        return self._decode(prompts, params, seeds)
-                except RuntimeError as error:
-                    if self.batch_size is None or not ran_out_of_memory(error):
-                        raise
-                    tried = min(self.batch_size, len(seeds))
-                    if tried == 1:
-                        raise RunError(
-                            "out of memory with a single completion; allow fewer tokens in a completion, or load the "
-                            f"model in 4 bits ({' '.join(str(error).split())})"
-                        ) from error
-                # The batch is freed only here, after the error and its frames are gone.
-                gc.collect()
-                torch.cuda.empty_cache()
-                self.batch_size = tried // 2
-                print(f"out of memory with batch size {tried}; retrying with {self.batch_size}", file=sys.stderr)
+            with torch.no_grad():
+                return self._decode(prompts, params, seeds)
+        except RuntimeError as error:
+            if self.batch_size is None or not ran_out_of_memory(error):
+                raise
+            tried = min(self.batch_size, len(seeds))
+            if tried == 1:
+                raise RunError(
+                    "out of memory with a single completion; allow fewer tokens in a completion, or load the model in "
+                    f"4 bits ({' '.join(str(error).split())})"
+                ) from error
         finally:
             self.model.train(was_training)
+        # The batch is freed only here, after the error and its frames are gone.
+        gc.collect()
+        torch.cuda.empty_cache()
+        self.batch_size = tried // 2
+        print(f"out of memory with batch size {tried}; retrying with {self.batch_size}", file=sys.stderr)
+        return self._decode_in_memory(prompts, params, seeds)
 
     def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
         """Return R = B·G completions."""
@@ -192,8 +194,11 @@ class Sampler:
                 indices = range(started, started + new)
                 pad = self.tokenizer.pad_token_id
                 more = prefill(self.model, pad, prompts, indices, params.num_samples, common)
-                batch, started = batch.joined(more) if batch else more, started + new
-                running = len(batch)
+                if batch:
+                    batch.join(more)
+                else:
+                    batch = more
+                running, started = len(batch), started + new
             assert batch  # at least one completion has started
             numbers = uniform[batch.indices, batch.steps]
             tokens, each = select_tokens(batch.logits.float(), params.temperature, params.top_p, numbers)
@@ -209,6 +214,36 @@ class Sampler:
             (ids[:length], each[:length] if params.temperature else None)
             for ids, each, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
         ]
+
+
+def by_prompt(finished: Iterable[tuple[int, T]], group: int) -> Iterator[tuple[int, list[T]]]:
+    """Yield (index of a prompt, its completions in order) when all completions of the prompt are finished.
+
+    Args:
+        finished: (index, completion) in any order. The completions of prompt b are b·G to b·G + G - 1.
+        group: G.
+    """
+    started: dict[int, dict[int, T]] = {}
+    for index, completion in finished:
+        whole = started.setdefault(index // group, {})
+        whole[index] = completion
+        if len(whole) == group:
+            yield index // group, [whole[each] for each in sorted(whole)]
+            del started[index // group]
+
+
+def in_threads(complete: Callable[[int], T], count: int, threads: int) -> Iterator[tuple[int, T]]:
+    """Yield (index, `complete(index)`) of each index below `count` when it is finished.
+
+    If the generator is closed early, calls that have not begun are canceled.
+    """
+    pool = ThreadPoolExecutor(threads)
+    try:
+        pending = {pool.submit(complete, index): index for index in range(count)}
+        for done in as_completed(pending):
+            yield pending[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def completion_seed(seed: int, name: str, number: str | int) -> int:

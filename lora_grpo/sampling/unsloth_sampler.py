@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import Sequence
 
 from lora_grpo.sampling.sampler import Decoded, Sampler, SamplingParams
-from lora_grpo.sampling.vllm_engine import token_logprobs
-from lora_grpo.sampling.vllm_sampler import request_options
+from lora_grpo.sampling.vllm_sampler import request_options, token_logprobs
 
 
 class SharedVllmSampler(Sampler):

@@ -13,8 +13,7 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.sampling.completions import in_threads
-from lora_grpo.sampling.sampler import Decoded
+from lora_grpo.sampling.sampler import Decoded, in_threads
 
 _MAX_REQUESTS = 256
 """Maximum number of concurrent requests. The server batches them to fit its memory."""
@@ -34,7 +33,7 @@ class VllmServer:
         max_sequence_tokens: longest prompt plus completion.
 
     Raises:
-        UserError: the server is not a vLLM server or has too short a context, or the folder cannot be written.
+        UserError: the server is not a vLLM server, or has too short a context.
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
@@ -47,14 +46,10 @@ class VllmServer:
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(retries=5, limits=limits), timeout=httpx.Timeout(3600, connect=10)
         )
-        parent = folder and Path(folder).expanduser()
-        try:
-            if parent:
-                parent.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
-            self._folder.chmod(0o755)  # the server may run as another user
-        except OSError as error:
-            raise UserError(f"--sampling.server-folder {folder} cannot be written: {error.strerror}") from None
+        parent = Path(folder or tempfile.gettempdir()).expanduser()
+        parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
+        self._folder.chmod(0o755)  # the server may run as another user
         atexit.register(self.close)
 
     def load_adapter(self, adapter: Path) -> str:
@@ -65,12 +60,11 @@ class VllmServer:
         shared = Path(shutil.copytree(adapter, self._folder / uuid.uuid4().hex))  # vLLM caches prompts by adapter name
         shared.chmod(0o755)
         answer = self._post("/v1/load_lora_adapter", {"lora_name": shared.name, "lora_path": str(shared.resolve())})
-        if answer.status_code in (404, 405) and "No adapter found" not in answer.text:
-            raise UserError(f"the server at {self.url} does not load adapters; start it with `{_START}`")
         if answer.status_code != 200:
             raise UserError(
-                f"the server at {self.url} cannot read {shared} ({_message(answer)}); pass a folder that both machines "
-                "have under the same path with --sampling.server-folder"
+                f"the server at {self.url} does not load adapters from {shared} ({_message(answer)}); start it with "
+                f"`{_START}`, and pass a folder that both machines have under the same path with "
+                "--sampling.server-folder"
             )
         self._unload()
         self._served = shared
@@ -87,8 +81,6 @@ class VllmServer:
             if answer.status_code != 200:
                 raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
             [choice] = answer.json()["choices"]
-            if choice["finish_reason"] not in ("stop", "length"):
-                raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
             return choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
 
         return in_threads(complete, len(prompts), _MAX_REQUESTS)

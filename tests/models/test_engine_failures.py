@@ -1,4 +1,4 @@
-"""Engines that fail at import or at start: one line, and another engine only where `auto` chose the one that failed.
+"""Engines that fail at import or at start: one line that names another engine.
 
 Packages on a path of their own stand in for broken installations of the real ones.
 """
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.errors import EngineFailed, RunError, UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import Overrides, Policy, base_model, load_policy, resolve
 from lora_grpo.sampling import build
 
@@ -59,16 +59,13 @@ def sampler(config):
 def test_an_import_of_an_engine_fails(broken, statement, said, engine):
     if engine == "unsloth":
         broken(unsloth=statement)
-        load, chosen, arguments = load_policy, config("unsloth"), ("--model.engine", "peft")
+        load, instead = load_policy, "--model.engine peft"
     else:
         broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=statement)
-        load, chosen, arguments = sampler, config(backend="vllm"), ("--sampling.backend", "transformers")
-    with pytest.raises(EngineFailed) as failed:
+        load, instead = sampler, "--sampling.backend transformers"
+    with pytest.raises(RunError, match=f"pass {instead}$") as failed:
         load(config())
-    assert failed.value.arguments == arguments and said in failed.value.problem
-    with pytest.raises(UserError, match=r"(peft|transformers backend)$") as refused:
-        load(chosen)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in str(failed.value) and "\n" not in str(failed.value)
 
 
 STARTS = {
@@ -86,18 +83,9 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
         vllm="",
     )
     monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
-    for engine, backend, arguments in (
-        ("auto", "auto", ("--model.engine", "peft")),
-        ("auto", "vllm", ("--model.engine", "peft")),
-        ("unsloth", "auto", ("--sampling.backend", "transformers")),
-    ):
-        with pytest.raises(EngineFailed) as failed:
-            load_policy(config(engine, backend))
-        assert failed.value.arguments == arguments
-        assert said in failed.value.problem and "\n" not in str(failed.value)
-    with pytest.raises((UserError, RunError), match=said) as refused:
-        load_policy(config("unsloth", "vllm"))
-    assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
+    with pytest.raises(RunError, match=r"pass --model\.engine peft$") as failed:
+        load_policy(config())
+    assert said in str(failed.value) and "\n" not in str(failed.value)
 
 
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
@@ -106,11 +94,8 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH
     monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": "/nowhere"})
-    with pytest.raises(EngineFailed, match="a C compiler and Python's C headers") as failed:
+    with pytest.raises(UserError, match=r"a C compiler and Python's C headers .*pass --model\.engine peft$"):
         load_policy(config())
-    assert failed.value.arguments == ("--model.engine", "peft")
-    with pytest.raises(UserError, match=r"pass --model\.engine peft$"):
-        load_policy(config("unsloth", "vllm"))
 
 
 @pytest.mark.parametrize(("statement", "said"), STARTS.items())
@@ -119,16 +104,10 @@ def test_a_start_of_vllm_fails(broken, statement, said):
     broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=start)
     target = resolve("starter", Overrides(None, None, None, False))
     choices = {
-        ("--sampling.backend", "transformers"): lambda is_auto: sampler(config(backend="auto" if is_auto else "vllm")),
-        ("--backend", "transformers"): lambda is_auto: build.load_sampler(
-            target, "vllm", build.load_tokenizer(target), 64, 0, is_auto=is_auto
-        ),
+        "--sampling.backend transformers": lambda: sampler(config()),
+        "--backend transformers": lambda: build.load_sampler(target, "vllm", build.load_tokenizer(target), 64, 0),
     }
-    for arguments, load in choices.items():
-        with pytest.raises(EngineFailed) as failed:
-            load(True)
-        assert failed.value.arguments == arguments and "\n" not in str(failed.value)
-        with pytest.raises(RunError, match=r"^vLLM cannot serve .*; select the transformers backend$") as refused:
-            load(False)
-        assert not isinstance(refused.value, EngineFailed) and "\n" not in str(refused.value)
-        assert said in str(refused.value)
+    for instead, load in choices.items():
+        with pytest.raises(RunError, match=f"^vLLM does not start .*; pass {instead}$") as failed:
+            load()
+        assert said in str(failed.value) and "\n" not in str(failed.value)

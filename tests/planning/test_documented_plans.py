@@ -68,7 +68,7 @@ def test_a_listed_model_fits_its_gpu_with_the_listed_limits(machine, row):
     preset, name, gigabytes, micro, parallel, share, longest = row
     flags = ("--preset", preset, "--model.name", name)
     _, plan = planned("gsm8k_lora", *flags)
-    assert f"{KNOWN_MODELS[name].download_bytes / 1e9:.2f} GB" == gigabytes
+    assert f"{KNOWN_MODELS[name]['weights_bytes'] / 1e9:.2f} GB" == gigabytes
     assert plan.fit.fits and plan.fit.sampler == "shared"
     assert (plan.fit.micro_batch_size, plan.fit.max_num_seqs) == (int(micro), int(parallel))
     assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.05)

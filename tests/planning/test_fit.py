@@ -20,7 +20,7 @@ def presets_of(recipe):
     for name, changes in runpy.run_path(str(recipe))["PRESETS"].items():
         if size := hardware.preset_gigabytes(name):
             config = replace(RunConfig(output_dir="out", preset=name), changes)
-            found[size] = (config, Shape.of(KNOWN_MODELS[config.model.name].config))
+            found[size] = (config, Shape.of(KNOWN_MODELS[config.model.name]))
     return found
 
 

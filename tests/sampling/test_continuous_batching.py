@@ -23,7 +23,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join
-from lora_grpo.sampling.grouped_attention import use_grouped_attention
+from lora_grpo.sampling.merged_copy import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}

@@ -8,7 +8,7 @@ from helpers.gguf_files import write_header
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
-from lora_grpo.sampling import SamplingParams, llama_cpp_server, load_sampler, read_gguf
+from lora_grpo.sampling import GgufSampler, SamplingParams, read_gguf
 
 STAND_IN = """#!{python}
 import http.server, json, os, sys
@@ -126,14 +126,14 @@ def test_a_server_that_fails_is_one_line(llama, file, tmp_path, how, error, mess
 
 def test_without_llama_cpp_the_extra_is_named(file, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(llama_cpp_server.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"\[llama-cpp\].*llama-server"):
         evaluate(file, tmp_path)
 
 
 def test_a_server_ends_with_its_sampler(llama, file):
-    sampler = load_sampler(read_gguf(file), [{"prompt": [{"role": "user", "content": "hi"}]}], max_tokens=4)
-    process = sampler._server._process
+    sampler = GgufSampler(read_gguf(file), [{"prompt": [{"role": "user", "content": "hi"}]}], max_tokens=4)
+    process = sampler._process
     [(_, [sample])] = sampler.stream(["hi"], SamplingParams(1, 0.0, 1.0, 4), [0])
     assert sample.truncated and len(sample.token_ids) == 4
     sampler.close()

@@ -10,8 +10,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.models import base_model
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
-from lora_grpo.sampling.vllm_engine import start_engine
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.registry import get_task

@@ -1,0 +1,283 @@
+"""Sample a GGUF file with llama.cpp, and render its prompts with its own template.
+
+llama.cpp runs in a process of its own, so that a crash of it is an error message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from lora_grpo import sandbox
+from lora_grpo.commands import command
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.files import atomic
+from lora_grpo.runs import read_record
+from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
+from lora_grpo.tasks import Row
+
+PROGRAM = "llama-server"
+_SLOTS = 8
+"""Number of completions that are decoded at once."""
+_TEMPLATE_TOKENS = 1024
+"""More tokens than any chat template adds to the messages of a row."""
+_ONLY_TEMPERATURE_AND_TOP_P = {"samplers": ["temperature", "top_p"], "mirostat": 0}
+"""Turns off all other samplers of llama.cpp: penalties, DRY, XTC, top-k, min-p, typical-p, and what a GGUF's metadata
+set. In this order as in `sampling.select_tokens`; llama.cpp's own order applies top-p before the temperature."""
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model in a GGUF file. In evaluations, it takes the place of a `models.ModelSpec`."""
+
+    path: Path
+    label: str
+    """Its type, such as `q4_0`, or its name."""
+    context_tokens: int | None
+    """Maximum length of a prompt and its completion in tokens."""
+    chat_template: str | None
+    run_folder: Path | None
+    """The run, if the file is in one of its folders, as `lora-grpo export-gguf` writes it."""
+    run: Mapping[str, Any] | None
+    """Its run.json."""
+    adapter: None = None
+
+    @property
+    def base_name(self) -> str:
+        return str(self.path)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """The digest that identifies the model, and its type."""
+        return {"model": self.path.name, "gguf_sha256": atomic.sha256(self.path), "quantization": self.label}
+
+    def without_adapter(self) -> NoReturn:
+        """Raise UserError, because the adapter is merged."""
+        raise UserError(
+            f"--compare base needs an adapter, which is merged in {self.path}; pass --compare RUN/merged, or RUN"
+        )
+
+
+def read_header(path: Path) -> Any:
+    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none of them.
+
+    Raises:
+        UserError: a header or a tensor is missing or cut off.
+    """
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    except (ValueError, LookupError, OSError, OverflowError) as error:
+        raise UserError(f"{path} is not a complete GGUF file ({first_line(error)}); export it again") from None
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """Read the header of a GGUF file. It is not loaded.
+
+    Raises:
+        UserError: there is no such file, it is cut off, or llama.cpp is not installed.
+    """
+    from gguf import LlamaFileType
+
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; write it with {command('export-gguf')}")
+    header = read_header(path)
+    _program(path)
+
+    def value(name: str) -> Any:
+        field = header.get_field(name)
+        return field.contents() if field else None
+
+    try:
+        label = LlamaFileType(value("general.file_type")).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+    except ValueError:
+        label = path.stem
+    above = path.resolve().parent.parent
+    run = above if (above / "run.json").is_file() else None
+    return GgufModel(
+        path=path,
+        label=label,
+        context_tokens=value(f"{value('general.architecture')}.context_length"),
+        chat_template=value("tokenizer.chat_template"),
+        run_folder=run,
+        run=read_record(run) if run else None,
+    )
+
+
+def _program(path: Path) -> list[str]:
+    """Return the command of a llama.cpp server that can run a GGUF file, or raise a UserError if there is none."""
+    if program := shutil.which(PROGRAM):
+        return [program]
+    if importlib.util.find_spec("xllamacpp"):
+        # As a script, without this package, which would take seconds to import.
+        return [sys.executable, "-P", str(Path(__file__).with_name("xllamacpp_server.py"))]
+    raise UserError(
+        f"{path} needs llama.cpp, which is not installed; run `pip install 'lora-grpo[llama-cpp]'`, "
+        f"or put its {PROGRAM} on the PATH"
+    )
+
+
+class GgufTokenizer:
+    """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
+
+    special_tokens_map = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+    """Names that chat templates read and that llama.cpp sets."""
+
+    def __init__(self, sampler: GgufSampler, chat_template: str | None) -> None:
+        self._sampler, self.chat_template = weakref.proxy(sampler), chat_template
+        self._rendered: dict[str, str] = {}
+
+    def get_chat_template(self) -> str | None:
+        return self.chat_template
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
+    ) -> str:
+        """Return the prompt of messages, without the BOS token that the server adds itself."""
+        assert not tokenize and add_generation_prompt
+        body = {"messages": list(messages), "chat_template_kwargs": variables}
+        key = json.dumps(body)
+        if key not in self._rendered:
+            self._rendered[key] = str(self._sampler.post("/apply-template", body)["prompt"])
+        return self._rendered[key]
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        bodies = ({"content": text, "add_special": True, "parse_special": True} for text in texts)
+        return {"input_ids": [self._sampler.post("/tokenize", body)["tokens"] for body in bodies]}
+
+
+class GgufSampler(Sampler):
+    """Samples with a llama.cpp server of its own, which ends with this object and with this process.
+
+    The random numbers of a completion depend only on its seed. They are not those of the other samplers, and logits may
+    differ by rounding, depending on what else is decoded.
+
+    Args:
+        model: the GGUF file.
+        rows: their prompts are sampled.
+        max_tokens: of a completion.
+
+    Raises:
+        UserError: llama.cpp is not installed, or cannot load the file.
+    """
+
+    serves_training = False
+    streams = True
+
+    def __init__(self, model: GgufModel, rows: Sequence[Row], max_tokens: int) -> None:
+        import httpx
+
+        super().__init__(None, GgufTokenizer(self, model.chat_template), ())
+        # A token has at least one byte.
+        longest = max(sum(len(message["content"].encode()) for message in row["prompt"]) for row in rows)
+        slot_tokens = longest + _TEMPLATE_TOKENS + max_tokens
+        slot_tokens = min(slot_tokens, model.context_tokens or slot_tokens)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        program = _program(model.path)
+        arguments = [*program, "--model", str(model.path), "--host", "127.0.0.1", "--port", str(port), "--jinja"]
+        arguments += ["--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * slot_tokens)]
+        if threads := os.environ.get("OMP_NUM_THREADS"):  # PyTorch uses as many
+            arguments += ["--threads", threads]
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
+        self._process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            # Rows do not return, so a copy of each finished prompt would only fill the memory.
+            env=os.environ | {"LLAMA_ARG_CACHE_RAM": "0"},
+            preexec_fn=functools.partial(sandbox.die_with_parent, os.getpid()),
+        )
+        self._stop = weakref.finalize(self, self._process.kill)
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(3600, connect=10), trust_env=False
+        )
+        properties: Mapping[str, Any] = {}
+        while properties.get("model_path") != str(model.path):  # another program may have taken the port
+            if self._process.poll() is not None:
+                raise UserError(
+                    f"llama.cpp cannot load {model.path} ({self._why_ended()}); export it again, or update llama.cpp"
+                )
+            time.sleep(0.05)
+            with contextlib.suppress(httpx.HTTPError):  # not yet listening
+                properties = self._client.get("/props").json() if self._client.get("/health").is_success else {}
+        of_user = str(properties.get("build_info"))
+        self._build = of_user if len(program) == 1 else f"of xllamacpp {metadata.version('xllamacpp')}"
+
+    def describe(self) -> dict[str, Any]:
+        """Describe how completions are sampled, for the report."""
+        return {"engine": f"llama.cpp {self._build}"}
+
+    def stream(
+        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
+        """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
+
+        def complete(index: int) -> SampledTokens:
+            body = {
+                "prompt": prompts[index // params.num_samples],
+                "n_predict": params.max_tokens,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "seed": seeds[index],
+                "return_tokens": True,
+                **_ONLY_TEMPERATURE_AND_TOP_P,
+            }
+            answer = self.post("/completion", body)
+            tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
+            if truncated and len(tokens) < params.max_tokens:
+                raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
+            return SampledTokens(tokens, answer["content"], truncated)
+
+        return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
+
+    def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the server's answer.
+
+        Raises:
+            RunError: the server has ended or refuses the request.
+        """
+        import httpx
+
+        try:
+            answer = self._client.post(route, json=body)
+        except httpx.HTTPError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the connection closes before the process ends
+                self._process.wait(1)
+            reason = first_line(error) if self._process.poll() is None else self._why_ended()
+            raise RunError(f"llama.cpp no longer answers ({reason}); run the command again to continue") from error
+        if not answer.is_success:  # 404 for a route that this llama.cpp does not have
+            raise RunError(f"llama.cpp refuses {route} ({' '.join(answer.text.split())[:500]}); update llama.cpp")
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def _why_ended(self) -> str:
+        """Return the exit code, and the first line of the server's output that speaks of an error."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        found = [line.strip()[-300:] for line in lines if re.search("error|assert|abort", line, re.IGNORECASE)]
+        return ": ".join([f"code {self._process.wait()}", *found[:1]])
+
+    def close(self) -> None:
+        """End the server."""
+        self._stop()
+        self._process.wait()
