@@ -121,10 +121,16 @@ def silence_other_processes() -> Iterator[None]:
 
 
 def report_error(message: str) -> None:
-    """Publish the error of this rank for the ranks that fail because of it."""
+    """Publish the error of this rank for the ranks that fail because of it, before it is printed.
+
+    Ranks other than 0 also wait. If rank 0 fails with the same error, its launcher ends this rank here.
+    """
     if _group and reported_error() is None:
         with contextlib.suppress(RuntimeError):  # the launcher hosts the store and may be gone
             _store().set(_ERROR, message)
+    if not is_main():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(3)
 
 
 def reported_error() -> str | None:
@@ -134,13 +140,6 @@ def reported_error() -> str | None:
             if _store().check([_ERROR]):
                 return str(_store().get(_ERROR).decode())
     return None
-
-
-def wait_for_main_error() -> None:
-    """Wait on ranks other than 0 before they print an error. If rank 0 fails too, its launcher ends this rank here."""
-    if not is_main():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)
 
 
 def _store() -> Any:

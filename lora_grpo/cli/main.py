@@ -82,7 +82,6 @@ def _end(error: BaseException) -> int | None:
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         distributed.report_error(str(error))
-        distributed.wait_for_main_error()
         fix = ""
         if isinstance(error, disk.DiskFullError):
             fix = f"; free some space, then {f'resume with: {resume}' if resume else 'run the command again'}"
