@@ -17,7 +17,7 @@ from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ExportedFile, exported_files, write_files
 from lora_grpo.gguf.types import interleaved
 from lora_grpo.gguf.writer import SourceModel
-from lora_grpo.merging import divergences_from, read_report, texts_of
+from lora_grpo.merging import divergences, read_report, texts_of
 from lora_grpo.sampling import read_header
 
 TEXTS = 8
@@ -52,12 +52,12 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     folder, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files, found, measured = exported_files(folder), dict[str, Any](), dict[str, float]()
+    files, found, measured = exported_files(folder), dict[str, Any](), dict[tuple[str, str], float]()
     try:
         ids, keep = texts_of(model.tokenizer, run, TEXTS)
-        reference = {tensor.source.name: tensor.source for tensor in model.tensors}
-        others = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
-        measured = divergences_from(reference, others, model.network, ids, keep)
+        weights: dict[str, Mapping[str, Rows]] = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
+        weights["model"] = {tensor.source.name: tensor.source for tensor in model.tensors}
+        measured = divergences(weights, [("model", kind) for kind in outputs], model.network, ids, keep)
         of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
         found = {"tokens": keep * len(ids), "of_run": of_run}
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
@@ -66,7 +66,7 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     if merge:
         found |= {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
     for kind, output in outputs.items():
-        kl = max(0.0, round(measured[kind], 9)) if kind in measured else None  # less than zero is rounding
+        kl = max(0.0, round(measured["model", kind], 9)) if measured else None  # less than zero is rounding
         files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, kl=kl, **found)
     write_files(folder, files)
     return files

@@ -6,7 +6,7 @@
     base + adapter ── base_weights, mapping ──► Plan: what happens to each tensor; reads no data
     Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
     Plan + dtype ── outputs, writer ──► shards, written block by block and resumable
-    shards ── divergence, streamed_model ──► KL(adapter || merged), compared with KL(adapter || base)
+    shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
 
 cli.py             command-line flags and the complete merge
 base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
@@ -14,12 +14,11 @@ mapping.py         maps adapter keys to output tensors, and decides whether head
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
 fidelity.py        the share of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
-divergence.py      chooses the models and texts whose KL divergence the report shows
-streamed_model.py  computes the KL divergence of two models (`divergences`), with weights read from disk
+divergence.py      computes the KL divergences of models, with weights read from disk
 report.py          merge_report.json
 """
 
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.cli import MergeOptions, merge, merged_model
-from lora_grpo.merging.divergence import divergences_from, texts_of
+from lora_grpo.merging.divergence import divergences, texts_of
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report

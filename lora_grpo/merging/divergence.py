@@ -1,5 +1,8 @@
 """Measure how much rounding changed the merged model's predictions, compared with how much training changed them.
 
+A merge is evaluated even on machines without enough memory to load the model: a forward pass in float32 reads the
+weights of one module at a time from disk, and the embedding and the head, the largest tensors, in blocks of rows.
+
 The adapter's weights are W + D in float32, computed from the merge plan. An error in the plan would affect both sides
 of the comparison, so the tests compare plans with PEFT.
 """
@@ -7,19 +10,22 @@ of the comparison, so the tests compare plans with PEFT.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors
-from lora_grpo.merging.base_weights import MergeTarget, base_tensors
+from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors, row_blocks
+from lora_grpo.merging.base_weights import MergeTarget, base_tensors, weight_name
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
-from lora_grpo.merging.streamed_model import StreamedModel, divergences
 from lora_grpo.models import ModelSpec, base_model, run_of
 from lora_grpo.runs import read_record, system_prompt
 from lora_grpo.tasks import chat
+
+Weights = Mapping[str, Rows]
 
 _TEXTS = 2
 _PROMPT_TOKENS = 64
@@ -48,48 +54,18 @@ def measure_divergences(
         tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
         run = run_of(target.adapter) if target.run else None
         ids, keep = texts_of(base_model.load_tokenizer(tokenizer), run, _TEXTS)
-        weights: dict[str, Mapping[str, Rows]] = {
-            "adapter": plan.outputs,
-            "merged": model_tensors(merged),
-            "base": base,
-        }
+        weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": model_tensors(merged), "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
             weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
-        found = _between(weights, pairs, model, ids, keep)
+        found = divergences(weights, pairs, model, ids, keep)
         figures: dict[str, Any] = {"_".join(pair): value for pair, value in found.items()}
         return Divergences(tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return Divergences(not_measured=kind + first_line(error))
-
-
-def divergences_from(
-    reference: Mapping[str, Rows],
-    others: Mapping[str, Mapping[str, Rows]],
-    model: Any,
-    ids: Sequence[Sequence[int]],
-    keep: int,
-) -> dict[str, float]:
-    """Return KL(reference || other) in nats per token for other weights of the same model, by their names.
-
-    `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
-    """
-    found = _between({"": reference, **others}, [("", name) for name in others], model, ids, keep)
-    return {name: value for (_, name), value in found.items()}
-
-
-def _between(
-    weights: Mapping[str, Mapping[str, Rows]],
-    pairs: Sequence[tuple[str, str]],
-    model: Any,
-    ids: Sequence[Sequence[int]],
-    keep: int,
-) -> dict[tuple[str, str], float]:
-    streamed = StreamedModel(model)
-    return divergences({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
 
 
 def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
@@ -112,3 +88,138 @@ def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[in
         )
     ids = ids or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: (count + 1) // 2]]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
+
+
+@dataclass(frozen=True)
+class States:
+    """The head of a model, (V, hidden size), and its inputs, (T, hidden size)."""
+
+    hidden: Any
+    head: Rows
+
+
+class StreamedModel:
+    """The result of `empty_model`, with hooks that read the weights of a module before it runs and drop them after."""
+
+    def __init__(self, model: Any) -> None:
+        import torch
+
+        head, self._embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        if any(parameter.dim() > 2 for parameter in model.parameters()):
+            raise UserError("the model is a mixture of experts")
+        if head.bias is not None:
+            raise UserError(f"{type(model).__name__} has a head with a bias")
+        self._model = model
+        self._head_name, self._embedding_name = weight_name(model, head), weight_name(model, self._embedding)
+        self._embedding.padding_idx = None
+        # The model ends before the head, whose logits would not fit in memory.
+        self._end = torch.nn.Identity()
+        model.set_output_embeddings(self._end)
+        self._weights: Weights = {}
+        for name, module in model.named_modules():
+            if module is not self._embedding and next(module.parameters(recurse=False), None) is not None:
+                module.register_forward_pre_hook(functools.partial(self._read, name))
+                module.register_forward_hook(_drop)
+
+    def states(self, weights: Weights, ids: Sequence[Sequence[int]], keep: int) -> States:
+        """Run texts of at least `keep` tokens through all layers before the head. Keep that many states of each text.
+
+        The weights are given by name. A missing head is tied to the embedding.
+
+        Raises:
+            UserError: a weight is missing, or the logits are not just the product of the states and the head.
+        """
+        import torch
+
+        self._weights = weights
+        longest = max(map(len, ids))
+        # Right padding needs no mask, because no token attends to later tokens.
+        batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])
+        indices = torch.tensor([range(len(text) - keep, len(text)) for text in ids])
+        # The embedding has only the rows of the tokens in the batch, which are renumbered accordingly.
+        tokens, numbers = batch.unique(return_inverse=True)
+        rows = _find(weights, self._embedding_name)
+        self._embedding.weight = _parameter(torch.cat([rows.rows(token, token + 1) for token in tokens.tolist()]))
+        ends: list[Any] = []
+        with self._end.register_forward_hook(lambda module, inputs, output: ends.append(output)), torch.no_grad():
+            after = self._model(input_ids=numbers, use_cache=False).logits
+        if len(ends) != 1 or after is not ends[0]:
+            raise UserError(f"{type(self._model).__name__} changes its logits after the head")
+        hidden = after.gather(1, indices.unsqueeze(-1).expand(-1, -1, after.shape[-1])).flatten(0, 1)
+        return States(hidden, weights.get(self._head_name) or rows)
+
+    def _read(self, name: str, module: Any, inputs: Any) -> None:
+        import torch
+
+        for part, _ in list(module.named_parameters(recurse=False)):
+            weight = _find(self._weights, f"{name}.{part}")
+            values = torch.empty(weight.shape)
+            for start, stop in row_blocks(weight.shape):  # a whole weight in its own dtype would need as much again
+                values[start:stop] = weight.rows(start, stop)
+            setattr(module, part, _parameter(values))
+
+
+def _drop(module: Any, inputs: Any, output: Any) -> None:
+    for part, parameter in list(module.named_parameters(recurse=False)):
+        setattr(module, part, _parameter(parameter.to("meta")))
+
+
+def _parameter(values: Any) -> Any:
+    import torch
+
+    return torch.nn.Parameter(values.float(), requires_grad=False)
+
+
+def _find(weights: Weights, name: str) -> Rows:
+    if name not in weights:
+        raise UserError(f"the weights have no {name}")
+    return weights[name]
+
+
+def divergences(
+    weights: Mapping[str, Weights],
+    pairs: Sequence[tuple[str, str]],
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    keep: int,
+) -> dict[tuple[str, str], float]:
+    """Return the mean KL(first || second) in nats per token for each pair of weights of the same model, by their names.
+
+    `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
+    """
+    streamed = StreamedModel(model)
+    return between({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
+
+
+def between(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """Return the mean KL(first || second) in nats per token for each pair of models.
+
+    Logits are computed for one block of the vocabulary at a time and then discarded. With logits a and b and
+    Z = sum(exp), KL = sum(exp(a) (a - b)) / Z_a - log Z_a + log Z_b. Sums are relative to the largest logit so far and
+    in float64, because the rounding error of two nearly equal float32 softmaxes exceeds their divergence.
+    """
+    import torch
+
+    largest = {name: torch.full((len(model.hidden),), -torch.inf).double() for name, model in models.items()}
+    total = {name: torch.zeros_like(values) for name, values in largest.items()}
+    weighted = {pair: torch.zeros_like(total[pair[0]]) for pair in pairs}
+    shape = next(iter(models.values())).head.shape
+    for start, stop in row_blocks(shape):
+        logits, terms, shrink = {}, {}, {}
+        for name, model in models.items():
+            values = (model.head.rows(start, stop).float() @ model.hidden.T).double()
+            before = largest[name]
+            largest[name] = torch.maximum(before, values.amax(dim=0))
+            # What was summed so far is relative to the largest logit before this block.
+            shrink[name] = (before - largest[name]).exp()
+            terms[name] = (values - largest[name]).exp()
+            total[name] = total[name] * shrink[name] + terms[name].sum(dim=0)
+            logits[name] = values
+        for first, second in pairs:
+            summed = (terms[first] * (logits[first] - logits[second])).sum(dim=0)
+            weighted[first, second] = weighted[first, second] * shrink[first] + summed
+    log_z = {name: largest[name] + total[name].log() for name in models}
+    return {
+        (first, second): float((summed / total[first] - log_z[first] + log_z[second]).mean())
+        for (first, second), summed in weighted.items()
+    }

@@ -68,7 +68,7 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     def fail(*_):
         raise ValueError("no such tensor")
 
-    monkeypatch.setattr(cost, "divergences_from", fail)
+    monkeypatch.setattr(cost, "divergences", fail)
     export(ExportOptions(folder, type=("f16",), output_dir=out))
     assert "note: the KL divergence was not measured: ValueError: no such tensor" in capsys.readouterr().out
     files = exported_files(out)

@@ -9,8 +9,8 @@ from helpers.tiny_models import CONFIGS, make_model
 from lora_grpo.files import model_tensors
 from lora_grpo.files.tensors import BLOCK_ELEMENTS
 from lora_grpo.merging import empty_model
+from lora_grpo.merging.divergence import States, StreamedModel, between
 from lora_grpo.merging.mapping import make_plan
-from lora_grpo.merging.streamed_model import States, StreamedModel, divergences
 
 TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
 
@@ -63,7 +63,7 @@ def test_divergence_is_that_of_float64_over_blocks_of_a_wide_vocabulary(apart):
     heads.append(heads[0] + apart * torch.randn(tokens, width))
     hidden = torch.randn(7, width)
     models = {name: States(hidden, InMemory(head)) for name, head in zip("ab", heads, strict=True)}
-    found = divergences(models, [("a", "b"), ("b", "a"), ("a", "a")])
+    found = between(models, [("a", "b"), ("b", "a"), ("a", "a")])
     first, second = ((hidden.double() @ head.double().T).log_softmax(1) for head in heads)
     assert found["a", "b"] == pytest.approx(float((first.exp() * (first - second)).sum(1).mean()), rel=0.02, abs=1e-13)
     assert found["b", "a"] == pytest.approx(float((second.exp() * (second - first)).sum(1).mean()), rel=0.02, abs=1e-13)
