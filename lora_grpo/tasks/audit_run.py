@@ -14,18 +14,7 @@ from typing import Any, NamedTuple
 
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError, UserError, first_line, suggestion
-from lora_grpo.tasks.audit_attacks import (
-    ATTACKS,
-    CODE,
-    EMPTY,
-    GOLD,
-    LONG,
-    MARKER,
-    NAMES,
-    REPEAT,
-    Attack,
-    make_subjects,
-)
+from lora_grpo.tasks.audit_attacks import ATTACKS, CODE, EMPTY, GOLD, LONG, MARKER, NAMES, REPEAT, Attack, make_subjects
 from lora_grpo.tasks.loading import Data
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Task, get_task, is_task_file, task_title
 from lora_grpo.tasks.task_file import TaskFile

@@ -15,15 +15,7 @@ from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
-from lora_grpo.tasks.registry import (
-    CODE_TASKS,
-    Row,
-    get_task,
-    is_task_file,
-    runs_programs,
-    source_of_rows,
-    task_title,
-)
+from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 
 
 @dataclass(frozen=True)
