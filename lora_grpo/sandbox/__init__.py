@@ -14,19 +14,16 @@ The candidate has no access to the process that decides the verdict or to the pi
 verdict fails.
 
 verdict.py     `Program`, `Settings`, `Verdict`
-pool.py        the workers of this process; `start`, `run`, and `stop`
+pool.py        finds an isolation that works, and keeps the workers; `start`, `run`, and `stop`
 exam.py        compiles the tests once for all candidates
 worker.py      one pair of zygotes: submit, wait, kill, decide
-launch.py      starts an interpreter, directly or in bubblewrap
-library.py     collects the standard library, and importer.py imports it from memory
-isolation.py   finds an isolation that works on this machine
-zygote.py      the process that forks
+launch.py      starts an interpreter, directly or in bubblewrap, with the standard library in memory
+zygote.py      the process that forks; it imports the library from memory
 candidate.py   runs a candidate in a child of its zygote
 examiner.py    runs the tests in a child of its zygote
 link.py        the tests' end of the socket
 codec.py       encodes the values sent over the socket
-lockdown.py    drops access to files, system calls, and privileges
-syscalls.py    lists the allowed system calls
+lockdown.py    drops access to files, system calls, and privileges; lists the allowed system calls
 """
 
 from lora_grpo.sandbox.exam import prepare

@@ -63,7 +63,7 @@ def run(source: bytes, link: int) -> None:
     try:
         program = compile(source.decode(errors="surrogatepass"), "<candidate>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        send(link, ["invalid", _describe(error)])
+        send(link, ["invalid", describe(error)])
         return
     try:
         exec(program, module.__dict__)
@@ -96,17 +96,13 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
             value = OPERATIONS[operation](*args, **kwargs)
         finally:
             encoder = Encoder(objects.handle, decoder.nodes)
-            changes = _changes(before, decoder.nodes, encoder)
+            after = [encoder.contents(node) for node in decoder.nodes]
+            pairs = enumerate(zip(before, after, strict=True))
+            # An argument may change from 1 to 1.0 or True, which are equal.
+            changes = [[number, now] for number, (then, now) in pairs if then != now or repr(then) != repr(now)]
         return ["returned", changes, encoder.encode(value)]
     except BaseException as error:  # noqa: BLE001 - reported to the tests
         return _raised(error, changes, objects)
-
-
-def _changes(before: list[Any], nodes: list[Any], encoder: Encoder) -> list[Any]:
-    """Return `[number, contents]` of each argument that changed, also from 1 to 1.0 or True."""
-    after = [encoder.contents(node) for node in nodes]
-    pairs = enumerate(zip(before, after, strict=True))
-    return [[number, now] for number, (then, now) in pairs if then != now or repr(then) != repr(now)]
 
 
 def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:
@@ -116,10 +112,11 @@ def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list
         args = Encoder(objects.handle).encode(tuple(error.args))
     except BaseException:  # noqa: BLE001 - a candidate's own exception class
         args = ["tuple", []]
-    return ["raised", changes, kinds, _describe(error), args]
+    return ["raised", changes, kinds, describe(error), args]
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """Return the class and the text of an exception. Its text may be made by the candidate's code, and so may raise."""
     try:
         text = str(error)[:300]
     except BaseException as second:  # noqa: BLE001 - a candidate's own __str__

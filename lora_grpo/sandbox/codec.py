@@ -15,10 +15,9 @@ Mutable containers are numbered in the order in which they are encoded. `again` 
 from __future__ import annotations
 
 import builtins
-import functools
 import json
 import os
-from collections import Counter, OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -83,37 +82,29 @@ class Encoder:
         if issubclass(kind, int):
             number = int.__index__(value)
             return number if -_SMALL_INT < number < _SMALL_INT else ["int", hex(number)]
-        if id(value) in self._numbers:
-            return ["again", self._numbers[id(value)]]
         if issubclass(kind, float):
             return float.__float__(value)
         if issubclass(kind, str):
             return str.__str__(value)
-        tag = _tag(value)
-        if tag is None:
+        if id(value) in self._numbers:
+            return ["again", self._numbers[id(value)]]
+        if isinstance(value, type) and _TYPES.get(name := value.__name__) is value:
+            return ["type", name]
+        if kind.__qualname__ in _REBUILT and kind.__module__ == _REBUILT[kind.__qualname__][0]:
+            return [kind.__qualname__, *map(self.encode, _REBUILT[kind.__qualname__][1](value))]
+        base: Any = _base(kind)
+        if base is None or depth >= MAX_DEPTH or self._items > MAX_ITEMS:
             return self._handle(value)
-        if tag in _SCALARS:
-            return [tag, *_SCALARS[tag][0](value)]
-        if tag in _LATE:
-            return [tag, *_LATE[tag][1](value)]
-        if depth >= MAX_DEPTH or self._items > MAX_ITEMS:
-            return self._handle(value)
-        if isinstance(value, _NUMBERED):
+        if base.__name__ in _FILLED:
             self._numbers[id(value)] = len(self.nodes)
             self.nodes.append(value)
-        if tag == "namedtuple":
-            return [tag, type(value).__name__, list(type(value)._fields), self.contents(value, depth)]
-        return [tag, self.contents(value, depth)]
+        return [base.__name__, self.contents(value, depth)]
 
     def contents(self, value: Any, depth: int = 0) -> Any:
         """Return only the encoded contents of a container."""
-        if isinstance(value, bytearray):
-            return value.hex()
         if isinstance(value, dict):
             return [self._encode_all(list(part(value)), depth) for part in (dict.keys, dict.values)]
-        kind = type(value)
-        base = kind if kind in _ITERATED else next(base for base in _ITERATED if issubclass(kind, base))
-        return self._encode_all(list(base.__iter__(value)), depth)
+        return self._encode_all(list(_base(type(value)).__iter__(value)), depth)
 
     def _encode_all(self, items: list[Any], depth: int) -> list[Any]:
         """Return the encoded items of a container. If JSON has them all as they are, this is fast, for long lists."""
@@ -145,16 +136,23 @@ class Decoder:
             return self.fill(self.nodes[-1], rest[0])
         if tag in _FROM_ITEMS:
             return _FROM_ITEMS[tag](self._decode_all(rest[0]))
-        if tag == "namedtuple":
-            return _named_tuple(rest[0], *rest[1])(*self._decode_all(rest[2]))
-        if tag == "again":
-            return self.nodes[_natural(rest[0])]
-        if tag == "handle":
-            return self._handle(*rest)
-        if tag in _LATE:
-            module, _, build = _LATE[tag]
-            return build(getattr(import_module(module), tag), *rest)
-        return _SCALARS[tag][1](*rest)
+        if tag in _REBUILT:
+            arguments = [self.decode(item) for item in rest]
+            if not {bool, int, float, str}.issuperset(map(type, arguments)):  # a constructor might call a handle
+                raise ValueError(f"the arguments of {tag}")
+            # A program that uses none of these modules does not import them.
+            kind = getattr(import_module(_REBUILT[tag][0]), tag)
+            return getattr(kind, "fromisoformat", kind)(*arguments)
+        match tag:
+            case "int":
+                return int(rest[0], 16)
+            case "again":
+                return self.nodes[rest[0]]
+            case "handle":
+                return self._handle(*rest)
+            case "type":
+                return _TYPES[rest[0]]
+        raise ValueError(f"an unknown value: {data!r:.80}")
 
     def _decode_all(self, data: Any) -> Any:
         """Return the decoded items of a container. JSON scalars are returned unchanged."""
@@ -163,28 +161,14 @@ class Decoder:
 
     def fill(self, node: Any, data: Any) -> Any:
         """Replace the contents of a container with those encoded in `data`, and return it."""
-        if isinstance(node, bytearray):
-            node[:] = bytes.fromhex(data)
-            return node
         # Decode the items before clearing the node, because a node may contain itself.
         if isinstance(node, dict):
-            keys, values = map(self._decode_all, data)
-            items = dict(zip(keys, values, strict=True))
+            items: Any = dict(zip(*map(self._decode_all, data), strict=True))
         else:
             items = self._decode_all(data)
         node.clear()
-        if isinstance(node, (dict, set)):
-            node.update(items)
-        else:
-            node.extend(items)
+        (node.update if isinstance(node, (dict, set)) else node.extend)(items)
         return node
-
-
-def _builtin_type(name: Any) -> type:
-    kind = vars(builtins)[name]
-    if not isinstance(kind, type) or kind.__module__ != "builtins":  # `__loader__` is a class too
-        raise ValueError(f"{name!r} is not a builtin type")
-    return kind
 
 
 PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
@@ -193,67 +177,34 @@ PREDICATES |= {"startswith", "endswith"}
 plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
 
 
-@functools.lru_cache(maxsize=64)
-def _named_tuple(name: str, *fields: str) -> type:
-    """Return a named tuple type. `namedtuple` renames fields that are not identifiers; so are those in PREDICATES."""
-    return namedtuple(name, ["_" if field in PREDICATES else field for field in fields], rename=True)
+def _base(kind: type) -> Any:
+    """Return the container type that the type is or extends, or None."""
+    return kind if kind in _CONTAINERS else next((base for base in _CONTAINERS if issubclass(kind, base)), None)
 
 
-def _natural(number: Any) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is not the number of a container")
-    return number
-
-
-def _tag(value: Any) -> str | None:
-    """Return the tag of the value's plain type or base type, or None if there is no tag."""
-    kind = type(value)
-    if kind in _EXACT:
-        return _EXACT[kind]
-    if kind.__qualname__ in _LATE and kind.__module__ == _LATE[kind.__qualname__][0]:
-        return str(kind.__qualname__)
-    if isinstance(value, type):
-        return "type" if getattr(builtins, value.__name__, None) is value else None
-    if isinstance(value, tuple) and type(getattr(kind, "_fields", None)) is tuple:
-        return "namedtuple"
-    return next((name for base, name in _EXACT.items() if issubclass(kind, base)), None)
-
-
-_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_ITERATED: tuple[type[Any], ...] = (list, tuple, set, frozenset, deque, *_VIEWS)
-# A subclass comes before its base class.
-_BASES: tuple[type[Any], ...] = (Counter, OrderedDict, *_ITERATED, dict, bytearray, bytes, range, complex, slice)
-_EXACT: dict[type, str] = {kind: kind.__name__ for kind in _BASES}
-_FILLED = {kind.__name__: kind for kind in (list, deque, set, Counter, OrderedDict, dict, bytearray)}
-_NUMBERED = (list, dict, set, deque, bytearray)
+_FILLED = {kind.__name__: kind for kind in (list, Counter, OrderedDict, dict, set, deque, bytearray)}
+"""Mutable containers. A subclass comes before its base class."""
 _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "frozenset": frozenset,
+    "bytes": bytes,
     "iterator": iter,
     "dict_keys": lambda items: dict.fromkeys(items).keys(),
     "dict_values": lambda items: dict(enumerate(items)).values(),
     "dict_items": lambda items: dict(items).items(),
 }
-# How to take a value apart into values of JSON, and how to build it from them.
-_SCALARS: dict[str, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
-    "int": (lambda value: (hex(value),), lambda text: int(text, 16)),
-    "bytes": (lambda value: (bytes.hex(value),), bytes.fromhex),
-    "type": (lambda value: (value.__name__,), _builtin_type),
-    "range": (lambda value: (value.start, value.stop, value.step), range),
-    "slice": (lambda value: (value.start, value.stop, value.step), slice),
-    "complex": (lambda value: (value.real, value.imag), complex),
+_CONTAINERS = dict.fromkeys(
+    [*_FILLED.values(), tuple, frozenset, bytes, *map(type, ({}.keys(), {}.values(), {}.items()))]
+)
+_TYPES: dict[str, type] = {
+    name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and kind.__module__ == "builtins"
 }
-# The same with the module. Programs that do not use these modules do not import them.
-_LATE: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]], Callable[..., Any]]] = {
-    "Decimal": ("decimal", lambda value: (str(value),), lambda kind, text: kind(text)),
-    "Fraction": (
-        "fractions",
-        lambda value: (hex(value.numerator), hex(value.denominator)),
-        lambda kind, top, bottom: kind(int(top, 16), int(bottom, 16)),
-    ),
-    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds), lambda kind, *n: kind(*n)),
-    **dict.fromkeys(
-        ("date", "datetime", "time"),
-        ("datetime", lambda value: (value.isoformat(),), lambda kind, text: kind.fromisoformat(text)),
-    ),
+_REBUILT: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
+    "range": ("builtins", lambda value: (value.start, value.stop, value.step)),
+    "complex": ("builtins", lambda value: (value.real, value.imag)),
+    "Decimal": ("decimal", lambda value: (str(value),)),
+    "Fraction": ("fractions", lambda value: (value.numerator, value.denominator)),
+    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds)),
+    **dict.fromkeys(("date", "datetime", "time"), ("datetime", lambda value: (value.isoformat(),))),
 }
+"""Other values: their module, and the arguments of their type or of its `fromisoformat`."""

@@ -6,7 +6,8 @@ import builtins
 import marshal
 from typing import Any
 
-from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, NotPlain, remote
+from lora_grpo.sandbox.candidate import describe
+from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, remote
 
 ASSERTS = "__lora_grpo_asserts__"
 """The name under which the tests find an `Assert` for each assert statement; `exam` inserts its use."""
@@ -23,36 +24,30 @@ class Assert:
     """An assert statement of the tests, as a context manager: the tests continue after it has failed."""
 
     def __init__(self, errors: list[BaseException]) -> None:
-        self._errors = errors
-        self._failed = self._ran = False
+        self.errors = errors
+        self.held: set[bool] = set()
 
     def __enter__(self) -> None:
-        self._ran = True
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.held.add(error is None)
         if error:
-            self._failed = True
-            self._errors.append(error)
+            self.errors.append(error)
         return isinstance(error, Exception)  # the candidate's exit ends the tests
-
-    @property
-    def passed(self) -> bool:
-        """Whether the assert ran, and held every time."""
-        return self._ran and not self._failed
 
 
 def examine(exam: bytes, descriptor: int) -> Report:
     """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
-    prelude, imports, code, functions, test, num_tests = marshal.loads(exam)
+    prelude, code, functions, test, num_tests = marshal.loads(exam)
     link, errors = Link(descriptor), list[BaseException]()
     asserts = [Assert(errors) for _ in range(num_tests)]
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     status, message = "passed", ""
     try:
         exec(prelude, namespace)
-        exec(imports, namespace)
         namespace.update({name: remote(link, name) for name in functions}, **{ASSERTS: asserts})
-        link.open()
+        link.reply()
         exec(code, namespace)
         if link.gone:  # the test caught all exceptions, including BaseException
             raise link.gone
@@ -66,20 +61,19 @@ def examine(exam: bytes, descriptor: int) -> Report:
         status, message = _blame(errors[0] if errors else error, test, link)
     # The candidate's text may contain terminal control characters.
     message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
-    passed = sum(one.passed for one in asserts)
+    passed = sum(one.held == {True} for one in asserts)  # it ran, and held every time
     return {"status": status, "message": message, "passed_tests": passed, "num_tests": num_tests}
 
 
 def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
     """Return the status and message for the exception that ended the tests."""
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
-    theirs, detail = bool(notes), _text(error)
-    text = str(notes[0]).removeprefix(FROM_CANDIDATE) if theirs else f"{type(error).__name__}: {detail}"
+    text = str(notes[0]).removeprefix(FROM_CANDIDATE) if notes else describe(error)
     if isinstance(error, MemoryError):
         return "memory", text
-    if theirs:
+    if notes:
         return ("blocked" if isinstance(error, PermissionError) else "failed"), text
-    if isinstance(error, (NotPlain, ModuleNotFoundError, NameError)) or not link.used:
+    if isinstance(error, (ModuleNotFoundError, NameError)) or not link.used:
         return "broken", text
     line, trace = 0, error.__traceback__
     while trace:
@@ -87,13 +81,6 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
         trace = trace.tb_next
     source = test.split("\n")[line - 1].strip() if line else ""
     if isinstance(error, AssertionError):
+        detail = text.partition(": ")[2]
         return "failed", f"{source}  # {detail}" if detail else source
     return "failed", f"{text}, in {source}"
-
-
-def _text(error: BaseException) -> str:
-    """Return the exception's text. It may include the candidate's values, so formatting it may raise."""
-    try:
-        return str(error)
-    except BaseException as second:  # noqa: BLE001 - reported instead
-        return f"(its text raises {type(second).__name__})"

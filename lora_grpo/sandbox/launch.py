@@ -1,7 +1,12 @@
-"""Start the sandbox's interpreters, directly or in bubblewrap, without access to the project's files."""
+"""Start the sandbox's interpreters, directly or in bubblewrap, with the standard library in memory.
+
+A sandboxed process has no file system to import it from.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import marshal
 import os
 import shutil
@@ -9,86 +14,139 @@ import site
 import socket
 import subprocess
 import sys
-import threading
+import sysconfig
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from lora_grpo.sandbox import library
-
-MODULES = ("codec", "syscalls", "lockdown", "candidate", "link", "examiner", "importer", "zygote")
-"""Modules that a sandboxed process runs, in import order."""
-
+# The packages are only named, because their own imports need pydantic.
 _BOOTSTRAP = """
-import marshal, os, sys, types
-role, control, sources, isolation = sys.argv[1:]
-for name in ("lora_grpo", "lora_grpo.sandbox"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = []
-with os.fdopen(int(sources), "rb") as file:
-    modules, library, limits = marshal.load(file)
-    for name, source in modules:
-        module = types.ModuleType("lora_grpo.sandbox." + name)
-        sys.modules[module.__name__] = module
-        setattr(sys.modules["lora_grpo.sandbox"], name, module)
-        exec(compile(source, name + ".py", "exec"), module.__dict__)
+import sys, types
+folder, *arguments = sys.argv[1:]
 sys.argv[:] = [""]
-module.main(role, int(control), isolation, library, limits)
+for name, path in (("lora_grpo", []), ("lora_grpo.sandbox", [folder])):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = path
+from lora_grpo.sandbox.zygote import main
+main(*arguments)
 """
 
-_collecting = threading.Lock()
 
-
-def start_process(role: str, isolation: str, limits: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(role: str, isolation: str, *limits: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a zygote; `zygote.main` describes the arguments. It sends `!` on the returned socket when it is ready."""
-    with _collecting:  # once, even if many threads start workers
-        collected = library.collect()
-    # The modules are sent as text through a descriptor, so the process does not need to read any project folder.
-    modules = [(name, Path(__file__).with_name(f"{name}.py").read_text("utf-8")) for name in MODULES]
-    sources = library.memory_file(marshal.dumps((modules, collected, limits)))
+    collected = collect()
     ours, theirs = socket.socketpair()
     environment = {"PYTHONHASHSEED": "0"}
     if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to find libpython
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    folder = str(Path(__file__).parent)
     # Not -I, because it ignores the hash seed, and the order of sets would vary between runs.
-    command = [library.interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP]
-    command += [role, str(theirs.fileno()), str(sources), isolation]
-    if isolation == "bubblewrap":
-        command = [*_bubblewrap(environment), *command]
+    command = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOTSTRAP, folder, role, isolation]
+    command += map(str, (theirs.fileno(), collected, *limits))
     # If memory runs out, the kernel kills these processes first, not the training run. Children inherit the setting.
-    command = ["/bin/sh", "-c", '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"', "sh", *command]
+    shell = ["/bin/sh", "-c", '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"', "sh"]
     try:
         process = subprocess.Popen(
-            command,
+            [*shell, *(_bubblewrap(folder) if isolation == "bubblewrap" else ()), *command],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(theirs.fileno(), sources, collected[2]),
+            pass_fds=(theirs.fileno(), collected),
             start_new_session=True,  # Ctrl-C must reach only the parent
         )
-    except OSError:
-        ours.close()
-        raise
     finally:
         theirs.close()
-        os.close(sources)
     return process, ours
 
 
-def _bubblewrap(environment: dict[str, str]) -> list[str]:
-    """Return the bubblewrap command for a root with only the interpreter and the system's shared libraries."""
-    executable = shutil.which("bwrap")
-    if executable is None:
-        raise OSError("bubblewrap (bwrap) is not installed")
+def _bubblewrap(folder: str) -> list[str]:
+    """Return the bubblewrap command for a root with the interpreter, the system's libraries, and this folder."""
     # Not --die-with-parent, because it refers to the starting thread. A zygote exits when its control socket closes.
-    # Not --dev, because it includes a writable /dev/shm. Only /dev/null is needed.
-    command = [executable, "--unshare-all", "--cap-drop", "ALL", "--clearenv", "--dev-bind", *["/dev/null"] * 2]
-    for name, value in environment.items():
-        command += ["--setenv", name, value]
-    folders = ["/usr", "/lib", "/lib64", sys.base_prefix, *environment.get("LD_LIBRARY_PATH", "").split(":")]
-    for folder in filter(None, dict.fromkeys(folders)):
-        command += ["--ro-bind-try", folder, folder]
+    # Not --dev, because it includes a writable /dev/shm.
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--cap-drop", "ALL"]
+    folders = ["/usr", "/lib", "/lib64", sys.base_prefix, *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    for path in filter(None, dict.fromkeys(folders)):
+        command += ["--ro-bind-try", path, path]
     for packages in site.getsitepackages([sys.base_prefix]):
         if Path(packages).is_dir():  # hide it
             command += ["--tmpfs", packages]
-    return [*command, "--remount-ro", "/", "--chdir", "/"]
+    return [*command, "--ro-bind", folder, folder, "--remount-ro", "/", "--chdir", "/"]
+
+
+LEFT_OUT = """
+__pycache__ site-packages dist-packages test tests idlelib turtledemo tkinter lib2to3 distutils ensurepip venv
+pydoc_data
+"""
+EXTENSIONS = """
+_bisect _blake2 _bz2 _contextvars _csv _ctypes _datetime _decimal _elementtree _heapq _json _lzma _md5 _opcode
+_pickle _posixsubprocess _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _struct _typing array binascii cmath
+fcntl grp math mmap pyexpat resource select unicodedata zlib
+"""
+"""Extensions that are loaded before the fork. Each makes the fork of a process slower, by about 10 microseconds."""
+
+
+def interpreter() -> str:
+    """Return the interpreter itself, not the link in a virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def collect() -> int:
+    """Return the descriptor of a file in memory with the paths of extensions and the code of Python modules.
+
+    The file starts with the length of its table in eight bytes. The table, in marshal's format, has the path of each
+    extension, and for each Python module its path, whether it is a package, whether its content is source, and where
+    its content starts and ends after the table.
+    """
+    extensions: dict[str, str] = {}
+    modules: dict[str, tuple[str, bool, bool, int, int]] = {}
+    content = bytearray()
+    for root in sorted({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}):
+        for path in (root / "lib-dynload").glob("*.so"):
+            name = path.name.partition(".")[0]
+            if name in EXTENSIONS.split():
+                extensions[name] = str(path)
+        for folder, folders, files in os.walk(root):
+            packages = [name for name in folders if Path(folder, name, "__init__.py").exists()]
+            folders[:] = set(packages) - set(LEFT_OUT.split())
+            for file in files:
+                path = Path(folder, file)
+                if path.suffix == ".py":
+                    *parents, stem = path.relative_to(root).with_suffix("").parts
+                    is_package = stem == "__init__"
+                    name = ".".join(parents if is_package else (*parents, stem))
+                    is_source, code = read_code(name, str(path))
+                    modules[name] = str(path), is_package, is_source, len(content), len(content) + len(code)
+                    content += code
+    # Read the shared libraries of the interpreter and its extensions into the page cache. Otherwise, the first program
+    # that uses a page would make it faster for all later ones, which could measure that.
+    subprocess.run([interpreter(), "-I", "-S", "-c", _READ_LIBRARIES, *extensions.values()], check=True)
+    table = marshal.dumps((extensions, modules))
+    return memory_file(len(table).to_bytes(8, "little") + table + content)
+
+
+_READ_LIBRARIES = """
+import ctypes, sys
+for path in sys.argv[1:]:
+    try: ctypes.CDLL(path)
+    except OSError: pass  # needs a shared library that this machine lacks
+for path in {sys.executable, *(line[line.find("/"):-1] for line in open("/proc/self/maps") if ".so" in line)}:
+    open(path, "rb").read()
+"""
+
+
+def read_code(name: str, path: str) -> tuple[bool, bytes]:
+    """Return whether it is source, and a module's compiled code if Python has cached it, or else its source."""
+    if Path(importlib.util.cache_from_source(path)).exists():
+        return False, marshal.dumps(SourceFileLoader(name, path).get_code(name))
+    return True, Path(path).read_bytes()
+
+
+def memory_file(content: bytes) -> int:
+    """Return the descriptor of an anonymous file with this content."""
+    descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor

@@ -5,8 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lora_grpo.sandbox.candidate import ABILITIES
@@ -14,7 +13,7 @@ from lora_grpo.sandbox.codec import MALFORMED, MAX_ITEMS, PREDICATES, Decoder, E
 
 FROM_CANDIDATE = "raised by the candidate: "
 """Prefix of the note that is added to exceptions raised by the candidate."""
-_EXITED, _INVALID = "its process exited", "it sent an invalid reply"
+_EXITED = "its process exited"
 
 
 class Gone(BaseException):
@@ -25,10 +24,6 @@ class Gone(BaseException):
         self.status, self.message = status, message
 
 
-class NotPlain(Exception):
-    """The tests passed the candidate a value that cannot be encoded, such as a function."""
-
-
 class Link:
     """Requests to the candidate's process."""
 
@@ -37,71 +32,59 @@ class Link:
         self.gone: Gone | None = None
         self._descriptor = descriptor
 
-    def open(self) -> None:
-        """Wait until the candidate's source has run. Its exceptions are re-raised here."""
-        match self._receive():
-            case ["ready"]:
-                return
-            case ["invalid", str(text)]:
-                raise self._lose("invalid", text)
-            case ["raised", [], list(kinds), str(text), encoded]:
-                raise self._exception(kinds, text, self._decode(Decoder(self._remote), [], encoded))
-        raise self._lose("failed", _INVALID)
-
     def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
         """Run an operation in the candidate's process and return its result.
 
-        In-place changes to arguments are applied to the caller's objects. `candidate.OPERATIONS` lists the operations.
-        The candidate's exceptions are converted to the nearest builtin class.
+        `candidate.OPERATIONS` lists the operations. See `reply` for in-place changes and exceptions.
         """
         if self.gone:
             raise self.gone
         self.used = True
         encoder = Encoder(lambda value: self._handle(encoder, value))
-        try:
-            request = [
-                operation,
-                [encoder.encode(value) for value in (remote, *args)],
-                [[name, encoder.encode(value)] for name, value in kwargs.items()],
-            ]
-        except NotPlain as error:
-            if isinstance(object.__getattribute__(remote, "_key"), str):
-                raise
-            # A method of the candidate's own object. A builtin object in its place would accept any argument.
-            raise self._lose("failed", str(error)) from None
+        request = [
+            operation,
+            [encoder.encode(value) for value in (remote, *args)],
+            [[name, encoder.encode(value)] for name, value in kwargs.items()],
+        ]
         try:
             send(self._descriptor, request)
         except OSError:
             raise self._lose("crashed", _EXITED) from None
         except OverflowError as error:
             raise self._lose("failed", f"the arguments are too large: {error}") from None
-        decoder = Decoder(self._remote, encoder.nodes)
-        match self._receive():
-            case ["returned", list(changes), encoded]:
-                return self._decode(decoder, changes, encoded)
-            case ["raised", list(changes), list(kinds), str(text), encoded]:
-                args = self._decode(decoder, changes, encoded)
-                raise self._exception(kinds, text, args, may_stop=operation == "next")
-        raise self._lose("failed", _INVALID)
+        return self.reply(encoder.nodes, may_stop=operation == "next")
 
-    def _receive(self) -> Any:
-        try:
-            return receive(self._descriptor)
-        except (EOFError, OSError):
-            raise self._lose("crashed", _EXITED) from None
-        except MALFORMED as error:
-            raise self._lose("failed", f"{_INVALID}: {error}") from None
+    def reply(self, arguments: Iterable[Any] = (), may_stop: bool = False) -> Any:
+        """Receive a reply, apply its changes to the containers among the arguments, and return its value.
 
-    def _decode(self, decoder: Decoder, changes: list[Any], encoded: Any) -> Any:
-        """Apply the changes to the caller's objects, and return the decoded value."""
+        The candidate's exceptions are raised as the nearest builtin class. The first reply says that its source ran.
+        """
+        decoder = Decoder(self._remote, arguments)
         try:
+            match receive(self._descriptor):
+                case ["ready"]:
+                    return None
+                case ["invalid", str(text)]:
+                    raise self._lose("invalid", text)
+                case ["returned", changes, encoded]:
+                    raised = None
+                case ["raised", changes, kinds, str(text), encoded]:
+                    raised = kinds, text
+                case _:
+                    raise ValueError("an unknown form")
             for number, contents in changes:
                 decoder.fill(decoder.nodes[number], contents)
-            return decoder.decode(encoded)
-        except MALFORMED as error:
-            raise self._lose("failed", f"{_INVALID}: {error}") from None
+            value = decoder.decode(encoded)
+            if raised is None:
+                return value
+            error = self._exception(*raised, value, may_stop)
+        except (EOFError, OSError):
+            raise self._lose("crashed", _EXITED) from None
+        except MALFORMED as malformed:
+            raise self._lose("failed", f"it sent an invalid reply: {malformed}") from None
+        raise error
 
-    def _exception(self, kinds: list[Any], text: str, args: Any, may_stop: bool = False) -> BaseException:
+    def _exception(self, kinds: list[Any], text: str, args: Any, may_stop: bool) -> BaseException:
         """Return the candidate's exception as its nearest builtin class, or as Gone if the tests must not catch it."""
         known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
         nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
@@ -124,10 +107,8 @@ class Link:
             return ["handle", object.__getattribute__(value, "_key")]
         if isinstance(value, Iterator):
             return ["iterator", encoder.contents(list(itertools.islice(value, MAX_ITEMS)))]
-        if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-            # The value may be an earlier result of the candidate, so this is not an error in the dataset.
-            raise self._lose("failed", f"a {type(value).__name__} is too deep or too large to send")
-        raise NotPlain(f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
+        # For example a function, or a list that is too deep.
+        raise self._lose("broken", f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
     def _remote(self, key: Any, abilities: Any = ()) -> Remote:
         if type(key) is not int:

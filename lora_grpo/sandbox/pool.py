@@ -1,4 +1,4 @@
-"""A pool of workers, one per core, shared by the whole process."""
+"""Find an isolation that works on this machine, and keep a pool of workers for the whole process, one per core."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import atexit
 import contextlib
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.sandbox import isolation
+from lora_grpo.sandbox import lockdown
 from lora_grpo.sandbox.exam import prepare
+from lora_grpo.sandbox.launch import collect
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import Worker, WorkerDied
 
+TIERS = ("landlock", "bubblewrap")
+"""Safe isolation tiers, in order of preference."""
 _MAX_WORKERS = 16
 _ATTEMPTS = 5
 """How many workers may die on a program, or while they start, before the program is blamed."""
-_RIGHT = Program("def f(): return 1", "assert f() == 1", ("f",), name="the sandbox's self-test")
+_TEST = "assert f() == 'open'"
+_RIGHT = Program("def f(): return 'open'", _TEST, ("f",), name="the sandbox's self-test")
 
 
 class Pool:
@@ -35,9 +42,19 @@ class Pool:
         self.workers: list[Worker] = []
         self.closed = False
 
+    def describe(self) -> str:
+        how = {
+            "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
+            "bubblewrap": "bubblewrap + seccomp",
+            "none": "NONE - programs run as you, with your files and your network, and may leave processes behind",
+        }[self.tier]
+        limits = f"{self.settings.timeout_seconds:g} s and {self.settings.memory_mb} MiB a program"
+        return f"isolation {how}; {self.size} workers, {limits}"
+
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """Run the programs and return their verdicts in order. If a worker dies, its program runs again."""
         exams = [prepare(program) for program in programs]
+        collect()  # once, before threads start workers
         executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
         try:
             return list(executor.map(self._grade, programs, exams))
@@ -66,6 +83,8 @@ class Pool:
                 except WorkerDied as error:
                     self._remove(worker)
                     worker, died = None, error
+                    if self.closed:
+                        raise
             # If a new worker passes a correct program, this program is the cause.
             with contextlib.suppress(WorkerDied):
                 worker = self._start()
@@ -76,11 +95,9 @@ class Pool:
             self._idle.put(worker)
 
     def _start(self) -> Worker:
-        if self.closed:
-            raise WorkerDied("the pool is closed")
         worker = Worker(self.tier, self.settings)
         self.workers.append(worker)
-        if self.closed:  # the pool was closed while the worker started
+        if self.closed:  # before the worker started, or since
             self._remove(worker)
             raise WorkerDied("the pool is closed")
         return worker
@@ -90,6 +107,43 @@ class Pool:
             with contextlib.suppress(ValueError):  # `close` already removed it
                 self.workers.remove(worker)
             worker.kill()
+
+
+def missing(tier: str) -> str | None:
+    """Return why a tier is unavailable, or None if it may work."""
+    if not lockdown.has_seccomp():
+        return "no seccomp for this system"
+    if tier == "landlock" and not lockdown.landlock_version():
+        return "no Landlock in this kernel (it needs Linux 5.13; the boot option lsm= may disable it)"
+    if tier == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    return None
+
+
+def escapes(pool: Pool) -> str | None:
+    """Return how a program escaped or why a correct one failed, or None if the isolation works."""
+    with tempfile.TemporaryDirectory() as folder:
+        secret, written = Path(folder, "secret"), Path(folder, "written")
+        secret.write_text("open", encoding="utf-8")
+        attempts = {
+            "reading a file": f"def f(): return open({str(secret)!r}).read()",
+            "looking up a file": f"import os\ndef f():\n os.stat({str(secret)!r})\n return 'open'",
+            "writing a file": f"def f():\n open({str(written)!r}, 'w').write('x')\n return 'open'",
+            "a socket": "import socket\ndef f():\n socket.socket()\n return 'open'",
+            "a new process": "import os\ndef f():\n if not os.fork(): os._exit(0)\n return 'open'",
+            "a signal to this process": f"import os\ndef f():\n os.kill({os.getpid()}, 0)\n return 'open'",
+            "the environment": "import os\ndef f(): return 'open' if os.environ else 'shut'",
+        }
+        first, *verdicts, last = pool.run(
+            [_RIGHT, *(Program(text, _TEST, ("f",)) for text in attempts.values()), _RIGHT]
+        )
+        passed = [name for name, verdict in zip(attempts, verdicts, strict=True) if verdict.passed]
+        if written.exists():
+            passed.append("writing a file")
+    for verdict in (first, last):
+        if not verdict.passed:
+            return f"a correct program does not pass ({verdict.status}: {verdict.message})"
+    return f"{passed[0]} is possible" if passed else None
 
 
 _pool: Pool | None = None
@@ -113,18 +167,15 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
     with _lock:
         stop()
         _requested = settings, tier
-        for name in (tier,) if tier else isolation.TIERS:
-            if reason := isolation.missing(name):
-                reasons[name] = reason
-                continue
+        for name in (tier,) if tier else TIERS:
             pool = Pool(settings, name)
             try:
-                reason = isolation.escapes(pool.run)
+                reason = missing(name) or escapes(pool)
             except RunError as error:
                 reason = str(error)
             if reason is None:
                 _pool = pool
-                return isolation.describe(name, pool.size, settings)
+                return pool.describe()
             pool.close()
             reasons[name] = reason
         if not settings.allow_unsafe or sys.platform != "linux":
@@ -134,7 +185,7 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
                 "newer, or pass --sandbox.allow-unsafe to run them unprotected"
             )
         _pool = Pool(settings, "none")
-        return isolation.describe("none", _pool.size, settings)
+        return _pool.describe()
 
 
 def run(programs: Sequence[Program]) -> list[Verdict]:
@@ -153,7 +204,7 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
 
 def describe() -> str | None:
     """Return the line that `start` returned, or None if the sandbox is not running."""
-    return isolation.describe(_pool.tier, _pool.size, _pool.settings) if _pool else None
+    return _pool.describe() if _pool else None
 
 
 def stop() -> None:
@@ -169,7 +220,8 @@ def _drop_in_child() -> None:
     """Close the sockets of the workers in a forked child, where they would keep the parent's workers alive."""
     global _pool, _lock
     for worker in _pool.workers if _pool else ():
-        worker.abandon()
+        for control in worker.controls.values():
+            control.close()
     _pool, _lock = None, threading.RLock()
 
 

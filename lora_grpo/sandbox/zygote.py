@@ -3,9 +3,9 @@
 Commands on the control socket have one byte:
 
     R  fork a child; sent with descriptors, and the first one contains the program
-    K  kill the child if it is still running, and reply with how it ended (see `wait_status`)
+    K  kill the child if it is still running, and reply with its wait status
 
-The child reads the program after the fork, and the kernel writes how it ended into a buffer that is sent and then
+The child reads the program after the fork, and the kernel writes its status into a buffer that is sent and then
 wiped. This process therefore never contains anything that a program chose, which its later children would inherit.
 """
 
@@ -15,59 +15,87 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import io
 import json
+import marshal
+import mmap
 import os
 import random
+import resource
 import select
 import signal
 import socket
-import struct
 import sys
-from importlib.machinery import BuiltinImporter, FrozenImporter
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, SourcelessFileLoader
+from importlib.util import spec_from_file_location
 from typing import Any
 
 from lora_grpo.sandbox import candidate, examiner, lockdown
-from lora_grpo.sandbox.importer import Importer, merge_mappings
 
 PRELOADED = """
 bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
 """
 """Commonly used modules, which are loaded before the fork. Additional modules would make each fork slower."""
 
-ANSWER_BYTES = 128
-"""Size of `siginfo_t`."""
-_CODE, _STATUS = 8, 24
-_CLD_EXITED = 1
-
+STATUS_BYTES = 4
+"""Size of a wait status."""
 _LINK, _REPORT = 3, 4
-_wait = ctypes.CDLL(None).waitid
+_wait = ctypes.CDLL(None).waitpid
 
 
-def wait_status(answer: bytes) -> int:
-    """Return the wait status in the reply to `K`."""
-    (code,), (status,) = (struct.unpack_from("i", answer, offset) for offset in (_CODE, _STATUS))
-    return status << 8 if code == _CLD_EXITED else status
+class Importer(SourcelessFileLoader):
+    """Find and load the modules that `launch.collect` returned. The base class executes the code of `get_code`.
+
+    The shared library of an extension is loaded now, so its module can be created later without its file. The code of
+    Python modules stays in a file in memory. A private mapping of it costs nothing to fork.
+    """
+
+    def __init__(self, library: int) -> None:
+        self._content = mmap.mmap(library, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        os.close(library)
+        self._start = 8 + int.from_bytes(self._content[:8], "little")
+        paths, self._modules = marshal.loads(self._content[8 : self._start])
+        self._extensions: dict[str, str] = {}
+        for name, path in paths.items():
+            with contextlib.suppress(OSError):  # it needs a shared library that this machine lacks
+                ctypes.CDLL(path)
+                self._extensions[name] = path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a module in the library."""
+        if name in self._extensions:
+            return spec_from_file_location(name, self._extensions[name])
+        if name not in self._modules:
+            return None
+        origin, is_package, *_ = self._modules[name]
+        spec = ModuleSpec(name, self, origin=origin, is_package=is_package)
+        spec.has_location = True  # sets `__file__`
+        return spec
+
+    def get_code(self, name: str) -> Any:
+        """Return the code object of a module."""
+        origin, _, is_source, start, end = self._modules[name]
+        content = self._content[self._start + start : self._start + end]
+        return compile(content, origin, "exec", dont_inherit=True) if is_source else marshal.loads(content)
 
 
-def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any, Any, int], limits: list[int]) -> None:
+def main(role: str, isolation: str, *numbers: str) -> None:
     """Serve commands until the other end of the control socket closes.
 
     Args:
         role: `candidate` or `examiner`.
-        control_descriptor: the socket for commands.
         isolation: `landlock`, `bubblewrap`, which is already active, or `none`.
-        library: the arguments of `Importer`.
-        limits: a child's address space in bytes, and its CPU time in seconds.
+        numbers: the descriptors of the socket for commands and of the library, and a child's limits of address space
+            in bytes and of CPU time in seconds.
     """
+    control_descriptor, library, memory_bytes, cpu_seconds = map(int, numbers)
     parent, here = os.getppid(), os.getpid()
     control = socket.socket(fileno=control_descriptor)
     commands = select.poll()
     commands.register(control, select.POLLIN)
-    system_calls = _prepare(isolation, Importer(*library), limits[0])
+    system_calls = _prepare(isolation, Importer(library), memory_bytes)
     control.sendall(b"!")
     os.dup2(0, 2)  # stderr sent startup errors to the parent
-    child, answer = 0, ctypes.create_string_buffer(ANSWER_BYTES)
+    child, answer = 0, ctypes.create_string_buffer(STATUS_BYTES)
     while True:
         # Other children of a killed parent may keep the socket open, so also check the parent's process id.
         while not commands.poll(1000):
@@ -79,7 +107,7 @@ def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any,
             child = os.fork()
             if child == 0:
                 control.close()
-                _serve(role, here, descriptors, limits[1], system_calls)
+                _serve(role, here, descriptors, cpu_seconds, system_calls)
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
@@ -87,32 +115,27 @@ def main(role: str, control_descriptor: int, isolation: str, library: tuple[Any,
         if command != b"K":
             os._exit(0)
         control.sendall(answer)
-        ctypes.memset(answer, 0, ANSWER_BYTES)
+        ctypes.memset(answer, 0, STATUS_BYTES)
         child = 0
 
 
-def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> lockdown.SystemCallFilter | None:
+def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> bytes | None:
     """Load what children need, and give up everything else. Return the filter that children add."""
     # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    with contextlib.suppress(OSError), io.FileIO("/proc/self/maps") as maps:  # bubblewrap has no /proc
-        merge_mappings(maps.read().decode())
     for name in PRELOADED.split():
         with contextlib.suppress(ImportError):  # the interpreter was built without it
             importlib.import_module(name)
     os.environ.clear()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):
-        os.dup2(null, descriptor)
-    os.close(null)
     lockdown.limit_resources(memory_bytes)
     system_calls = None
     if isolation != "none":
         lockdown.give_up_privileges()
         if isolation == "landlock":
             lockdown.give_up_files()
-        system_calls = lockdown.give_up_system_calls()
+        system_calls = lockdown.denials()
+        lockdown.limit_system_calls(lockdown.permissions())
     # From now on, modules come from memory.
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter, importer]
     sys.path.clear()
@@ -124,7 +147,7 @@ def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> lockdown.
 
 
 def _end(child: int, answer: ctypes.Array[ctypes.c_char]) -> None:
-    """Kill the child if it is still running, and let the kernel write how it ended. Not `os.waitid`, which reads it."""
+    """Kill the child if it is still running, and let the kernel write its status. `os.waitpid` would read it."""
     if not child:
         return
     # The process id stays reserved until the child is reaped. Without a filter, the child may have children, which are
@@ -132,12 +155,10 @@ def _end(child: int, answer: ctypes.Array[ctypes.c_char]) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
-    _wait(os.P_PID, child, answer, os.WEXITED)
+    _wait(child, answer, 0)
 
 
-def _serve(
-    role: str, parent: int, descriptors: list[int], cpu_seconds: int, system_calls: lockdown.SystemCallFilter | None
-) -> None:
+def _serve(role: str, parent: int, descriptors: list[int], cpu_seconds: int, system_calls: bytes | None) -> None:
     """Run as the child: set up descriptors, install the filter, run the program, and exit."""
     code = 1
     try:
@@ -149,15 +170,15 @@ def _serve(
         for index, descriptor in enumerate(high):
             os.dup2(descriptor, _LINK + index, inheritable=False)
         os.closerange(_LINK + len(high), 64)
-        lockdown.limit_cpu(cpu_seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
         # A program that uses random numbers must always get the same verdict. `random` draws a new seed after a fork.
         random.seed(0)
         if system_calls:
-            system_calls.put_on()
+            lockdown.limit_system_calls(system_calls)
         if role == "candidate":
             candidate.run(payload, _LINK)
         else:
-            os.write(_REPORT, json.dumps(examiner.examine(payload, _LINK)).encode() + b"\n")
+            os.write(_REPORT, json.dumps(examiner.examine(payload, _LINK)).encode())
         code = 0
     finally:
         os._exit(code)

@@ -216,7 +216,7 @@ def canaries(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=TIERS)
 def tier(request, canaries):
-    reason = sandbox.isolation.missing(request.param)
+    reason = sandbox.pool.missing(request.param)
     if reason:
         pytest.skip(reason)
     line = sandbox.start(SETTINGS, request.param)

@@ -29,7 +29,7 @@ MIXED = [RIGHT, WRONG] * 20
 
 @pytest.fixture(params=TIERS)
 def tier(request):
-    reason = sandbox.isolation.missing(request.param)
+    reason = sandbox.pool.missing(request.param)
     if reason:
         pytest.skip(reason)
     sandbox.start(SETTINGS, request.param)
@@ -140,7 +140,7 @@ def test_no_wrong_program_passes_when_anything_is_killed(tier):
 @pytest.mark.parametrize("role", ["candidate", "examiner"])
 def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypatch):
     """The zygote of each role is killed three times while the program runs."""
-    workers, start = [], Worker._run
+    workers, start = [], Worker.grade
 
     def run(worker, program, exam):
         workers.append(worker)
@@ -148,7 +148,7 @@ def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypat
             threading.Timer(0.2, os.killpg, [worker._processes[role == "examiner"].pid, signal.SIGKILL]).start()
         return start(worker, program, exam)
 
-    monkeypatch.setattr(Worker, "_run", run)
+    monkeypatch.setattr(Worker, "grade", run)
     slow = Program("import time\ndef f(x): return time.sleep(0.5) or x * 2", TEST, ("f",), name="slow")
     assert sandbox.run([slow])[0].passed
     assert len(set(workers)) == 4
@@ -209,8 +209,8 @@ sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
 )
 @pytest.mark.parametrize("tier_name", TIERS)
 def test_nothing_outlives_the_process(tier_name, how, number):
-    if sandbox.isolation.missing(tier_name):
-        pytest.skip(sandbox.isolation.missing(tier_name))
+    if sandbox.pool.missing(tier_name):
+        pytest.skip(sandbox.pool.missing(tier_name))
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, tier_name, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     )

@@ -1,14 +1,12 @@
 """Candidates import the standard library without a file system."""
 
-import os
-import py_compile
 from pathlib import Path
 
 import pytest
 from helpers.tiers import TIERS
 
 from lora_grpo import sandbox
-from lora_grpo.sandbox import Program, Settings, library
+from lora_grpo.sandbox import Program, Settings, launch
 from lora_grpo.sandbox.pool import Pool
 
 TRUE = """
@@ -37,7 +35,7 @@ unittest.mock urllib.request uuid xml.etree.ElementTree zipfile zlib
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request):
-    reason = sandbox.isolation.missing(request.param)
+    reason = sandbox.pool.missing(request.param)
     if reason:
         pytest.skip(reason)
     pool = Pool(Settings(workers=1), request.param)
@@ -79,24 +77,13 @@ def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool
     assert {Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in pids} == {"1000\n"}
 
 
-def test_compiled_code_is_used_only_if_it_is_current(tmp_path):
-    module = tmp_path / "module.py"
-    module.write_text("a = 1")
-    assert library.read_code(module) == (True, b"a = 1")
-    py_compile.compile(str(module))
-    is_source, code = library.read_code(module)
-    assert not is_source and code
-    os.utime(module, (1, 1))
-    assert library.read_code(module) == (True, b"a = 1")
-
-
 def test_modules_without_compiled_code_are_compiled_in_the_sandbox(monkeypatch):
-    monkeypatch.setattr(library, "read_code", lambda path: (True, path.read_bytes()))
-    library.collect.cache_clear()
-    pool = Pool(Settings(workers=1), "landlock" if not sandbox.isolation.missing("landlock") else "bubblewrap")
+    monkeypatch.setattr(launch, "read_code", lambda name, path: (True, Path(path).read_bytes()))
+    launch.collect.cache_clear()
+    pool = Pool(Settings(workers=1), "landlock" if not sandbox.pool.missing("landlock") else "bubblewrap")
     try:
         source = "import fractions\ndef f(): return fractions.Fraction(1, 2) * 2"
         assert pool.run([Program(source, "assert f() == 1", ("f",))])[0].passed
     finally:
         pool.close()
-        library.collect.cache_clear()
+        launch.collect.cache_clear()

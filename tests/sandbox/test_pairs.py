@@ -37,7 +37,7 @@ NUMBERS = iter(range(os.getpid() % 500, 1 << 30))
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request):
-    reason = sandbox.isolation.missing(request.param)
+    reason = sandbox.pool.missing(request.param)
     if reason:
         pytest.skip(reason)
     pool = Pool(SETTINGS, request.param)
@@ -114,7 +114,7 @@ if the tests end with it. It works if tests end at the first wrong answer: then,
 @pytest.mark.parametrize("tier", TIERS)
 def test_programs_that_pass_guesses_on_do_not_find_the_answers(tier):
     """12 programs for each of up to four answers: the start of the first program is right by chance in 1 of 8 cases."""
-    if reason := sandbox.isolation.missing(tier):
+    if reason := sandbox.pool.missing(tier):
         pytest.skip(reason)
     passes = []
     for answers in ("TFFT", "FTTF", "TTFF", "FFFT"):

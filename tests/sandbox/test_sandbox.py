@@ -6,7 +6,7 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.sandbox import BrokenTest, Program, Settings, isolation
+from lora_grpo.sandbox import BrokenTest, Program, Settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,7 @@ def verdict(source, test, **more):
         ("import time\ntime.sleep(60)", "timeout", "still running after 2 s"),
         ("def f(x): return [0] * 10**9", "memory", "MemoryError: "),
         ("import os\ndef f(x): os._exit(0)", "crashed", "its process exited with code 0"),
-        ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process was killed by SIGSEGV"),
+        ("import ctypes\ndef f(x): ctypes.string_at(0)", "crashed", "its process was killed: Segmentation fault"),
         ("import os\ndef f(x): os.close(3)", "crashed", "it"),  # closed its link, which counts as exiting
         ("import os\ndef f(x): os.fork()", "blocked", "PermissionError"),
         ("def f(x): return open('/etc/hostname').read()", "blocked", "PermissionError"),
@@ -113,20 +113,6 @@ def test_keyword_arguments_may_have_any_name():
 def test_a_candidates_object_in_the_place_of_data_is_no_fault_of_the_tests(use):
     source = "class A:\n def __getitem__(self, key): return 0\ndef f(): return A()"
     assert verdict(source, f"assert {use}").status == "failed"
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        "collections.namedtuple('R', 'startswith x')(lambda *_: True, 1)",
-        "type('R', (tuple,), {'_fields': ('startswith', 'x')})([lambda *_: True, 1])",
-        "collections.namedtuple('R', 'startswith x')(bool, 1)",
-    ],
-)
-def test_a_named_tuple_has_no_methods_that_agree_with_the_tests(result):
-    source = f"import collections\ndef f(): return {result}"
-    assert verdict(source, "assert f().x == 1").passed
-    assert "no attribute" in verdict(source, "assert f().startswith('six')").message
 
 
 @pytest.mark.parametrize(
@@ -258,7 +244,7 @@ def test_sets_are_in_the_same_order_each_time():
 
 
 def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(isolation, "missing", lambda tier: "not today")
+    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: "not today")
     with pytest.raises(UserError, match=r"landlock: not today; bubblewrap: not today.*--sandbox\.allow-unsafe"):
         sandbox.start(Settings())
     line = sandbox.start(Settings(allow_unsafe=True, workers=1))
@@ -269,7 +255,7 @@ def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
 
 
 def test_a_tier_that_lets_something_out_is_not_used(monkeypatch):
-    monkeypatch.setattr(isolation, "missing", lambda tier: None if tier == "landlock" else "not today")
+    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: None if tier == "landlock" else "not today")
     monkeypatch.setattr("lora_grpo.sandbox.pool.Pool.run", lambda self, programs: [PASSED] * len(programs))
     with pytest.raises(UserError, match="landlock: reading a file is possible"):
         sandbox.start(Settings())

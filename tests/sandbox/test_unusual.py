@@ -51,16 +51,6 @@ def f(n): return Countdown(n)
 from collections.abc import Iterator, Sized
 assert list(f(3)) == [2, 1, 0] and isinstance(f(1), Iterator) and not isinstance(f(1), Sized) and not callable(f(1))
 """,
-    "named tuple": """
-from collections import namedtuple
-Point = namedtuple("Point", "x y")
-def f(a, b): return Point(a, b)
----
-p = f(1, 2)
-assert p == (1, 2) and p.x == 1 and p.y == 2 and p._asdict() == {"x": 1, "y": 2} and repr(p) == "Point(x=1, y=2)"
-x, y = p
-assert (x, y) == (1, 2) and p._replace(x=3) == (3, 2)
-""",
     "Counter": """
 from collections import Counter
 def f(s): return Counter(s)
@@ -312,6 +302,8 @@ with f() as one:
     "exceptions as values": "def f(): return ValueError(1)\n---\nassert isinstance(f(), ValueError)",
     "default of a defaultdict": "import collections\ndef f(): return collections.defaultdict(int)\n---\n"
     "assert f()['a'] == 0",
+    "fields of a named tuple": "import collections\ndef f(): return collections.namedtuple('P', 'x')(1)\n---\n"
+    "assert f().x == 1",
     "class of a result": "class L(list): pass\ndef f(): return L()\n---\nassert type(f()).__name__ == 'L'",
     "a result that changes later": "log = []\ndef f():\n log.append(1)\n return log\n---\n"
     "a = f()\nf()\nassert a == [1, 1]",
