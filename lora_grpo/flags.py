@@ -114,11 +114,6 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def written(field: str) -> str:
-    """Return the name of a field in flags and files. A field named like a Python keyword ends with an underscore."""
-    return field.rstrip("_")
-
-
 def _add_flags(
     parser: argparse.ArgumentParser, kind: type, defaults: Any, shown: Callable[[str], bool], prefix: str = ""
 ) -> None:
@@ -130,7 +125,7 @@ def _add_flags(
     group = parser.add_argument_group(prefix.rstrip(".")) if prefix else parser
     for field in dataclasses.fields(kind):
         default = field.default if defaults is None else getattr(defaults, field.name)
-        name, parts = prefix + written(field.name), [*_parts(hints[field.name])]
+        name, parts = prefix + field.name.rstrip("_"), [*_parts(hints[field.name])]
         if section := next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None):
             _add_flags(parser, section, None if defaults is None else default, shown, f"{name}.")
             continue

@@ -65,7 +65,11 @@ def parse(
         _show_help(base, arguments, description, presets)
     given = read_given(_Flags, arguments)
     how = Invocation(**{field.name: given.pop(field.name, False) for field in dataclasses.fields(Invocation)})
-    _check_invocation(how)
+    actions = [flag(name) for name, is_given in dataclasses.asdict(how).items() if is_given]
+    if how.resume and how.overwrite:
+        raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
+    if (how.preview or how.audit) and (len(actions) > 1 or distributed.world_size() > 1):
+        raise UserError(f"{' and '.join(actions)} cannot be combined; pass one, in one process")
 
     # The layers below the flags: a preset, the run that is resumed, a settings file.
     path = given.pop("config", None)
@@ -165,14 +169,6 @@ def _drop_unused(given: Mapping[str, Any], how: Invocation, files: Sequence[dict
         )
     for file in files:
         _drop(file, UNUSED_BY_SFT)
-
-
-def _check_invocation(invocation: Invocation) -> None:
-    given = [flag(name) for name, value in dataclasses.asdict(invocation).items() if value]
-    if invocation.resume and invocation.overwrite:
-        raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if (invocation.preview or invocation.audit) and (len(given) > 1 or distributed.world_size() > 1):
-        raise UserError(f"{' and '.join(given)} cannot be combined; pass one, in one process")
 
 
 def _settle_task(config: RunConfig) -> RunConfig:

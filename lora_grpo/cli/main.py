@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import gc
 import io
 import os
@@ -19,9 +18,6 @@ from lora_grpo.cli.validate import resume_command
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
-
-_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
-"""Errors of a path that the user can fix."""
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -75,7 +71,7 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         return 128 + signal.SIGPIPE
     error = disk.disk_full(error) or error
-    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+    if isinstance(error, OSError) and error.filename:
         message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
         error = RunError(message) if run else UserError(message)
     resume = resume_command(run.config) if run else None

@@ -33,8 +33,8 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     if micro not in sizes:
         nearest = min(sizes, key=lambda size: abs(size - micro))
         raise UserError(
-            f"micro-batches of {micro} do not divide {_describe_step(config)} on {world_size} processes; pass "
-            f"--train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"micro-batches of {micro} do not divide the {sizes[0] * world_size} completions of a step on {world_size} "
+            f"processes; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
         )
     together = config.train.prompts_per_step * config.sampling.num_generations // world_size
     return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro, together)
@@ -46,19 +46,11 @@ def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]
     group = 1 if config.method == "sft" else config.sampling.num_generations
     share, rest = divmod(group * config.train.prompts_per_step, world_size)
     if rest:
-        raise UserError(
-            f"{world_size} processes cannot share {_describe_step(config)} equally; change --train.prompts-per-step"
-        )
+        completions = f"{group * config.train.prompts_per_step} completions"
+        raise UserError(f"{world_size} processes cannot share {completions} equally; change --train.prompts-per-step")
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 
 def prompts_to_read(micro_batch_size: int, group: int) -> int:
     """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it."""
     return -(-(micro_batch_size + group - math.gcd(micro_batch_size, group)) // group)
-
-
-def _describe_step(config: RunConfig) -> str:
-    group, prompts = config.sampling.num_generations, config.train.prompts_per_step
-    if config.method == "sft":
-        return f"a step of {prompts} prompts"
-    return f"a step of {prompts} prompts x {group} generations = {group * prompts} completions"

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.flags import Flag, convert, written
+from lora_grpo.flags import Flag, convert
 from lora_grpo.sandbox import Settings as SandboxSettings
 
 Overrides = Mapping[str, Any]
@@ -272,12 +272,13 @@ def endless_steps(hours: float) -> int:
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
-    return dataclasses.asdict(config, dict_factory=lambda items: {written(name): value for name, value in items})
+    # A field named like a Python keyword, `from_`, ends with an underscore, which flags and files do not have.
+    return dataclasses.asdict(config, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
 
 
 def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
-    names = {written(entry.name): entry.name for entry in dataclasses.fields(config)}
+    names = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
     values = {}
     for key, value in changes.items():
         if key not in names:

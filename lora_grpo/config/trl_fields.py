@@ -10,34 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
+from lora_grpo.config.schema import ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError, suggestion
+from lora_grpo.flags import flag
 
-_FIELDS_OF_FLAGS = {
-    "--output-dir": "output_dir",
+_OTHER_NAMES = {
     "--resume": "resume_from_checkpoint",
-    "--seed": "seed data_seed shuffle_dataset",
-    "--train.max-steps": "max_steps num_train_epochs",
+    "--seed": "data_seed shuffle_dataset",
+    "--train.max-steps": "num_train_epochs",
     "--train.micro-batch-size": "per_device_train_batch_size",
     "--train.prompts-per-step": "gradient_accumulation_steps steps_per_generation generation_batch_size",
-    "--train.learning-rate": "learning_rate",
     "--train.lr-scheduler": "lr_scheduler_type",
-    "--train.warmup-steps": "warmup_steps",
-    "--train.beta": "beta",
-    "--train.max-grad-norm": "max_grad_norm",
     "--train.optimizer": "optim",
-    "--train.gradient-checkpointing": "gradient_checkpointing",
     "--train.checkpoint-steps": "save_steps save_strategy save_only_model",
     "--train.keep-checkpoints": "save_total_limit",
-    "--train.report-to": "report_to",
     "--rewards": "reward_weights",
-    "--sampling.num-generations": "num_generations",
     "--sampling.max-completion-tokens": "max_completion_length",
-    "--sampling.temperature": "temperature",
-    "--sampling.top-p": "top_p",
-    "--model.chat-template-kwargs": "chat_template_kwargs",
     "the kit": "logging_strategy logging_steps remove_unused_columns",
 }
-_OWNED = {field: flag for flag, fields in _FIELDS_OF_FLAGS.items() for field in fields.split()}
+"""Flag -> the fields of GRPOConfig that it sets and that have another name."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
@@ -58,7 +49,11 @@ def owner_of(field: str) -> str | None:
         return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
     if field.startswith(("push_to_hub", "hub_")):
         return "nothing: `lora-grpo push` uploads the finished adapter"
-    return _OWNED.get(field)
+    sections = {"": RunConfig, "train.": TrainConfig, "sampling.": SamplingConfig, "model.": ModelConfig}
+    for prefix, section in sections.items():
+        if field in section.__dataclass_fields__:
+            return flag(prefix + field)
+    return next((name for name, fields in _OTHER_NAMES.items() if field in fields.split()), None)
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:

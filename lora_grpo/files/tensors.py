@@ -138,7 +138,7 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-class TensorWriter:
+class TensorWriter(contextlib.AbstractContextManager):
     """Write one safetensors file incrementally, in a `with` block.
 
     The file has a temporary name until `finish` is called. If the block raises, it is deleted.
@@ -163,9 +163,6 @@ class TensorWriter:
         self._hasher = ThreadPoolExecutor(1)
         self._file = self._temporary.open("wb")
         self.write(len(text).to_bytes(8, "little") + text)
-
-    def __enter__(self) -> TensorWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._hasher.shutdown()
