@@ -49,7 +49,12 @@ def owner_of(field: str) -> str | None:
         return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
     if field.startswith(("push_to_hub", "hub_")):
         return "nothing: `lora-grpo push` uploads the finished adapter"
-    sections = {"": RunConfig, "train.": TrainConfig, "sampling.": SamplingConfig, "model.": ModelConfig}
+    sections: dict[str, Any] = {
+        "": RunConfig,
+        "train.": TrainConfig,
+        "sampling.": SamplingConfig,
+        "model.": ModelConfig,
+    }
     for prefix, section in sections.items():
         if field in section.__dataclass_fields__:
             return flag(prefix + field)
