@@ -34,7 +34,6 @@ LONGEST_FIRST = (
     "evaluation/test_kill.py",
     "sandbox/test_kill.py",
     "training/test_logprob_check.py",
-    "training/test_memory_probe.py",
     "training/test_difficulty.py",
 )
 

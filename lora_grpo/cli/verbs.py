@@ -137,10 +137,10 @@ def check_gpu(arguments: Sequence[str]) -> None:
         lora-grpo check-gpu                    # at most 8 minutes, no network access
         lora-grpo check-gpu --minutes 20
 
-    The models have the shapes of Qwen2.5-0.5B, 1.5B and 3B, with random weights. Each row of the table reports the
-    step time by phase, and the planned and measured memory.
+    The model has the shape of Qwen2.5-0.5B, with random weights. Each row of the table reports the step time by phase,
+    and the planned and measured memory.
     outputs/check_gpu/results.md always contains the results so far. The last line says which engines and backends work,
-    and what to pass if some do not. The exit code is 1 if a row failed, and 2 without a GPU.
+    and why others do not. The exit code is 1 if a row failed, and 2 without a GPU.
     """
     from lora_grpo.planning import Options
     from lora_grpo.planning import check_gpu as check

@@ -10,19 +10,16 @@ The plan reads the model's config.json alone. The GPU check runs each row in a s
 generated problems.
 
 plan.py          builds and prints the plan
-fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, longest context
-suggestions.py   finds the cheapest change for a run that does not fit
+fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, longest context;
+                 finds the cheapest change for a run that does not fit
 work.py          counts the steps, completions and tokens of a run, and the bytes that it writes
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
 preview.py            samples groups from the base model with the prompts of the first training steps, and prints them
-preview_groups.py     a group, and the summary of all groups with 95% intervals
-diagnosis.py          the verdict, its reason, and what to change
-gpu_check.py          runs the recipe for every row within the time limit, and writes results.json and results.md
-random_model.py       builds models with Qwen2.5's shapes and random weights
+diagnosis.py          the summary of all groups with 95% intervals, the verdict, its reason, and what to change
+gpu_check.py          builds a random model, runs the recipe with every engine and backend, and writes results.md
 """
 
 from lora_grpo.planning.dry_run import dry_run, show_settings
 from lora_grpo.planning.gpu_check import Options, check_gpu
 from lora_grpo.planning.plan import make_plan, show_plan, summary
 from lora_grpo.planning.preview import preview
-from lora_grpo.planning.suggestions import as_flags, cheaper_settings

@@ -1,14 +1,19 @@
-"""Plans how a run uses a device's memory: micro-batch size, parallel completions, and vLLM's memory share."""
+"""Plans how a run uses a device's memory: micro-batch size, parallel completions, and vLLM's memory share.
+
+If a run does not fit, `refusal` names the cheapest change of settings that makes it fit.
+"""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape, micro_batches, replace
+from lora_grpo.flags import flag
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
@@ -16,6 +21,12 @@ USABLE_SHARE = 0.9
 
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
+
+Suggestion = Mapping[str, Any]
+"""Settings by dotted name: `{"model.bits": 4}`."""
+
+_MIN_TOKENS, _MIN_RANK = 32, 4
+"""Lowest suggested values. Below them a run learns very little, and a smaller model is a better choice."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +90,13 @@ class Fit:
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
         return {
+            **{
+                name: getattr(self, name)
+                for name in ("micro_batch_size", "max_num_seqs", "sampler", "gpu_memory_share")
+            },
             "gpu": self.device.name,
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
-            "micro_batch_size": self.micro_batch_size,
-            "gpu_memory_share": self.gpu_memory_share,
-            "max_num_seqs": self.max_num_seqs,
-            "sampler": self.sampler,
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
@@ -144,7 +155,6 @@ class Planner:
 
     def longest_context(self, config: RunConfig) -> int:
         """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
-
         completion = config.sampling.max_completion_tokens
 
         def too_long(tokens: int) -> bool:
@@ -168,3 +178,93 @@ class Planner:
 
 def _gib(size: int) -> float:
     return round(size / GIB, 3)
+
+
+def refusal(planner: Planner, config: RunConfig) -> str:
+    """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to change."""
+    least, device = planner.least(config), planner.device
+    share = config.model.gpu_memory_share
+    if share is not None and least.least_share > share:
+        return (
+            f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
+            f"{least.least_share:g}; leave the flag out"
+        )
+    phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
+    by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
+    enough = _cheapest(planner, config)
+    advice = "a smaller --model.name"
+    if enough:
+        changes = [(flag(name), value) for suggestion in enough for name, value in suggestion.items()]
+        flags = [
+            f"no {name}" if value is None else name if value is True else f"{name} {value}" for name, value in changes
+        ]
+        advice = f"{' '.join(flags)} (needs {planner.least(_changed(config, *enough)).needed / GIB:.2f} GiB)"
+    return (
+        f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
+        f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
+        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); pass {advice}"
+    )
+
+
+def _ladders(planner: Planner, config: RunConfig) -> Iterator[list[Suggestion]]:
+    """Yield settings that need less memory, each with decreasing values.
+
+    Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
+    """
+    micro, completion = config.train.micro_batch_size, config.sampling.max_completion_tokens
+    prompt, with_engine = config.model.max_sequence_tokens - completion, planner.sampler in ("vllm", "shared")
+    if with_engine and config.model.gpu_memory_share is not None:
+        yield [{"model.gpu_memory_share": None}]
+    yield [{"train.micro_batch_size": size} for size in micro_batches(config) if size < (micro or 0)]
+    if not config.train.gradient_checkpointing:
+        yield [{"train.gradient_checkpointing": True}]
+    if with_engine:
+        yield [{"sampling.backend": "transformers"}]
+    if "8bit" not in config.train.optimizer and config.train.optimizer != "sgd":
+        yield [{"train.optimizer": "adamw_8bit"}]
+    if config.model.bits == 16:
+        yield [{"model.bits": 4}]
+    yield [{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)]
+    # Shorter prompts, shorter completions, then both.
+    prompts, completions = _halves(prompt, _MIN_TOKENS), _halves(completion, _MIN_TOKENS)
+    lengths = [(prompt, each) for each in completions] + [*zip(prompts, completions, strict=False)]
+    shorter = [{"sampling.max_completion_tokens": each, "model.max_sequence_tokens": p + each} for p, each in lengths]
+    yield [*({"model.max_sequence_tokens": each + completion} for each in prompts), *shorter]
+
+
+def _cheapest(planner: Planner, config: RunConfig) -> Sequence[Suggestion]:
+    """Return the cheapest change with which the run fits: one setting if one is enough; none if nothing is."""
+    if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
+        config = _changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
+    ladders = [ladder for ladder in _ladders(planner, config) if ladder]
+
+    def fits(*suggestions: Suggestion) -> bool:
+        return planner.least(_changed(config, *suggestions)).fits
+
+    for suggestion in (each for ladder in ladders for each in ladder):
+        if fits(suggestion):
+            return [suggestion]
+    # Lower all settings as far as possible, then raise each as far as the run still fits, the costliest first.
+    chosen = [ladder[-1:] for ladder in ladders]
+    if not fits(*(each for [each] in chosen)):
+        return []
+    for place, ladder in reversed([*enumerate(ladders)]):
+        for higher in ([], *([value] for value in ladder)):
+            trial = [*chosen[:place], higher, *chosen[place + 1 :]]
+            if fits(*(each for choice in trial for each in choice)):
+                chosen = trial
+                break
+    return [each for choice in chosen for each in choice]
+
+
+def _changed(config: RunConfig, *suggestions: Suggestion) -> RunConfig:
+    for suggestion in suggestions:
+        for name, value in suggestion.items():
+            section, _, key = name.partition(".")
+            config = replace(config, {section: {key: value}})
+    return config
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """Return half of a value, a quarter, and so on, down to a minimum."""
+    return [half for halvings in range(1, value.bit_length()) if (half := value >> halvings) >= least]

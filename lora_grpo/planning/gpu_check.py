@@ -1,4 +1,8 @@
-"""The GPU check: runs the recipe with every model, engine and sampling backend, and measures time and memory."""
+"""The GPU check: runs the recipe with every engine and sampling backend, and measures time and memory.
+
+The model has the published shape of Qwen2.5-0.5B and random weights, and is built on this machine. All tokens are about
+equally likely, so almost every completion has the maximum length: the worst case for memory and time.
+"""
 
 from __future__ import annotations
 
@@ -14,47 +18,48 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from lora_grpo import starter
 from lora_grpo.commands import command
 from lora_grpo.config import nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, lock, markdown_table
+from lora_grpo.files import atomic, json_files, lock, markdown_table
 from lora_grpo.flags import Flag
-from lora_grpo.planning.random_model import QWEN, build_command
+from lora_grpo.models import KNOWN_MODELS
 from lora_grpo.runs import git_revision, now, read_metrics, versions
 
-ENGINES, BACKENDS = ("peft", "unsloth"), ("vllm", "transformers")
+ROWS = (("peft", "transformers"), ("unsloth", "transformers"), ("peft", "vllm"), ("unsloth", "vllm"))
+"""Engines and sampling backends, those that start fastest first: the time that they leave is for the others."""
 PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
 """Generated problems. With six examples, prompts have about 440 tokens, close to the 512 of the memory plan."""
 REWARDS = ("--rewards", "correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
 """Random tokens earn none of the first two, and equal rewards have no gradient. About half of the completions with 512
 tokens contain one of the pattern's 200 (of 151,936) tokens."""
-_STEPS = {"vllm": 3, "transformers": 2}
+_BUILD = """
+import json, sys
+from pathlib import Path
+from lora_grpo.planning.gpu_check import build
+build(Path(sys.argv[1]), json.loads(sys.argv[2]))
+"""
+QWEN = {**KNOWN_MODELS["Qwen/Qwen2.5-0.5B-Instruct"], "eos_token_id": 2, "pad_token_id": 0}
+"""config.json of Qwen2.5-0.5B, with the special tokens of the bundled tokenizer."""
+_STEPS = {"vllm": "3", "transformers": "2"}
 """Steps of a row. The first step is a warm-up; it is measured only if there is no other step."""
-_ROW_SHARE = 1 / 3  # of the check's time, at most
 _POLL_SECONDS = 0.25  # GPU memory peaks that are shorter can be missed
 _TRY_TORCH = "import torch; torch.ones(1, device='cuda')"
-_MEASURED = {
-    "step_seconds": "step_time",
-    "rollout_seconds": "time/rollouts",
-    "reward_seconds": "time/rewards",
-    "training_seconds": "time/training",
-    "tokens_per_second": "rollouts/tokens_per_second",
-}
-"""Keys in a result, and the metrics of which they are the median."""
+_METRICS = ("step_time", "time/rollouts", "time/rewards", "time/training", "rollouts/tokens_per_second")
 _COLUMNS = (
-    ("model", "model", "{}"),
     ("engine", "engine", "{}"),
     ("sampling", "backend", "{}"),
     ("base bits", "bits", "{}"),
-    ("step, s", "step_seconds", "{:.2f}"),
-    ("rollouts", "rollout_seconds", "{:.2f}"),
-    ("rewards", "reward_seconds", "{:.2f}"),
-    ("training", "training_seconds", "{:.2f}"),
-    ("tokens/s", "tokens_per_second", "{:,.0f}"),
+    ("step, s", "step_time", "{:.2f}"),
+    ("rollouts", "time/rollouts", "{:.2f}"),
+    ("rewards", "time/rewards", "{:.2f}"),
+    ("training", "time/training", "{:.2f}"),
+    ("tokens/s", "rollouts/tokens_per_second", "{:,.0f}"),
     ("planned, GiB", "planned_gib", "{:.2f}"),
     ("torch peak", "torch_peak_gib", "{:.2f}"),
     ("GPU peak", "gpu_peak_gib", "{:.2f}"),
@@ -65,28 +70,9 @@ _COLUMNS = (
 @dataclass(frozen=True)
 class Options:
     minutes: float = 8.0
-    """Time limit for the whole check, in minutes. Rows that do not start in time are reported as skipped."""
+    """Time limit for the whole check, in minutes."""
     output: Annotated[Path, Flag("--output-dir", "--output")] = Path("outputs/check_gpu")
     """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    model: str
-    """Name of the shape, e.g. `0.5B`."""
-    config: dict[str, Any]
-    """config.json of the random model."""
-    engine: str
-    backend: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}-{self.engine}-{self.backend}"
-
-    @property
-    def missing_packages(self) -> list[str]:
-        needed = [name for name in ("unsloth", "vllm") if name in (self.engine, self.backend)]
-        return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
@@ -98,8 +84,8 @@ def check_gpu(options: Options, recipe: Path) -> None:
     """
     gpus, why_none = nvidia_gpus()
     if not gpus:
-        starter = command("train gsm8k", "--preset", "starter")
-        raise UserError(f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try {starter}")
+        on_cpu = command("train gsm8k", "--preset", "starter")
+        raise UserError(f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try {on_cpu}")
     with lock.holding(options.output):
         use_one_gpu()  # also applies to the processes started below
         gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
@@ -109,84 +95,65 @@ def check_gpu(options: Options, recipe: Path) -> None:
             torch = versions()["torch"]
             raise UserError(f"torch {torch} cannot use {gpu}: {message}; install torch's CUDA build or a newer driver")
         machine = {"gpu": gpu, "versions": versions(), "git_revision": git_revision(), "started": now()}
-        results = run_rows(all_rows(), options, recipe, machine)
+        results = run_rows(ROWS, QWEN, options, recipe, machine)
     print((options.output / "results.md").read_text(encoding="utf-8"))
     print(conclude(results))
 
 
-def all_rows() -> list[CheckRow]:
-    """Return all combinations, the most informative first: the smallest model, then vLLM, then the rest."""
-    rows = [CheckRow(*model, engine, backend) for model in QWEN.items() for engine in ENGINES for backend in BACKENDS]
-    smallest = next(iter(QWEN))
-    return sorted(rows, key=lambda row: 0 if row.model == smallest else 1 + BACKENDS.index(row.backend))
-
-
 def run_rows(
-    rows: Sequence[CheckRow],
+    rows: Sequence[tuple[str, str]],
+    config: dict[str, Any],
     options: Options,
     recipe: Path,
     machine: dict[str, Any],
     arguments: Sequence[str] = REWARDS,
 ) -> list[dict[str, Any]]:
-    """Run the rows one after another, and return one result per row; see `run_row`.
+    """Run the recipe for each engine and backend, on a random model, and return one result per row.
 
-    The files in the output folder always contain the results so far.
+    The files in the output folder always contain the results so far. A result has a `status` (ran, skipped or failed),
+    the `reason` and, if the recipe was started, the measurements.
 
     Args:
+        config: config.json of the random model.
         machine: further entries of results.json.
         arguments: further arguments of the recipe.
     """
-    results = [asdict(row) | {"row": row.name, "status": "not run", "reason": "interrupted"} for row in rows]
-    deadline = time.monotonic() + 60 * options.minutes
-    (options.output / "logs").mkdir(parents=True, exist_ok=True)
+    results = [{"engine": each, "backend": other, "status": "not run", "reason": "interrupted"} for each, other in rows]
+    deadline, logs = time.monotonic() + 60 * options.minutes, options.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
     _write(options.output, machine, results)
     with tempfile.TemporaryDirectory(prefix="lora_grpo-check-") as folder:
-        for row, result in zip(rows, results, strict=True):
-            left = deadline - time.monotonic()
-            _progress(f"{row.name} ({max(0.0, left):.0f} s left): ")
-            if missing := row.missing_packages:
+        model = Path(folder) / "model"
+        code, message, _ = run_measured(build_command(model, config), logs / "build.log", 60 * options.minutes)
+        if code != 0:
+            raise RunError(f"the random model was not built: {message} ({logs / 'build.log'})")
+        for number, result in enumerate(results):
+            seconds = (deadline - time.monotonic()) / (len(results) - number)
+            _progress(f"{result['engine']} + {result['backend']} (at most {seconds:.0f} s): ")
+            names = {result["engine"], result["backend"]} & {"unsloth", "vllm"}
+            if missing := sorted(name for name in names if importlib.util.find_spec(name) is None):
                 result |= {"status": "skipped", "reason": f"{' and '.join(missing)} not installed"}
-            elif left < 0:
-                result |= {"status": "skipped", "reason": "no time left"}
             else:
-                start = [sys.executable, str(recipe), *arguments]
-                result |= run_row(row, start, options, Path(folder), deadline)
+                flags = ["--model.name", str(model), *PROBLEMS, "--eval.num-samples", "0", *arguments]
+                result |= _run_row(result, [sys.executable, str(recipe), *flags], logs, Path(folder), seconds)
             _write(options.output, machine, results)
-            rate = f"{result['step_seconds']:.2f} s per step" if result["status"] == "ran" else result["reason"]
+            rate = f"{result['step_time']:.2f} s per step" if result["status"] == "ran" else result["reason"]
             _progress(f"{result['status']}, {rate}\n")
     return results
 
 
-def run_row(row: CheckRow, start: Sequence[str], options: Options, folder: Path, deadline: float) -> dict[str, Any]:
-    """Run the recipe, whose command begins with `start`. Models are built in `folder` and remain for the next rows.
-
-    Returns:
-        `status` (ran, skipped or failed), `reason`, and for a recipe that was started `log` and the measurements.
-    """
-    model, run, logs = folder / row.model, folder / row.name, options.output / "logs"
-    if not model.exists():
-        log = logs / f"build-{row.model}.log"
-        code, message, _ = run_measured(build_command(model, row.config), log, deadline - time.monotonic())
-        if code != 0:
-            shutil.rmtree(model, ignore_errors=True)
-            status = "skipped" if code is None else "failed"
-            return {"status": status, "reason": f"the random model was not built: {message} ({log})"}
-    flags = [
-        *("--output-dir", str(run), "--model.name", str(model)),
-        *("--model.engine", row.engine, "--sampling.backend", row.backend),
-        *("--train.max-steps", str(_STEPS[row.backend]), "--eval.num-samples", "0", *PROBLEMS),
-    ]
-    left, longest = deadline - time.monotonic(), 60 * options.minutes * _ROW_SHARE
-    limit, log = min(left, longest), logs / f"{row.name}.log"
-    code, message, peak = run_measured([*start, *flags], log, limit)
-    found: dict[str, Any] = {"log": str(log), "gpu_peak_gib": peak}
+def _run_row(row: dict[str, Any], arguments: Sequence[str], logs: Path, folder: Path, seconds: float) -> dict[str, Any]:
+    """Run the recipe with an engine and a backend, and return its status and measurements."""
+    engine, backend = row["engine"], row["backend"]
+    run, log = folder / f"{engine}-{backend}", logs / f"{engine}-{backend}.log"
+    flags = ["--model.engine", engine, "--sampling.backend", backend, "--train.max-steps", _STEPS[backend]]
+    code, message, peak = run_measured([*arguments, *flags, "--output-dir", str(run)], log, seconds)
+    found: dict[str, Any] = {"log": str(log), "gpu_peak_gib": peak, "status": "ran", "reason": None}
     steps = [line for line in read_metrics(run) if "step_time" in line]
     if steps:
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
         memory = record.get("memory") or {}
-        found |= {
-            key: round(statistics.median(s[name] for s in steps[1:] or steps), 3) for key, name in _MEASURED.items()
-        }
+        found |= {name: round(statistics.median(step[name] for step in steps[1:] or steps), 3) for name in _METRICS}
         found |= {
             "steps": len(steps),
             "bits": record["config"]["model"]["bits"],
@@ -197,17 +164,41 @@ def run_row(row: CheckRow, start: Sequence[str], options: Options, folder: Path,
             "logprob_check": record.get("logprob_check"),
         }
     shutil.rmtree(run, ignore_errors=True)
-    status, reason = "ran", None
     if code is None and steps:
-        reason = f"stopped after {limit:.0f} s"
-    elif code is None:
-        status = "failed" if longest < left else "skipped"
-        reason = f"no step within {limit:.0f} s; last: {message}"
-    elif code == UserError.exit_code and " does not fit on " in message:  # rejected by the memory plan
-        status, reason = "skipped", message.removeprefix("error: ").partition(";")[0]
-    elif code or not any(step["grad_norm"] for step in steps):
-        status, reason = "failed", f"{message if code else 'no step had a gradient'} ({log})"
-    return found | {"status": status, "reason": reason}
+        return found | {"reason": f"stopped after {seconds:.0f} s"}
+    if code is None:
+        return found | {"status": "failed", "reason": f"no step within {seconds:.0f} s; last: {message}"}
+    if code or not any(step["grad_norm"] for step in steps):
+        return found | {"status": "failed", "reason": f"{message if code else 'no step had a gradient'} ({log})"}
+    return found
+
+
+def build_command(folder: Path, config: dict[str, Any]) -> list[str]:
+    """Return the command that runs `build` in its own process, so that this one does not load torch."""
+    return [sys.executable, "-c", _BUILD, str(folder), json.dumps(config)]
+
+
+def build(folder: Path, config: dict[str, Any]) -> None:
+    """Write a model with a config.json: bfloat16 weights, the bundled tokenizer and its chat template.
+
+    The tokenizer gets a token for every id, so that any completion can be decoded. No merge produces the added tokens,
+    so the encoding of texts does not change.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    source = starter.model_path()
+    shutil.copy(source / "chat_template.jinja", folder)
+    settings = json_files.read_object(source / "tokenizer_config.json")
+    atomic.write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": 32_768})
+    tokenizer = json_files.read_object(source / "tokenizer.json")
+    vocabulary = tokenizer["model"]["vocab"]
+    taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocabulary |= {f"x{number}": number for number in range(config["vocab_size"]) if number not in taken}
+    atomic.write_json(folder / "tokenizer.json", tokenizer)
 
 
 def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[int | None, str, float | None]:
@@ -242,26 +233,14 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
 
 
 def conclude(results: Sequence[dict[str, Any]]) -> str:
-    """Return which engines and backends work, in one sentence.
-
-    Raises:
-        RunError: a row failed, or no row ran.
-    """
-    ran, failed = ([each for each in results if each["status"] == status] for status in ("ran", "failed"))
-    if not ran:
-        first = (failed or results)[0]
-        raise RunError(f"no row ran: {first['row']} {first['status']}, {first['reason']}; see results.md")
-    # Each pair once; those without a failure first, because the first is advised.
-    broken = {(each["engine"], each["backend"]) for each in failed}
-    pairs = sorted(dict.fromkeys((each["engine"], each["backend"]) for each in ran), key=broken.__contains__)
-    works = f"this GPU works with {', '.join(map(' + '.join, pairs))}"
-    if not failed:
-        return works
-    first, (engine, backend) = failed[0], pairs[0]
-    raise RunError(
-        f"{works}; {len(failed)} of {len(results)} rows failed, the first is {first['row']}: {first['reason']}; "
-        f"train with --model.engine {engine} --sampling.backend {backend}"
-    )
+    """Return which engines and backends work, in one sentence, or raise a RunError if one failed or none ran."""
+    ran = [f"{each['engine']} + {each['backend']}" for each in results if each["status"] == "ran"]
+    works = f"this GPU works with {', '.join(ran) or 'no engine and backend'}"
+    broken = [each for each in results if each["status"] == "failed" or not ran]
+    if broken:
+        failures = [f"{each['engine']} + {each['backend']} {each['status']}, {each['reason']}" for each in broken]
+        raise RunError(f"{works}: {'; '.join(failures)}")
+    return works
 
 
 def _used_gib() -> float | None:
@@ -279,7 +258,7 @@ def _write(folder: Path, machine: dict[str, Any], results: Sequence[dict[str, An
     packages = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     ran = [result for result in results if result["status"] == "ran"]
     cells = [["–" if row[key] is None else form.format(row[key]) for _, key, form in _COLUMNS] for row in ran]
-    table = markdown_table([heading for heading, *_ in _COLUMNS], cells, left=4)
+    table = markdown_table([heading for heading, *_ in _COLUMNS], cells, left=3)
     lines = [f"{machine['gpu']}; {packages}; {machine['started']}.", "", *table]
-    lines += [f"- {each['row']}: {each['status']}, {each['reason']}" for each in results if each["reason"]]
+    lines += [f"- {r['engine']} + {r['backend']}: {r['status']}, {r['reason']}" for r in results if r["reason"]]
     atomic.write_text(folder / "results.md", "\n".join(lines).rstrip() + "\n")

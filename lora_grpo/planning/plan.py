@@ -22,8 +22,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.flags import flag
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, model_files
-from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner
-from lora_grpo.planning.suggestions import refusal
+from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner, refusal
 from lora_grpo.planning.work import Work, count
 from lora_grpo.runs import saved_bytes
 
@@ -170,23 +169,15 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 
 def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list[str]:
     """Return the assumptions of the plan."""
-    assumptions = (
-        []
-        if is_present
-        else [
-            f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine",
-            "engine and sampling backend are those of the `gpu` extra, unless the settings name them",
-        ]
-    )
-    assumptions.append("every prompt and every completion has its maximum length")
-    if config.data.filter_by_difficulty:
-        assumptions.append("the samples for --data.filter-by-difficulty are not included")
-    if config.monitor.rows:
-        assumptions.append(f"validation (at most {config.monitor.rows} rows) is not included in the work")
+    longest = "every prompt and every completion has its maximum length"
+    assumptions = [f"{longest}; {USABLE_SHARE:g} of the free memory is usable (docs/before-you-train.md)"]
+    if not is_present:
+        absent = f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
+        assumptions.insert(0, f"{absent}, so engine and sampling backend are those of the `gpu` extra")
+    if config.data.filter_by_difficulty or config.monitor.rows:
+        assumptions.append("the samples of validation and of --data.filter-by-difficulty are not included in the work")
     if config.sampling.server_url:
         assumptions.append("the vLLM server's own memory is not included")
-    fixed = "libraries, CUDA and vLLM take fixed amounts (guesses)"
-    assumptions.append(f"{USABLE_SHARE:g} of the free memory is usable; {fixed}: docs/before-you-train.md")
     return assumptions
 
 

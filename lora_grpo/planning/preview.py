@@ -11,8 +11,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.models import load_policy
-from lora_grpo.planning.diagnosis import judge
-from lora_grpo.planning.preview_groups import Answer, Group, measure
+from lora_grpo.planning.diagnosis import Answer, Group, judge, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 from lora_grpo.tasks import CheckError, Data, Row, chat, fit_to_context, prompt_order, split_validation

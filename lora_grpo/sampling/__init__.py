@@ -24,7 +24,6 @@ server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 """
 
 from lora_grpo.sampling import build
-from lora_grpo.sampling.batch_memory import ran_out_of_memory
 from lora_grpo.sampling.build import build_sampler, check_server
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed

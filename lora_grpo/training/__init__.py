@@ -15,25 +15,22 @@ sft.py               the SFTTrainer of make_trainer: tokens and labels of gold s
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
 trl_compat.py        what depends on private methods of TRL: hooks for the mixins, and what TRL's constructor leaves
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
-step_metrics.py      mixin: time per phase, logprob mismatch between sampler and trainer
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
-memory_probe.py      before the first step: checks that the largest micro-batch fits in GPU memory
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
 time_budget.py       --hours: ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
-completions.py       mixin: scores the completions of every step, and logs those of every n-th; the validation set
+completions.py       mixins: time per phase, logprob mismatch, and scores of every step; the validation set
 token_logprobs.py    mixins: logprobs without the full logits, and without completions whose group has equal rewards
 shared_prompts.py    mixin: packs the rows before the backbone, so that the layers read each prompt once for its group
 packing.py           layout of a packed micro-batch: the position of each token, what it attends to, and its attention
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
-from lora_grpo.training.completions import ScoredRollouts
+from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.run import train
 from lora_grpo.training.shared_prompts import SharedPrompts
-from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trainer import make_trainer
-from lora_grpo.training.trl_compat import TrlHooks, synthetic_inputs
+from lora_grpo.training.trl_compat import TrlHooks

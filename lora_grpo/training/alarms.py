@@ -1,7 +1,6 @@
 """Alarms: detect from the metrics that a run goes wrong, and suggest what to change.
 
-docs/while-it-trains.md lists when each is raised. After an alarm, its condition must be false for `WINDOW` steps before
-it can be raised again. For `hacking`, one validation pass is enough.
+docs/while-it-trains.md lists when each is raised, once in a run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from lora_grpo.commands import command
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.rewards import Reward
-from lora_grpo.training.step_metrics import LOGPROB_MISMATCH
+from lora_grpo.training.completions import LOGPROB_MISMATCH
 
 WINDOW = 10
 """Number of steps to average over."""
@@ -68,8 +67,7 @@ class Alarms:
     """Step, mean reward and verdicts of each validation pass."""
     _overflows: int = 0
     """Consecutive steps with a non-finite gradient norm."""
-    _quiet: dict[str, int] = field(default_factory=dict)
-    """For each alarm that was raised, the number of checks since its condition was last true."""
+    _raised: set[str] = field(default_factory=set)
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Return the alarms that one step's metrics, as in metrics.jsonl, raise."""
@@ -109,17 +107,10 @@ class Alarms:
         return self._new(step, {"hacking": message})
 
     def _new(self, step: int, messages: Mapping[str, str | None]) -> list[Alarm]:
-        """Return the alarms that are new, not ongoing."""
-        alarms = []
-        for name, message in messages.items():
-            quiet = self._quiet.get(name, WINDOW)
-            if message is None:
-                self._quiet[name] = quiet + 1
-                continue
-            if quiet >= (1 if name == "hacking" else WINDOW):
-                alarms.append(Alarm(step, name, message))
-            self._quiet[name] = 0
-        return alarms
+        """Return the alarms that were not raised before."""
+        new = {name: text for name, text in messages.items() if text and name not in self._raised}
+        self._raised |= new.keys()
+        return [Alarm(step, name, text) for name, text in new.items()]
 
     def _broken(self, last: Metrics) -> dict[str, str | None]:
         """Return the messages about numbers that ruin the adapter."""

@@ -1,4 +1,4 @@
-"""Score, grade and write completions: those of training steps, and those of validation passes.
+"""Measure, score and write completions: those of training steps, and those of validation passes.
 
 The validation set is taken out of the training rows and sampled during training. It is not the evaluation set, because
 rows that select the best adapter or trigger early stopping must not also be used to evaluate the run.
@@ -6,20 +6,88 @@ rows that select the best adapter or trigger early stopping must not also be use
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import ScoredBatch, Scorer
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Row, chat
-from lora_grpo.training.trl_compat import TrlHooks, gather_rewards, reward_arguments
+from lora_grpo.training.trl_compat import TrlHooks, gather_rewards, reward_arguments, sampled_tokens, step_values
+
+LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
+"""TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
+
+
+class StepMetrics(TrlHooks):
+    """Mixin that adds metrics to each step. List it before the GRPOTrainer class in the bases.
+
+    - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
+      process.
+    - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
+      (Otherwise that estimate is used for completions that the loss pass leaves out, see SkipZeroAdvantage.)
+    - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. This class
+      computes it from the logprobs of the loss when rollouts are used for the first time.
+    """
+
+    _inputs: dict[str, Any] | None = None
+    _surprisals: Sequence[float] = ()
+    """-logprob of each token sampled in this step, in nats."""
+
+    def generate_rollouts(self, prompts: list[Any]) -> Any:
+        with self._timed("rollouts") as seconds:
+            generated = super().generate_rollouts(prompts)
+        token_ids, logprobs = sampled_tokens(generated)
+        step_values(self)["rollouts/tokens_per_second"].append(sum(map(len, token_ids)) / seconds[-1])
+        self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
+        return generated
+
+    def reward_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        with self._timed("rewards"):
+            return super().reward_rollouts(*args, **kwargs)
+
+    def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        measure = not self.reuses_rollouts and not self.is_corrected_by_trl and "sampling_per_token_logps" in inputs
+        self._inputs = inputs if measure else None
+        return super().compute_grpo_loss(model, inputs)
+
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().token_logprobs(model, *args, **kwargs)
+        if self._inputs is not None:
+            rows = self._inputs.get("kept_rows", slice(None))
+            mask = self._inputs["completion_mask"]
+            if "tool_mask" in self._inputs:  # as in the loss, tokens that the model did not write do not count
+                mask = mask * self._inputs["tool_mask"]
+            difference = (result[0].detach() - self._inputs["sampling_per_token_logps"][rows]).abs()[mask[rows].bool()]
+            sums = difference.new_tensor([difference.sum(), difference.numel()])
+            total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()
+            if tokens:  # zero when the whole micro-batch is masked
+                step_values(self)[LOGPROB_MISMATCH].append(total / tokens)
+            self._inputs = None
+        return result
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        metrics = step_values(self)
+        if self._surprisals and not metrics.get("entropy"):
+            metrics["entropy"].append(statistics.fmean(self._surprisals))
+        self._surprisals = ()
+        super().log(*args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[list[float]]:
+        """Add the time inside the block to the metrics, and yield the list that it is appended to."""
+        seconds = step_values(self)[f"time/{phase}"]
+        started = time.perf_counter()
+        yield seconds
+        seconds.append(time.perf_counter() - started)
 
 
 class ScoredRollouts(TrlHooks):
@@ -73,9 +141,7 @@ class Validation:
     A row has the same seed in every pass, so passes differ only in the policy.
     """
 
-    folder: Path
-    """Where files such as `step-00020.jsonl` are written, with one line per row."""
-    config: RunConfig
+    run: Run
     rows: Sequence[Row]
     scorer: Scorer
     sampler: Sampler
@@ -84,10 +150,10 @@ class Validation:
         """Sample, score and write the completions after a step, and return their R lines on every rank."""
         import torch
 
-        settings = self.config.sampling
+        config, settings = self.run.config, self.run.config.sampling
         rows = self.rows[distributed.rank() :: distributed.world_size()]
         params = SamplingParams(1, settings.temperature, settings.top_p, settings.max_completion_tokens)
-        seeds = [completion_seed(self.config.seed, f"held out {row['id']}", 0) for row in rows]
+        seeds = [completion_seed(config.seed, f"held out {row['id']}", 0) for row in rows]
         prompts = [chat.render_row(self.sampler.tokenizer, row) for row in rows]
         lines = []
         # Some engines sample from torch's global generator. Training depends on its state.
@@ -101,8 +167,8 @@ class Validation:
         by_turns = itertools.zip_longest(*distributed.gather(lines))
         lines = [line for turn in by_turns for line in turn if line]
         if distributed.is_main():
-            self.folder.mkdir(exist_ok=True)
-            write_completions(self.folder, step, lines)
+            self.run.validation.mkdir(exist_ok=True)
+            write_completions(self.run.validation, step, lines)
         return lines
 
     def earlier(self) -> dict[int, list[dict[str, Any]]]:
@@ -110,6 +176,6 @@ class Validation:
         return distributed.broadcast_from_main(
             lambda: {
                 int(path.stem.removeprefix("step-")): json_files.read_finished_lines(path)
-                for path in sorted(self.folder.glob("step-*.jsonl"))
+                for path in sorted(self.run.validation.glob("step-*.jsonl"))
             }
         )

@@ -29,7 +29,6 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
     params = SamplingParams(size, sampling.temperature, sampling.top_p, sampling.max_completion_tokens)
     order = prompt_order(len(rows), len(rows), config.seed)
-    starts_from_adapter = config.lora.from_ is not None
     kept: list[Row] = []
     passes: list[int] = []
     run.filter.mkdir(exist_ok=True)
@@ -39,10 +38,8 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
         path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
         title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        results = sample_and_grade(
-            path, sampler, chunk, config.data.task, params, config.seed, title, adapter=starts_from_adapter
-        )
-        solved = count_passed(results, chunk)
+        asked = (path, sampler, chunk, config.data.task, params, config.seed, title)
+        solved = count_passed(sample_and_grade(*asked, adapter=config.lora.from_ is not None), chunk)
         kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
         passes += solved
     sampled, always, never = len(passes), passes.count(size), passes.count(0)
@@ -51,9 +48,8 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     if len(kept) < config.train.prompts_per_step:
         other = "easier" if never > always else "harder"
         raise RunError(
-            f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; train on {other} rows "
-            f"({source_of_rows(config.data.task)}), raise --sampling.num-generations or --sampling.temperature, or "
-            "leave --data.filter-by-difficulty out (any of them with --overwrite)"
+            f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; with --overwrite, train "
+            f"on {other} rows ({source_of_rows(config.data.task)}) or leave --data.filter-by-difficulty out"
         )
     print(f"filter: {summary}", file=sys.stderr)
     again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)

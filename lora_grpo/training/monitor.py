@@ -15,7 +15,6 @@ from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training.alarms import Alarm, Alarms
 from lora_grpo.training.completions import Validation
-from lora_grpo.training.memory_probe import probe
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trl_compat import step_values
 
@@ -32,22 +31,18 @@ class Monitor:
         trainer: Any,
         alarms: Alarms,
         validation: Validation | None,
-        longest_prompt_tokens: int,
         budget: TimeBudget,
     ) -> None:
         self.run, self.trainer, self.alarms, self.validation, self.budget = run, trainer, alarms, validation, budget
-        self.longest_prompt_tokens, self.settings = longest_prompt_tokens, run.config.monitor
+        self.settings = run.config.monitor
         self._best: dict[str, Any] = {}
-        """`step`, `reward` and, for graded tasks, `accuracy` of the best validation pass."""
+        """`step`, `reward` and `accuracy` of the best validation pass; `_last` of the last one."""
+        self._last: dict[str, Any] = {}
         self._passes_since_best = 0
         self._unsaved = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state of a resumed run without repeating its alarms, or validate the base of a new run."""
-        import torch
-
-        if torch.cuda.is_available():
-            self.run.update(memory_probe=probe(self.trainer, self.run.config, self.longest_prompt_tokens))
         step = state.global_step
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
@@ -110,8 +105,8 @@ class Monitor:
             lines = validation.sample(step, state)
         self._raise(self._update(step, lines))
         metrics = step_values(self.trainer)
-        for name, value in _means(lines).items():
-            metrics[f"validation/{name}"].append(value)
+        for name in ("reward", "accuracy"):
+            metrics[f"validation/{name}"].append(self._last[name])
         metrics["time/validation"].append(time.perf_counter() - started)
         if self._best.get("step") == step:
             self._unsaved = control.should_save = True
@@ -123,11 +118,11 @@ class Monitor:
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""
-        means = _means(lines)
-        passed = {line["id"]: line["passed"] for line in lines}
-        alarms = self.alarms.validation(step, [line["reward"] for line in lines], passed)
+        rewards, passed = [line["reward"] for line in lines], {line["id"]: line["passed"] for line in lines}
+        means = {"reward": statistics.fmean(rewards), "accuracy": statistics.fmean(passed.values())}
+        alarms, self._last = self.alarms.validation(step, rewards, passed), {"step": step, **means}
         if not self._best or (means["reward"] > self._best["reward"] and not self.alarms.hacked):
-            self._best, self._passes_since_best = {"step": step, **means}, 0
+            self._best, self._passes_since_best = self._last, 0
         else:
             self._passes_since_best += 1
         return alarms
@@ -144,11 +139,3 @@ class Monitor:
                     f"--resume {' '.join(['--monitor.stop-on', *others])})"
                 )
             print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
-
-
-def _means(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean `reward` of a validation pass and its `accuracy`."""
-    return {
-        "reward": statistics.fmean(line["reward"] for line in lines),
-        "accuracy": statistics.fmean(line["passed"] for line in lines),
-    }

@@ -6,7 +6,6 @@ is the mean over the completion's tokens.
 
 from __future__ import annotations
 
-import sys
 import time
 import types
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, chat, gold_tokens, prompt_order
+from lora_grpo.training.token_logprobs import why_whole
 from lora_grpo.training.trl_compat import step_values
 from lora_grpo.training.trl_config import sft_arguments
 
@@ -55,8 +55,15 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
     config, tokenizer = run.config, policy.tokenizer
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
     examples = sft_examples(rows, sampler, run)
-    # Unsloth's own loss never materializes the logits.
-    loss_type = "nll" if policy.engine == "unsloth" else _loss_type(policy.model)
+    base = policy.model.get_base_model()
+
+    def compute(ids: Any) -> tuple[Any, Any]:
+        head, hidden = base.get_output_embeddings(), base.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = base(input_ids=ids, use_cache=False).logits
+        return head(hidden).float().log_softmax(-1), logits.float().log_softmax(-1)
+
+    # TRL's loss in chunks of tokens reads the head alone. Unsloth's own loss never materializes the logits.
+    loss_type = "nll" if policy.engine == "unsloth" or why_whole(base, compute) else "chunked_nll"
     trainer = types.new_class("Trainer", (AtomicCheckpoints, SftSteps, SFTTrainer))(
         model=policy.model,
         processing_class=tokenizer,
@@ -86,36 +93,3 @@ def end_token(tokenizer: Any, eos_token_ids: Sequence[int]) -> int:
     text = chat.render(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}])
     after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
     return next((token for token in after if token in eos_token_ids), tokenizer.eos_token_id or eos_token_ids[0])
-
-
-def sft_inputs(rows: int, tokens: int, completion: int, device: Any) -> dict[str, Any]:
-    """Return a micro-batch of the maximum length, for the memory probe."""
-    import torch
-
-    ids, mask = torch.ones(2, rows, tokens, dtype=torch.long, device=device)
-    mask[0, -1] = 0  # padding, so that the attention mask is of the same kind as in real batches
-    labels = ids.clone()
-    labels[:, :-completion] = IGNORED
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def _loss_type(model: Any) -> str:
-    """Return TRL's loss in chunks of tokens, or the loss over the full logits if the former would be another one."""
-    import torch
-
-    base = model.get_base_model()
-    head = base.get_output_embeddings()
-    reason = ""
-    if type(head) is not torch.nn.Linear:
-        reason = f"the output head is not a plain linear layer but {type(head).__name__}"
-    else:
-        ids = torch.arange(1, 9, device=head.weight.device)[None]
-        base.eval()
-        with torch.no_grad():
-            logits = base(input_ids=ids, use_cache=False).logits
-            plain = head(base.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-        if not torch.allclose(logits.float(), plain.float(), rtol=1e-2, atol=1e-2):
-            reason = f"the {base.config.model_type} model transforms its logits"
-    if reason:
-        print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
-    return "nll" if reason else "chunked_nll"

@@ -27,8 +27,6 @@ _MARGIN, _RESERVE = 1.2, 5.0
 """Factor on the time of the final evaluation, and seconds for the checkpoint and the report."""
 _WINDOW = 10
 """Number of recent rounds that predict the next one."""
-_ANNOUNCED = 3
-"""The round after which the expected number of steps is printed."""
 
 
 class TimeBudget:
@@ -111,12 +109,6 @@ class TimeBudget:
         passes = (1 + validates) * self._longest_validation
         left = self.seconds - now - passes - self._final_evaluation() - _RESERVE
         self.expected_steps = min(step + max(0, int(left / pace)) * uses, max_steps)
-        if len(self._rounds) == _ANNOUNCED:
-            print(
-                f"about {self.expected_steps} steps of {pace / uses:.1f} s and the final evaluation, "
-                f"{duration(self._final_evaluation())}, fit in --hours {run.config.hours:g}",
-                file=sys.stderr,
-            )
         is_last = left < pace and step < max_steps
         if is_last:
             run.record["out_of_time"] = {"step": step, "hours": run.config.hours}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from lora_grpo.training.trl_compat import TrlHooks, chunked_and_whole, enable_chunked_logprobs
@@ -15,6 +16,29 @@ def logprob_tolerance(model: Any) -> float:
     return 1e-3 if model.get_output_embeddings().weight.dtype == torch.float32 else 0.2
 
 
+def why_whole(model: Any, compute: Callable[[Any], tuple[Any, Any]]) -> str:
+    """Return why logits in parts would differ from the model's (an adapter on the head, a cap), or "", and print it.
+
+    Args:
+        compute: returns the logprobs of token ids from logits in parts, and from the model's own.
+    """
+    import torch
+
+    head, reason = model.get_output_embeddings(), ""
+    if type(head) is not torch.nn.Linear:
+        reason = f"the output head is not a plain linear layer but {type(head).__name__}"
+    else:
+        model.eval()
+        with torch.no_grad():
+            parts, whole = compute(torch.arange(1, 9, device=head.weight.device)[None])
+        apart = (parts.float() - whole.float()).abs().max().item()
+        if apart > logprob_tolerance(model):
+            reason = f"the {model.config.model_type} model transforms its logits (by {apart:.2g} nats)"
+    if reason:
+        print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
+    return reason
+
+
 class ChunkedLogProbs(TrlHooks):
     """Mixin that computes logits in tiles of 2048 x 8192. List it before TRL's GRPOTrainer in the bases.
 
@@ -24,12 +48,12 @@ class ChunkedLogProbs(TrlHooks):
     use_liger_kernel: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        import torch
+
         super().__init__(*args, **kwargs)
         if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
             self.model.config.logit_scale = 1 / scaling
-        if reason := self._why_whole():
-            print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
-        else:
+        if not why_whole(self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4)):
             enable_chunked_logprobs(self)
 
     def token_logprobs(self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> Any:
@@ -44,23 +68,6 @@ class ChunkedLogProbs(TrlHooks):
         slices = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
         parts = [score(model, ids[part], mask[part], *rest, batch_size=batch_size, **kwargs) for part in slices]
         return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
-
-    def _why_whole(self) -> str:
-        """Return why tiles would give different logits than the model (an adapter on the head, a cap), or ""."""
-        import torch
-
-        head = self.model.get_output_embeddings()
-        if type(head) is not torch.nn.Linear:
-            return f"the output head is not a plain linear layer but {type(head).__name__}"
-        ids = torch.arange(1, 9, device=head.weight.device)[None]
-        arguments = (self.model, ids, torch.ones_like(ids), 4)
-        self.model.eval()
-        with torch.no_grad():
-            chunked, whole = chunked_and_whole(self, *arguments)
-        apart = (chunked.float() - whole.float()).abs().max().item()
-        if apart <= logprob_tolerance(self.model):
-            return ""
-        return f"the {self.model.config.model_type} model transforms its logits (by {apart:.2g} nats)"
 
 
 class SkipZeroAdvantage(TrlHooks):

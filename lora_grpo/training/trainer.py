@@ -18,12 +18,11 @@ from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmS
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
-from lora_grpo.training.completions import ScoredRollouts, Validation
+from lora_grpo.training.completions import ScoredRollouts, StepMetrics, Validation
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.shared_prompts import SharedPrompts
-from lora_grpo.training.step_metrics import StepMetrics
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trl_config import grpo_arguments
@@ -81,13 +80,10 @@ def make_trainer(
     if not run.is_trained:
         found = check_logprobs(trainer, sampler, prompts)
         run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
-    validation = None
-    if validation_rows:
-        validation = Validation(run.validation, config, validation_rows, scorer, sampler)
-    longest_prompt = max(map(len, sampler.encode(prompts)))
+    validation = Validation(run, validation_rows, scorer, sampler) if validation_rows else None
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
     alarms = _alarms(run, policy.model, rewards)
-    trainer.monitor = callback(run, trainer, alarms, validation, longest_prompt, budget or TimeBudget(run))
+    trainer.monitor = callback(run, trainer, alarms, validation, budget or TimeBudget(run))
     trainer.add_callback(trainer.monitor)
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer

@@ -1,40 +1,25 @@
 """What depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
 TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
-mixins of this folder override only the public names. tests/training/test_trl_compat.py has one test for each item.
-
-TrlHooks                      `_generate`, `_generate_and_score_completions`, `_calculate_rewards`, `_compute_loss`,
-                              `_get_per_token_logps_and_entropies`, `_prepare_inputs`
-reward_arguments              `_log_completion_extra`, `_log_metric`
-gather_rewards                what `_calculate_rewards` returns
-step_values                   `_metrics["train"]`, whose lists TRL averages when it logs a step
-ignore_installed_vllm         `trl.import_utils.is_vllm_available`
-use_float32_adapter           the cast of a quantized model's adapter in TRL's constructor, and its adapter `ref`
-enable_importance_sampling    `use_vllm`, `vllm_generation`, `_last_loaded_step`
-enable_chunked_logprobs       `use_liger_kernel`, `_forward_redirection`
-chunked_and_whole             `_chunked_logps`, `_full_logits_logps`
-synthetic_inputs              the dictionary that `_generate_and_score_completions` returns
+mixins of this folder override only the public names. The functions below it read or set what TRL's constructor leaves.
+tests/training/test_trl_compat.py has one test for each item.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import types
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config import prompts_to_read
 from lora_grpo.models import load_adapter
 
 
 class TrlHooks:
     """Base of the mixins of a GRPOTrainer: public names for the phases of a step, in the order in which they run.
 
-    Each default calls TRL's own method. Unsloth's generated trainer has the same methods, but its `compute_loss` calls
-    no `_compute_loss`.
+    Unsloth's generated trainer has the same methods, but its `compute_loss` calls no `_compute_loss`.
     """
 
     model: Any
@@ -48,10 +33,6 @@ class TrlHooks:
     def generate_rollouts(self, prompts: list[Any]) -> Any:
         """Sample the completions of a step."""
         return super()._generate(prompts)  # type: ignore[misc]
-
-    def score_rollouts(self, inputs: Any) -> dict[str, Any]:
-        """Sample the completions of a step, and return them with their advantages: the inputs of its micro-batches."""
-        return super()._generate_and_score_completions(inputs)  # type: ignore[misc]
 
     def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         """Return the rewards of the completions of all processes, shape (completions, rewards)."""
@@ -85,7 +66,7 @@ class TrlHooks:
         return self.generate_rollouts(prompts)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self._scored = self.score_rollouts(inputs)
+        self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         return self._scored
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
@@ -135,14 +116,6 @@ def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | N
 def step_values(trainer: Any) -> Any:
     """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name."""
     return trainer._metrics["train"]
-
-
-def copy_without_metrics(trainer: Any) -> Any:
-    """Return a trainer that shares all but the metrics and the settings of its passes."""
-    stand_in = copy.copy(trainer)
-    stand_in._metrics = {"train": defaultdict(list)}
-    stand_in.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
-    return stand_in
 
 
 def ignore_installed_vllm() -> None:
@@ -202,33 +175,3 @@ def enable_chunked_logprobs(trainer: Any) -> None:
 def chunked_and_whole(trainer: Any, *args: Any) -> tuple[Any, Any]:
     """Return the logprobs of the same tokens from tiles and from the full logits. `args` as in `token_logprobs`."""
     return trainer._chunked_logps(*args)[0], trainer._full_logits_logps(*args)[0]
-
-
-def synthetic_inputs(trainer: Any, rows: int, prompt: int, device: Any) -> dict[str, Any]:
-    """Return the inputs of a micro-batch as `score_rollouts` returns them, for rows of the maximum length."""
-    import torch
-
-    multiple = trainer.pad_to_multiple_of or 1
-    prompt, completion = (-(-length // multiple) * multiple for length in (prompt, trainer.max_completion_length))
-
-    def ones(length: int) -> torch.Tensor:
-        return torch.ones(rows, length, dtype=torch.long, device=device)
-
-    # As many distinct prompts as a micro-batch can have, because each is read once.
-    distinct = prompts_to_read(rows, trainer.num_generations)
-    groups = torch.arange(rows, device=device) * distinct // rows + 1
-    inputs = {
-        "prompt_ids": groups[:, None] * ones(prompt),
-        "prompt_mask": ones(prompt),
-        "completion_ids": ones(completion),
-        "completion_mask": ones(completion),
-        "advantages": torch.ones(rows, device=device),
-        "num_items_in_batch": torch.tensor(rows * completion, device=device),
-    }
-    if prompt > 1:  # padding, so that the attention mask is of the same kind as in real batches
-        inputs["prompt_mask"][groups == groups[0], 0] = 0
-    if trainer.beta:
-        inputs["ref_per_token_logps"] = torch.zeros(rows, completion, device=device)
-    if trainer.use_vllm:
-        inputs["importance_sampling_ratio"] = torch.ones(rows, completion, device=device)
-    return inputs

@@ -6,8 +6,7 @@ import pytest
 from gpu_runs import COIN
 
 from lora_grpo.config.hardware import nvidia_gpus
-from lora_grpo.planning.gpu_check import PROBLEMS
-from lora_grpo.planning.random_model import QWEN, build_command
+from lora_grpo.planning.gpu_check import PROBLEMS, QWEN, build_command
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,7 +26,7 @@ def gpu():
 def random_model(tmp_path_factory):
     """A folder with a random model of Qwen2.5-0.5B's shape."""
     folder = tmp_path_factory.mktemp("random")
-    subprocess.run(build_command(folder / "model", QWEN["0.5B"]), check=True)
+    subprocess.run(build_command(folder / "model", QWEN), check=True)
     return folder / "model"
 
 

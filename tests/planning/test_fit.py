@@ -10,8 +10,7 @@ from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, check_fields, hardware, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape
-from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner
-from lora_grpo.planning.suggestions import refusal
+from lora_grpo.planning.fit import USABLE_SHARE, Device, Planner, refusal
 
 
 def presets_of(recipe):

@@ -14,7 +14,7 @@ from helpers.model_configs import TINY_QWEN2 as TINY
 
 from lora_grpo.errors import RunError
 from lora_grpo.planning import gpu_check
-from lora_grpo.planning.gpu_check import CheckRow, Options, check_gpu
+from lora_grpo.planning.gpu_check import Options, check_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -31,11 +31,10 @@ MACHINE = {
 
 
 def run_rows(rows, recipe, output, seconds=60.0, arguments=()):
-    return gpu_check.run_rows(rows, Options(seconds / 60, output), recipe, MACHINE, arguments)
+    return gpu_check.run_rows(rows, TINY, Options(seconds / 60, output), recipe, MACHINE, arguments)
 
 
-def row(engine="peft", backend="transformers"):
-    return CheckRow("tiny", TINY, engine, backend)
+ROW, OTHER = ("peft", "transformers"), ("unsloth", "transformers")
 
 
 WITHOUT_WEIGHTS = """
@@ -51,8 +50,8 @@ folder.mkdir()
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """Return a function that writes a script in place of the recipe. No model is built and no package is missing."""
-    monkeypatch.setattr(CheckRow, "missing_packages", [])
-    monkeypatch.setattr("lora_grpo.planning.random_model._BUILD", WITHOUT_WEIGHTS)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("lora_grpo.planning.gpu_check._BUILD", WITHOUT_WEIGHTS)
 
     def make(script):
         path = tmp_path / "recipe.py"
@@ -90,30 +89,31 @@ def read(output):
 
 @pytest.mark.slow
 def test_the_recipe_really_runs_and_leaves_its_figures(tmp_path):
-    [result] = run_rows([row()], RECIPE, tmp_path / "out", 300, ON_CPU)
+    [result] = run_rows([ROW], RECIPE, tmp_path / "out", 300, ON_CPU)
     log = Path(result["log"]).read_text()
     assert result["status"] == "ran", log
     assert result["steps"] == 2 and result["bits"] == 4
     assert result["completion_tokens"] == 8
-    assert result["rollout_seconds"] > 0 and result["reward_seconds"] > 0 and result["training_seconds"] > 0
-    phases = result["rollout_seconds"] + result["reward_seconds"] + result["training_seconds"]
-    assert phases == pytest.approx(result["step_seconds"], abs=0.01)
-    assert result["tokens_per_second"] == pytest.approx(64 / result["rollout_seconds"], rel=0.05)
+    assert result["time/rollouts"] > 0 and result["time/rewards"] > 0 and result["time/training"] > 0
+    phases = result["time/rollouts"] + result["time/rewards"] + result["time/training"]
+    assert phases == pytest.approx(result["step_time"], abs=0.01)
+    assert result["rollouts/tokens_per_second"] == pytest.approx(64 / result["time/rollouts"], rel=0.05)
     assert "left" not in [line.split()[0] for line in log.splitlines() if line]  # no row was too long
     written, table = read(tmp_path / "out")
     assert written["rows"] == [result]
-    assert f"| tiny | peft | transformers | 4 | {result['step_seconds']:.2f} |" in table
+    assert f"| peft | transformers | 4 | {result['step_time']:.2f} |" in table
 
 
 def test_what_is_read_of_a_run(stand_in, tmp_path):
-    [result] = run_rows([row()], stand_in(finishes()), tmp_path / "out")
+    [result] = run_rows([ROW], stand_in(finishes()), tmp_path / "out")
     assert result["status"] == "ran" and result["reason"] is None
-    assert result["step_seconds"] == 11 and result["rollout_seconds"] == 5.5  # the first step is for warming up
-    assert result["reward_seconds"] == 0.5 and result["training_seconds"] == 4 and result["tokens_per_second"] == 6000
+    assert result["step_time"] == 11 and result["time/rollouts"] == 5.5  # the first step is for warming up
+    assert result["time/rewards"] == 0.5 and result["time/training"] == 4
+    assert result["rollouts/tokens_per_second"] == 6000
     assert result["micro_batch_size"] == 16 and result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
     _, table = read(tmp_path / "out")
     cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
-    assert cells[4:9] == ["11.00", "5.50", "0.50", "4.00", "6,000"] and cells[-3:] == ["4.25", "3.00", "–"]
+    assert cells[3:8] == ["11.00", "5.50", "0.50", "4.00", "6,000"] and cells[-3:] == ["4.25", "3.00", "–"]
 
 
 def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in, tmp_path):
@@ -121,48 +121,41 @@ def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in, tmp_path):
 if "unsloth" not in sys.argv:
     print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
 """
-    rows, out = [row(), CheckRow("other", TINY, "unsloth", "transformers")], tmp_path / "out"
-    results = run_rows(rows, stand_in(script + finishes()), out)
+    out = tmp_path / "out"
+    results = run_rows([ROW, OTHER], stand_in(script + finishes()), out)
     assert [result["status"] for result in results] == ["failed", "ran"]
     assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
     assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
-    assert "- tiny-peft-transformers: failed, error: the GPU's memory did not suffice" in read(out)[1]
-    [untrained] = run_rows([row()], stand_in(finishes(gradient="0.0")), out)
+    assert "- peft + transformers: failed, error: the GPU's memory did not suffice" in read(out)[1]
+    [untrained] = run_rows([ROW], stand_in(finishes(gradient="0.0")), out)
     assert untrained["status"] == "failed" and untrained["reason"].startswith("no step had a gradient")
-
-
-def test_a_real_refusal_by_the_memory_plan_is_recognized(tmp_path, machine, stand_in):
-    """The real recipe on a GPU with too little free memory."""
-    machine(script="echo '0, GPU-1, Card, 8188, 700'")
-    [result] = run_rows([row()], RECIPE, tmp_path / "out", 300, ("--preset", "8gb"))
-    assert result["status"] == "skipped", Path(result["log"]).read_text()
-    assert "does not fit on Card" in result["reason"]
 
 
 @pytest.mark.parametrize(
     ("begins", "status", "reason"),
     [
-        ("print('waiting', flush=True)\n", "failed", "no step within 4 s; last: waiting"),
-        (finishes(), "ran", "stopped after 4 s"),
+        ("print('waiting', flush=True)\n", "failed", r"no step within \d s; last: waiting"),
+        (finishes(), "ran", r"stopped after \d s"),
     ],
 )
 def test_a_row_out_of_time_keeps_its_steps_and_without_any_has_failed(stand_in, tmp_path, begins, status, reason):
-    [result] = run_rows([row()], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 12.0)
-    assert (result["status"], result["reason"]) == (status, reason)
+    [result] = run_rows([ROW], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
+    assert result["status"] == status and re.fullmatch(reason, result["reason"])
 
 
 INTERRUPTED = f"""
 import signal, sys
 from pathlib import Path
 from lora_grpo.cli import run_command
-from lora_grpo.planning import gpu_check, random_model
-from lora_grpo.planning.gpu_check import Options, CheckRow
-random_model._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
-CheckRow.missing_packages = []
-rows = [CheckRow("tiny", {TINY}, engine, "transformers") for engine in ("peft", "unsloth")]
+import importlib.util
+from lora_grpo.planning import gpu_check
+from lora_grpo.planning.gpu_check import Options
+gpu_check._BUILD = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
+importlib.util.find_spec = lambda name: name
 options = Options(1.0, Path(sys.argv[2]))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
-sys.exit(run_command(lambda: print(gpu_check.run_rows(rows, options, Path(sys.argv[1]), {MACHINE}))))
+rows = [{ROW}, {OTHER}]
+sys.exit(run_command(lambda: print(gpu_check.run_rows(rows, {TINY}, options, Path(sys.argv[1]), {MACHINE}))))
 """
 
 
@@ -179,7 +172,7 @@ def test_an_interrupted_check_leaves_its_table_and_no_process(tmp_path):
     assert process.returncode == 128 + signal.SIGINT and "Traceback" not in stderr
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [each["status"] for each in rows] == ["ran", "not run"] and rows[1]["reason"] == "interrupted"
-    assert "- tiny-unsloth-transformers: not run, interrupted" in (out / "results.md").read_text()
+    assert "- unsloth + transformers: not run, interrupted" in (out / "results.md").read_text()
     row_process = Path("/proc") / begun.read_text() / "stat"
     assert not row_process.exists() or row_process.read_text().split()[2] == "Z"
 
@@ -220,16 +213,16 @@ def card(tmp_path, monkeypatch):
 
 def test_from_the_card_to_the_table_and_the_exit_code(card, stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lora_grpo.planning.gpu_check._TRY_TORCH", "")
-    monkeypatch.setattr("lora_grpo.planning.gpu_check.all_rows", lambda: [row()])
+    monkeypatch.setattr("lora_grpo.planning.gpu_check.ROWS", [ROW])
     check_gpu(Options(output=tmp_path / "out"), stand_in(finishes()))
     table, stages = capsys.readouterr()
     assert stages.splitlines()[0] == "Card with 16 GiB"
-    assert re.fullmatch(r"tiny-peft-transformers \(\d+ s left\): ran, 11\.00 s per step", stages.splitlines()[1])
-    assert table.startswith("Card with 16 GiB; ") and "| tiny | peft | transformers | 4 |" in table
+    assert re.fullmatch(r"peft \+ transformers \(at most \d+ s\): ran, 11\.00 s per step", stages.splitlines()[1])
+    assert table.startswith("Card with 16 GiB; ") and "| peft | transformers | 4 |" in table
     assert table.splitlines()[-1] == "this GPU works with peft + transformers"
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
-    with pytest.raises(RunError, match=r"^no row ran: tiny-peft-transformers failed, the log is empty"):
+    with pytest.raises(RunError, match=r"no engine and backend: peft \+ transformers failed, the log is empty"):
         check_gpu(Options(output=tmp_path / "out"), stand_in("sys.exit(1)"))
 
 
@@ -240,6 +233,6 @@ def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     wide = {**TINY, **heads}  # which vLLM's CPU build takes
     # The one combination that no other test trains by.
-    [result] = run_rows([CheckRow("tiny", wide, "unsloth", "vllm")], RECIPE, tmp_path / "out", 900, ON_CPU)
+    [result] = gpu_check.run_rows([("unsloth", "vllm")], wide, Options(15, tmp_path / "out"), RECIPE, MACHINE, ON_CPU)
     assert (result["status"], result["reason"]) == ("ran", None)
     assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]

@@ -15,9 +15,8 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy
 from lora_grpo.planning import dry_run, preview
-from lora_grpo.planning.diagnosis import judge
+from lora_grpo.planning.diagnosis import Answer, Group, judge, measure
 from lora_grpo.planning.preview import sample_groups, show
-from lora_grpo.planning.preview_groups import Answer, Group, measure
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler

@@ -19,8 +19,7 @@ from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import Run, open_run, read_run
 from lora_grpo.tasks import load_data
 from lora_grpo.training import time_budget
-from lora_grpo.training.completions import Validation
-from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.completions import StepMetrics, Validation
 from lora_grpo.training.time_budget import TimeBudget
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
@@ -216,7 +215,6 @@ def test_a_run_ends_in_time(whole):
     assert 0.8 * 3600 * HOURS < seconds <= 3600 * HOURS
     assert len(rewards(run)) == steps == run.record["trained_steps"] and run.record["status"] == "complete"
     assert "pass@1" in said and f"GRPO {steps}/{steps}" in said
-    assert re.search(r"about \d+ steps of 10\.0 s and the final evaluation, 48 s, fit in --hours 0\.07", said)
     assert f"{steps} in 0.07 h" in (run.folder / "report" / "report.md").read_text()
     assert (run.validation / f"step-{steps:05d}.jsonl").exists(), "the last step competes for the best adapter"
     assert read_run(run.folder).status == "complete"  # run.json has the right types
@@ -248,7 +246,7 @@ TWO = """
 import runpy, sys
 from lora_grpo import distributed
 from lora_grpo.runs import Run
-from lora_grpo.training.step_metrics import StepMetrics
+from lora_grpo.training.completions import StepMetrics
 
 class Clock:
     now = 0.0
@@ -278,4 +276,4 @@ def test_two_processes_end_after_the_same_step(warm, tmp_path):
     done = finish(warm.start(*command))
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["status"] == "complete" and record["out_of_time"] == {"step": 8, "hours": 0.025}
-    assert "greedy" in done.stdout and done.stderr.count("fit in --hours 0.025") == 1
+    assert "greedy" in done.stdout

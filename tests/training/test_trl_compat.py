@@ -13,7 +13,7 @@ from helpers.tiny_runs import TINY, run_tiny
 from trl import GRPOTrainer
 
 from lora_grpo.runs import read_metrics
-from lora_grpo.training import ScoredRollouts, StepMetrics, TrlHooks, synthetic_inputs, trl_compat
+from lora_grpo.training import ScoredRollouts, StepMetrics, TrlHooks, trl_compat
 
 OVERRIDES = overrides(GRPOTrainer)
 
@@ -49,7 +49,6 @@ def test_values_of_a_step_are_logged_with_their_mean(tmp_path, monkeypatch):
     def recorded(trainer, model, inputs):
         values = trl_compat.step_values(trainer)["mine"]
         values.append(float(len(values)))
-        assert "mine" not in trl_compat.step_values(trl_compat.copy_without_metrics(trainer))
         return loss(trainer, model, inputs)
 
     monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
@@ -115,23 +114,6 @@ def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, mo
     with torch.no_grad():
         tiles, full = trl_compat.chunked_and_whole(trainer, trainer.model, ids, torch.ones_like(ids), 12)
     torch.testing.assert_close(tiles, full)
-
-
-def test_inputs_are_those_that_trl_makes(tmp_path, monkeypatch):
-    loss, made_up, real = TrlHooks.compute_grpo_loss, [], []
-
-    def recorded(trainer, model, inputs):
-        real.append(inputs)
-        made_up.append(synthetic_inputs(trainer, 4, 40, inputs["prompt_ids"].device))
-        return loss(trainer, model, inputs)
-
-    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
-    run_tiny(tmp_path / "out", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
-    # Only an off-policy mask reads the sampler's logprobs, and it works without them.
-    assert real[0].keys() - made_up[0].keys() <= {"sampling_per_token_logps"}
-    assert made_up[0].keys() <= real[0].keys()
-    for name, tensor in made_up[0].items():
-        assert (tensor.dtype, tensor.dim()) == (real[0][name].dtype, real[0][name].dim()), name
 
 
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
