@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lora_grpo import distributed
 from lora_grpo.commands import command, to_start_again
-from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig, batch_shape, choose_engine, parse_grpo_overrides
+from lora_grpo.config import RunConfig, batch_shape, choose_engine, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
@@ -80,11 +80,6 @@ def _check_sampling(config: RunConfig) -> None:
 
 
 def _check_training(config: RunConfig) -> None:
-    if 0 < config.monitor.rows < MIN_VALIDATION_ROWS:
-        raise UserError(
-            f"--monitor.rows {config.monitor.rows} is too small a validation set; pass {MIN_VALIDATION_ROWS} or more, "
-            "or 0 for none"
-        )
     for tracker in config.train.report_to:
         if importlib.util.find_spec(tracker) is None:
             raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")

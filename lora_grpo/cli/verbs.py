@@ -81,10 +81,9 @@ def merge(arguments: Sequence[str]) -> None:
     Small updates can be lost in bfloat16. The report shows how much of the update survives, and `--dtype auto` uses the
     lowest precision that keeps 99% of it. If the merge is interrupted, run the same command to continue.
     """
-    from lora_grpo.merging import MergeOptions
-    from lora_grpo.merging import merge as merge_adapter
+    from lora_grpo import merging
 
-    merge_adapter(read_flags(MergeOptions, arguments, merge.__doc__))
+    merging.merge(read_flags(merging.MergeOptions, arguments, merge.__doc__))
 
 
 def export_gguf(arguments: Sequence[str]) -> None:
@@ -125,10 +124,9 @@ def report(arguments: Sequence[str]) -> None:
     The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished
     run, this command reports the progress so far.
     """
-    from lora_grpo.report import ReportOptions
-    from lora_grpo.report import report as write_report
+    from lora_grpo import report as folder
 
-    write_report(read_flags(ReportOptions, arguments, report.__doc__))
+    folder.report(read_flags(folder.ReportOptions, arguments, report.__doc__))
 
 
 def check_gpu(arguments: Sequence[str]) -> None:
@@ -142,10 +140,9 @@ def check_gpu(arguments: Sequence[str]) -> None:
     outputs/check_gpu/results.md always contains the results so far. The last line says which engines and backends work,
     and why others do not. The exit code is 1 if a row failed, and 2 without a GPU.
     """
-    from lora_grpo.planning import Options
-    from lora_grpo.planning import check_gpu as check
+    from lora_grpo import planning
 
-    check(read_flags(Options, arguments, check_gpu.__doc__), commands.recipe_file("gsm8k"))
+    planning.check_gpu(read_flags(planning.Options, arguments, check_gpu.__doc__), commands.recipe_file("gsm8k"))
 
 
 VERBS = {
