@@ -90,12 +90,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     if max(tokens) >= vocab_size:
         raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")
 
-    notes = [
-        f"{token['content']} removes the white space next to it in transformers, but not in llama.cpp"
-        for token in added.values()
-        if token["lstrip"] or token["rstrip"]
-    ]
-    ids = tokenizer("a")["input_ids"]
+    notes, ids = [], tokenizer("a")["input_ids"]
     add_bos = ids[0] == tokenizer.bos_token_id
     opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
@@ -109,7 +104,6 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             "on; prompt it with plain text"
         )
     is_sentencepiece = bool(model["byte_fallback"])
-    add_space_prefix, spaces = _space_prefix(spec, opening) if is_sentencepiece else (False, [])
     merges = [tuple(merge) for merge in model["merges"]]
     special = {
         "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
@@ -129,10 +123,10 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         ids={kind: token_id for kind, token_id in special.items() if token_id is not None},
         add_bos=add_bos,
         add_eos=ids[-1] == tokenizer.eos_token_id,
-        add_space_prefix=add_space_prefix,
+        add_space_prefix=is_sentencepiece and _space_prefix(spec, opening),
         eos_token_ids=list(eos_token_ids),
         chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
-        notes=notes + spaces,
+        notes=notes,
     )
 
 
@@ -160,8 +154,8 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
     return name
 
 
-def _space_prefix(spec: Mapping[str, Any], opening: str) -> tuple[bool, list[str]]:
-    """Return whether llama.cpp should add a space before text, and notes on texts that get other tokens.
+def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
+    """Return whether llama.cpp should add a space before text.
 
     Args:
         spec: tokenizer.json.
@@ -175,22 +169,14 @@ def _space_prefix(spec: Mapping[str, Any], opening: str) -> tuple[bool, list[str
     if pre is None and normalizer is not None:
         steps = normalizer.get("normalizers", [normalizer])
         if steps in ([{"type": "Prepend", "prepend": "▁"}, spaces], [spaces]):
-            return len(steps) == 2, []
+            return len(steps) == 2
     if normalizer is not None or pre is None or pre["type"] != "Metaspace" or pre["split"]:
         raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")
     if pre["prepend_scheme"] != "first":
-        return pre["prepend_scheme"] == "always", []
+        return bool(pre["prepend_scheme"] == "always")
     # transformers adds a space before the first text only, and llama.cpp also after every special token. The chat
     # template decides, because a model that follows instructions is prompted through it.
-    if any(opening.startswith(token["content"]) for token in spec["added_tokens"]):
-        return False, [
-            "llama.cpp will add no space before plain text, as transformers does, so its first word has other tokens; "
-            "start plain text with a space. Chats have the same tokens"
-        ]
-    return True, [
-        "llama.cpp adds a space after every special token, and transformers only at the start of a text; prompts with "
-        "special tokens have other tokens"
-    ]
+    return not any(opening.startswith(token["content"]) for token in spec["added_tokens"])
 
 
 def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:

@@ -25,20 +25,13 @@ OWN_TYPES = get_args(OwnType)
 LARGEST_F16 = 65504.0
 
 
-def block_size(file_type: str) -> int:
-    """Return the number of weights that share a scale in a file of a type; 1 for types that are not quantized."""
-    if file_type not in OWN_TYPES:
-        return 256
-    return 32 if file_type.startswith("q") else 1
-
-
 def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuantizationType:
     """Return the type of the tensor `name` in a file of type `file_type`, one of OWN_TYPES."""
     from gguf import GGMLQuantizationType
 
     if len(shape) < 2:
         return GGMLQuantizationType.F32
-    if shape[-1] % block_size(file_type):
+    if file_type.startswith("q") and shape[-1] % 32:
         return GGMLQuantizationType.F16
     if file_type.startswith("q") and name in ("token_embd.weight", "output.weight"):
         return GGMLQuantizationType.Q8_0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -83,7 +82,9 @@ def write_gguf(
                 _quantize(str(quantizer), lossless, temporary, kind)
     finally:
         lossless.unlink(missing_ok=True)
-    notes = [*model.vocabulary.notes, *_notes(model, outputs)]
+    notes, config = list(model.vocabulary.notes), model.network.config
+    if (length := architecture.context_length(config)) < config.max_position_embeddings:
+        notes.append(f"the context is {length} tokens, the model's sliding window")
     if modelfile:
         notes += write_modelfiles([*outputs.values()], model.tokenizer, model.vocabulary, system_prompt)
     return model, notes
@@ -172,17 +173,3 @@ def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
         raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
-
-
-def _notes(model: SourceModel, outputs: Mapping[str, Path]) -> Iterator[str]:
-    """Yield a note on a limited context, and on tensors of a larger type, whose rows do not divide into blocks."""
-    config = model.network.config
-    if (length := architecture.context_length(config)) < config.max_position_embeddings:
-        yield f"the context is {length} tokens, the model's sliding window"
-    blocks = {gguf_types.block_size(kind) for kind in outputs} - {1}
-    for block in sorted(blocks):
-        shapes = {tensor.name: tensor.source.shape for tensor in model.tensors}
-        odd = [name for name, shape in shapes.items() if len(shape) > 1 and shape[-1] % block]
-        if odd:
-            names = ", ".join(sorted({re.sub(r"^blk\.\d+\.", "", name) for name in odd}))
-            yield f"{len(odd)} tensors have a larger type because their rows are not multiples of {block}: {names}"

@@ -165,13 +165,11 @@ def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     )
 
 
-def test_a_space_before_the_text_alone_has_a_note():
+def test_a_space_before_the_text_alone_is_left_to_the_user():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
     assert not found.add_space_prefix  # a chat starts with a special token, so transformers adds no space
-    [note] = found.notes
-    assert "start plain text with a space" in note
     lines = [line for line in LINES if line and "s>" not in line and line[0] not in " \n\r"]
     expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
     assert [as_llama_cpp(found, f" {line}") for line in lines] == expected
