@@ -37,11 +37,7 @@ def is_main() -> bool:
 
 
 def join() -> None:
-    """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded.
-
-    Raises:
-        UserError: there are fewer GPUs than ranks on this machine.
-    """
+    """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded."""
     if world_size() == 1 or _group:
         return
     import torch

@@ -66,11 +66,7 @@ class SavedAdapter(BaseModel):
             raise UserError(f"{self.folder / ADAPTER_CONFIG} sets {', '.join(others)}, {problem}")
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of B·A: alpha / r, or alpha / sqrt(r) for rsLoRA. Patterns override r and alpha.
-
-        Raises:
-            UserError: the weights of the module have another rank.
-        """
+        """Return the factor of B·A: alpha / r, or alpha / sqrt(r) for rsLoRA. Patterns override r and alpha."""
         expected = _match(self.rank_pattern, module, self.r)
         if expected != rank:
             raise UserError(f"{self.folder}: {module} has rank {rank}, and {ADAPTER_CONFIG} has {expected}")

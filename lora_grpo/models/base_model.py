@@ -21,23 +21,9 @@ from lora_grpo.models.model_files import source
 
 
 def prepare_torch(seed: int) -> None:
-    """Import and seed torch, silence the libraries, and make results on a CPU deterministic.
-
-    Raises:
-        UserError: bitsandbytes cannot be imported.
-    """
+    """Import and seed torch, silence the libraries, and make results on a CPU deterministic."""
     silence_libraries()
     import torch
-
-    try:
-        import bitsandbytes  # noqa: F401 - peft, which transformers imports, imports it if it is installed
-    except ModuleNotFoundError:
-        pass
-    except Exception as error:  # a broken installation raises any type
-        raise UserError(
-            f"bitsandbytes cannot be imported ({first_line(error)}); install it again, or uninstall it and load "
-            "the base in 16 bits"
-        ) from error
     from transformers import set_seed
     from transformers.utils import logging as transformers_logging
 
@@ -69,12 +55,7 @@ def compute_dtype() -> Any:
 
 
 def load_base(settings: ModelConfig) -> Any:
-    """Load the model without an adapter, on the GPU if one is available.
-
-    Raises:
-        UserError: files are missing or damaged.
-        RunError: it does not fit the memory of the GPU.
-    """
+    """Load the model without an adapter, on the GPU if one is available. UserError if files are missing or damaged."""
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -127,11 +108,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 
 
 def generation_config(settings: ModelConfig) -> Any:
-    """Return the generation config of a model in a folder, or the one that its config.json implies.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the generation config of a model in a folder, or the one that its config.json implies."""
     from transformers import AutoConfig, GenerationConfig
 
     path = Path(settings.name) / "generation_config.json"

@@ -60,10 +60,8 @@ def check_model(config: RunConfig) -> None:
 def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     """Load the base model with a new, seeded adapter, or with the one that the run starts from.
 
-    `resumed` says that the output folder holds the run, with its copy of that adapter.
-
-    Raises:
-        UserError: a file is missing or damaged, or the adapter does not fit the base.
+    `resumed` says that the output folder holds the run, with its copy of that adapter. UserError if a file is missing
+    or damaged, or the adapter does not fit the base.
     """
     start = start_folder(config, resumed=resumed)
     use_one_gpu()

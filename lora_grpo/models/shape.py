@@ -58,12 +58,7 @@ class Shape:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Shape:
-        """Read the shape from a model's config.json.
-
-        Raises:
-            UnknownFamily: the model family is not supported.
-            UserError: a size is missing or not a positive integer.
-        """
+        """Read the shape from a model's config.json, or raise UnknownFamily, or a UserError for a wrong size."""
         family = values.get("model_type")
         if family not in _FAMILIES:
             raise UnknownFamily(

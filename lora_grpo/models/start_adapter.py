@@ -125,11 +125,7 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
 
 
 def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
-    """Check that an adapter was trained on the base of a run, and return the commit of the base to use.
-
-    Raises:
-        UserError: it was trained on another base, or on another commit of it.
-    """
+    """Check that an adapter was trained on the base of a run, and return the commit of the base to use."""
     name, folder, run = config.model.name, adapter.folder, run_of(adapter.folder)
     record = read_record(run) if run else None
     policy = record["policy"] if record else {}

@@ -75,11 +75,7 @@ class GgufModel:
 
 
 def read_header(path: Path) -> Any:
-    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none of them.
-
-    Raises:
-        UserError: a header or a tensor is missing or cut off.
-    """
+    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none. UserError if it is cut off."""
     from gguf import GGUFReader
 
     try:
@@ -89,11 +85,7 @@ def read_header(path: Path) -> Any:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Read the header of a GGUF file. It is not loaded.
-
-    Raises:
-        UserError: there is no such file, it is cut off, or llama.cpp is not installed.
-    """
+    """Read the header of a GGUF file, or raise a UserError if it is not whole or llama.cpp is not installed."""
     from gguf import LlamaFileType
 
     if not path.is_file():
@@ -167,15 +159,8 @@ class GgufSampler(Sampler):
     """Samples with a llama.cpp server of its own, which ends with this object and with this process.
 
     The random numbers of a completion depend only on its seed. They are not those of the other samplers, and logits may
-    differ by rounding, depending on what else is decoded.
-
-    Args:
-        model: the GGUF file.
-        rows: their prompts are sampled.
-        max_tokens: of a completion.
-
-    Raises:
-        UserError: llama.cpp is not installed, or cannot load the file.
+    differ by rounding, depending on what else is decoded. The server has room for the prompts of `rows` with
+    completions of `max_tokens`. UserError if llama.cpp cannot load the file.
     """
 
     serves_training = False
@@ -251,11 +236,7 @@ class GgufSampler(Sampler):
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the server's answer.
-
-        Raises:
-            RunError: the server has ended or refuses the request.
-        """
+        """Return the server's answer, or raise a RunError if it has ended or refuses the request."""
         import httpx
 
         try:

@@ -82,9 +82,6 @@ class Sampler:
             params: with G completions per prompt.
             seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
             adapter: if False, sample from the base model.
-
-        Raises:
-            RunError: out of memory with a single completion.
         """
         import torch
 

@@ -30,10 +30,7 @@ class VllmServer:
         url: URL of the server, such as `http://gpu2:8000`.
         folder: folder for adapters, shared by both machines under the same path. None uses a temporary folder, for a
             server on this machine.
-        max_sequence_tokens: longest prompt plus completion.
-
-    Raises:
-        UserError: the server is not a vLLM server, or has too short a context.
+        max_sequence_tokens: longest prompt plus completion; see `find_base`.
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
