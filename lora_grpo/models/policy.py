@@ -138,16 +138,14 @@ def load_adapter(model: Any, path: Path) -> None:
 
     try:
         weights = load_file(path / ADAPTER_WEIGHTS)
-        damaged = [name for name, weight in weights.items() if not weight.isfinite().all()]
         loaded = set_peft_model_state_dict(model, weights)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
     missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
-    problems = {"lacks": missing, "has more than the base:": loaded.unexpected_keys, "has NaN or infinity in": damaged}
-    for problem, names in problems.items():
-        if names:
-            raise UserError(f"the adapter in {path} {problem} {names[0]}; pass another adapter or its own base")
+    if wrong := [*missing, *loaded.unexpected_keys]:
+        problem = f"does not fit this base: {wrong[0]}"
+        raise UserError(f"the adapter in {path} {problem}; pass another adapter or its own base")
 
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:

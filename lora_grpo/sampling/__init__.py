@@ -13,8 +13,7 @@ server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
     sampler.py               the Sampler interface, and decoding with a key-value cache
-    continuous_batching.py   replaces finished completions in the batch with waiting ones; its key-value cache
-    batch_memory.py          computes how many completions fit in memory at once
+    continuous_batching.py   replaces finished completions in the batch with waiting ones; its cache and memory
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU); its attention
     unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`
     vllm_sampler.py          samples with vLLM, and loads the policy's adapter at each `wake_up`; engine in this process
@@ -25,6 +24,7 @@ server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server
+from lora_grpo.sampling.continuous_batching import ran_out_of_memory
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler

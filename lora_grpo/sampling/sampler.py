@@ -18,8 +18,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.errors import RunError
-from lora_grpo.sampling.batch_memory import max_batch_size, ran_out_of_memory
-from lora_grpo.sampling.continuous_batching import Batch, can_join, num_to_start, prefill, read_common_tokens
+from lora_grpo.sampling.continuous_batching import (
+    Batch,
+    can_join,
+    max_batch_size,
+    num_to_start,
+    prefill,
+    ran_out_of_memory,
+    read_common_tokens,
+)
 
 if TYPE_CHECKING:
     import torch

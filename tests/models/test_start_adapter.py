@@ -97,7 +97,6 @@ def test_prompts_are_rendered_with_the_template_of_the_adapter(adapter, file):
 
 WRONG_CONFIG = [
     ({"lora_alpha": 0.5}, "lora_alpha 0.5"),
-    ({"r": 8}, r"ranks \[4\], .* r=8"),
     ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, .*--model.name"),
     ({"modules_to_save": ["lm_head"], "bias": "all"}, "sets bias, modules_to_save"),
     ({"layers_to_transform": [0]}, "layers_to_transform"),

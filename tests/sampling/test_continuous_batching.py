@@ -20,7 +20,7 @@ from transformers import (
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import batch_memory
+from lora_grpo.sampling import continuous_batching
 from lora_grpo.sampling import sampler as sampler_module
 from lora_grpo.sampling.continuous_batching import can_join
 from lora_grpo.sampling.merged_copy import use_grouped_attention
@@ -267,9 +267,9 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
 
 def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
     sampler.fit_batch(prompts[:1], 100)
-    assert sampler.batch_size == batch_memory.MAX_BATCH_SIZE
-    each = batch_memory.bytes_per_completion(sampler.model, len(sampler.encode(prompts[:1])[0]), 100)
+    assert sampler.batch_size == continuous_batching.MAX_BATCH_SIZE
+    each = continuous_batching.bytes_per_completion(sampler.model, len(sampler.encode(prompts[:1])[0]), 100)
     for rows, size in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
-        monkeypatch.setattr(batch_memory.hardware, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
+        monkeypatch.setattr(continuous_batching.hardware, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
         sampler.fit_batch(prompts[:1], 100)
         assert sampler.batch_size == size
