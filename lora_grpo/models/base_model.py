@@ -149,11 +149,8 @@ def keep_frozen(model: Any) -> None:
 def require_compiler(*, feature: str, otherwise: str) -> None:
     """Check for what Triton (3.7) needs to run a kernel on a GPU, or raise UserError.
 
-    It compiles a small C extension, which fails in the first training step or deep inside vLLM.
-
-    Args:
-        feature: what needs it.
-        otherwise: what the user can do without it, such as "pass --model.engine peft".
+    It compiles a small C extension, which fails in the first training step or deep inside vLLM. `feature` needs it, and
+    `otherwise` is what the user can do without it, such as "pass --model.engine peft".
     """
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
     has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -91,12 +91,7 @@ def _cached_sha256(path: Path, modified: int) -> str:
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:
-    """Return a model's config.json. Imports neither torch nor transformers.
-
-    Raises:
-        HubUnavailable: it is not in the Hub cache, and the Hub is unreachable or refuses access.
-        UserError: it cannot be read.
-    """
+    """Return a model's config.json, or raise HubUnavailable or a UserError. Imports neither torch nor transformers."""
     if settings.name == STARTER or is_folder_name(settings.name):
         return json_files.read_object(Path(source(settings.name)) / "config.json")
     from huggingface_hub import hf_hub_download

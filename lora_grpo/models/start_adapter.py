@@ -29,10 +29,6 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
     Args:
         given: the names of the settings in `lora` that the command line gives.
         resumed: whether the output folder holds a run that continues.
-
-    Raises:
-        UserError: the adapter is missing, damaged, or of another base; it has features that this kit does not train;
-            or a flag contradicts it.
     """
     folder = start_folder(config, resumed=resumed)
     if folder is None:
