@@ -19,9 +19,6 @@ TRAINABLE = (
 )
 """Values of `model_type` that passed the tests."""
 
-COUNTS_POSITIONS = ("gpt2",)
-"""Those with a learned embedding of each position, which must be the same with and without padding on the left."""
-
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
 for `all-linear`), so only attention is adapted."""

@@ -19,7 +19,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model, model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
-from lora_grpo.models.architectures import ATTENTION, COUNTS_POSITIONS, HAVE_EXPERTS
+from lora_grpo.models.architectures import ATTENTION, HAVE_EXPERTS
 from lora_grpo.models.base_model import require_compiler, starting
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
 
@@ -154,7 +154,7 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
 
     base = base_model.load_base(config.model)
     _disable_dropout(base)
-    if base.config.model_type in COUNTS_POSITIONS:
+    if base.config.model_type == "gpt2":
         base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)
     targets: str | list[str] = list(config.lora.targets)
     if targets == ["all-linear"]:

@@ -15,11 +15,8 @@ _FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qw
 """Supported values of `model_type`."""
 _HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
-_HEAD_NORMS = ("gemma3_text", "qwen3")
 _WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "mistral": 4096}
 """Defaults of `sliding_window`."""
-_TIED = ("gemma2", "gemma3_text", "smollm3")
-"""Families that tie the output head to the embedding by default."""
 
 
 class UnknownFamily(UserError):
@@ -89,9 +86,9 @@ class Shape:
             head=width,
             inner=size("intermediate_size"),
             vocabulary=size("vocab_size"),
-            tied=bool(values.get("tie_word_embeddings", family in _TIED)),
+            tied=bool(values.get("tie_word_embeddings", family in ("gemma2", "gemma3_text", "smollm3"))),
             biases=tuple(biases),
-            head_norms=family in _HEAD_NORMS,
+            head_norms=family in ("gemma3_text", "qwen3"),
             norms=4 if family in ("gemma2", "gemma3_text") else 2,
             fused=family == "phi3",
             context=values.get("max_position_embeddings"),

@@ -56,8 +56,8 @@ class GenerateSampler(Sampler):
         rows = [ids for ids in prompts for _ in range(params.num_samples)]
         size = self.batch_size or len(rows)
         torch.manual_seed(seeds[0])
-        batches = (self._generate(rows[start : start + size], params) for start in range(0, len(rows), size))
-        return [(ids, None) for batch in batches for ids in batch]
+        starts = range(0, len(rows), size)
+        return [(ids, None) for start in starts for ids in self._generate(rows[start : start + size], params)]
 
     def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
