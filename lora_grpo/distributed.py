@@ -20,7 +20,6 @@ from lora_grpo.errors import UserError
 
 T = TypeVar("T")
 
-_ERROR = "lora_grpo/error"
 _group: list[Any] = []  # the gloo process group for waiting, once `join` was called
 
 
@@ -123,7 +122,7 @@ def report_error(message: str) -> None:
     """
     if _group and reported_error() is None:
         with contextlib.suppress(RuntimeError):  # the launcher hosts the store and may be gone
-            _store().set(_ERROR, message)
+            _store().set("lora_grpo/error", message)
     if not is_main():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(3)
@@ -133,8 +132,8 @@ def reported_error() -> str | None:
     """Return the error published by a failed rank, or None."""
     if _group:
         with contextlib.suppress(RuntimeError):
-            if _store().check([_ERROR]):
-                return str(_store().get(_ERROR).decode())
+            if _store().check(["lora_grpo/error"]):
+                return str(_store().get("lora_grpo/error").decode())
     return None
 
 

@@ -57,11 +57,7 @@ class SavedAdapter(BaseModel):
     """Fields that are set in addition to those of a plain adapter, such as `use_dora`."""
 
     def check(self, supported: Collection[str], problem: str) -> None:
-        """Raise a UserError if the adapter has features other than the supported ones.
-
-        Args:
-            problem: the end of the message, such as "which cannot be merged here; merge it with PEFT".
-        """
+        """Raise a UserError that ends with `problem` if the adapter has features other than the supported ones."""
         if others := [name for name in self.features if name not in supported]:
             raise UserError(f"{self.folder / ADAPTER_CONFIG} sets {', '.join(others)}, {problem}")
 

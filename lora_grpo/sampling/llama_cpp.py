@@ -32,7 +32,6 @@ from lora_grpo.runs import read_record
 from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
 from lora_grpo.tasks import Row
 
-PROGRAM = "llama-server"
 _SLOTS = 8
 """Number of completions that are decoded at once."""
 _TEMPLATE_TOKENS = 1024
@@ -115,22 +114,21 @@ def read_gguf(path: Path) -> GgufModel:
 
 def _program(path: Path) -> list[str]:
     """Return the command of a llama.cpp server that can run a GGUF file, or raise a UserError if there is none."""
-    if program := shutil.which(PROGRAM):
+    if program := shutil.which("llama-server"):
         return [program]
     if importlib.util.find_spec("xllamacpp"):
         # As a script, without this package, which would take seconds to import.
         return [sys.executable, "-P", str(Path(__file__).with_name("xllamacpp_server.py"))]
     raise UserError(
-        f"{path} needs llama.cpp, which is not installed; run `pip install 'lora-grpo[llama-cpp]'`, "
-        f"or put its {PROGRAM} on the PATH"
+        f"{path} needs llama.cpp, which is not installed; run `pip install 'lora-grpo[llama-cpp]'`, or put its "
+        "llama-server on the PATH"
     )
 
 
 class GgufTokenizer:
     """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
 
-    special_tokens_map = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
-    """Names that chat templates read and that llama.cpp sets."""
+    special_tokens_map = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")  # llama.cpp sets them
 
     def __init__(self, sampler: GgufSampler, chat_template: str | None) -> None:
         self._sampler, self.chat_template = weakref.proxy(sampler), chat_template
