@@ -24,14 +24,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 QUOTED_RUN = "outputs/gsm8k_lora"
-MEASURED_ON = ("AuthenticAMD family 25", "AVX2", 2)
-"""The processor, PyTorch's CPU capability and the number of cores that the quoted figures were measured with."""
+MEASURED_ON = [("AuthenticAMD family 25", "AVX2", 2), ("AuthenticAMD family 25", "AVX512", 2)]
+"""Processors, PyTorch's CPU capability and numbers of cores on which a run printed the quoted figures."""
 _MARK = re.compile(r"<!-- printed by (.+) -->")
 
 
 def main() -> int:
-    if (here := machine()) != MEASURED_ON:
-        print(f"not compared: the figures were measured with {MEASURED_ON}, and this machine has {here}")
+    if (here := machine()) not in MEASURED_ON:
+        print(f"not compared: this machine has {here}, and the figures were measured with one of {MEASURED_ON}")
         return 0
     run = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / QUOTED_RUN).resolve()
     return check([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], run)
