@@ -12,13 +12,6 @@ from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, remote
 ASSERTS = "__lora_grpo_asserts__"
 """The name under which the tests find an `Assert` for each assert statement; `exam` inserts its use."""
 
-Report = dict[str, Any]
-"""`status`, `message`, `passed_tests`, and `num_tests`.
-
-The status `broken` blames the tests: they failed without the candidate, or in a way that a correct candidate does not
-cause. It counts only if the candidate is the reference, because the tests may also lack memory on a busy machine.
-"""
-
 
 class Assert:
     """An assert statement of the tests, as a context manager: the tests continue after it has failed."""
@@ -37,8 +30,12 @@ class Assert:
         return isinstance(error, Exception)  # the candidate's exit ends the tests
 
 
-def examine(exam: bytes, descriptor: int) -> Report:
-    """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
+def examine(exam: bytes, descriptor: int) -> dict[str, Any]:
+    """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket.
+
+    The status `broken` blames the tests: they failed without the candidate, or in a way that a correct candidate does
+    not cause. It counts only for a reference program, because the tests may also lack memory on a busy machine.
+    """
     prelude, code, functions, test, num_tests = marshal.loads(exam)
     link, errors = Link(descriptor), list[BaseException]()
     asserts = [Assert(errors) for _ in range(num_tests)]

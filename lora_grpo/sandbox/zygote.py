@@ -92,7 +92,7 @@ def main(role: str, isolation: str, *numbers: str) -> None:
     control = socket.socket(fileno=control_descriptor)
     commands = select.poll()
     commands.register(control, select.POLLIN)
-    system_calls = _prepare(isolation, Importer(library), memory_bytes)
+    _prepare(isolation, Importer(library), memory_bytes)
     control.sendall(b"!")
     os.dup2(0, 2)  # stderr sent startup errors to the parent
     child, answer = 0, ctypes.create_string_buffer(STATUS_BYTES)
@@ -107,7 +107,7 @@ def main(role: str, isolation: str, *numbers: str) -> None:
             child = os.fork()
             if child == 0:
                 control.close()
-                _serve(role, here, descriptors, cpu_seconds, system_calls)
+                _serve(role, isolation, here, descriptors, cpu_seconds)
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
@@ -119,8 +119,8 @@ def main(role: str, isolation: str, *numbers: str) -> None:
         child = 0
 
 
-def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> bytes | None:
-    """Load what children need, and give up everything else. Return the filter that children add."""
+def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> None:
+    """Load what children need, and give up everything else."""
     # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -129,12 +129,10 @@ def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> bytes | N
             importlib.import_module(name)
     os.environ.clear()
     lockdown.limit_resources(memory_bytes)
-    system_calls = None
     if isolation != "none":
         lockdown.give_up_privileges()
         if isolation == "landlock":
             lockdown.give_up_files()
-        system_calls = lockdown.denials()
         lockdown.limit_system_calls(lockdown.permissions())
     # From now on, modules come from memory.
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter, importer]
@@ -143,7 +141,6 @@ def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> bytes | N
     os.getcwd = lambda: "/"  # functions such as `os.path.abspath` only need some answer
     gc.collect()
     gc.freeze()  # children share the memory of these objects
-    return system_calls
 
 
 def _end(child: int, answer: ctypes.Array[ctypes.c_char]) -> None:
@@ -158,7 +155,7 @@ def _end(child: int, answer: ctypes.Array[ctypes.c_char]) -> None:
     _wait(child, answer, 0)
 
 
-def _serve(role: str, parent: int, descriptors: list[int], cpu_seconds: int, system_calls: bytes | None) -> None:
+def _serve(role: str, isolation: str, parent: int, descriptors: list[int], cpu_seconds: int) -> None:
     """Run as the child: set up descriptors, install the filter, run the program, and exit."""
     code = 1
     try:
@@ -173,8 +170,8 @@ def _serve(role: str, parent: int, descriptors: list[int], cpu_seconds: int, sys
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
         # A program that uses random numbers must always get the same verdict. `random` draws a new seed after a fork.
         random.seed(0)
-        if system_calls:
-            lockdown.limit_system_calls(system_calls)
+        if isolation != "none":
+            lockdown.limit_system_calls(lockdown.denials())
         if role == "candidate":
             candidate.run(payload, _LINK)
         else:
