@@ -132,7 +132,7 @@ def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
         "    return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]\n"
     )
     monkeypatch.setattr(ScoredRollouts, "reward_rollouts", recorded)
-    rewards = (f"{tmp_path}/mine.py:mine", "correct_answer", "near_length:20")
+    rewards = (f"{tmp_path}/mine.py:mine", "near_length:20")
     run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=rewards)
     ((ours, theirs),) = seen
     assert ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(-1), theirs.nan_to_num(-1))
