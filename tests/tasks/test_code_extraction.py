@@ -65,7 +65,6 @@ def value(completion, argument=1.5, prefix=PREFIX):
         fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}"),
         fenced("N = []\nN.append(2)\n\ndef f(x):\n    return N[0] * math.ceil(x)"),
         fenced("def f(x):\n    global N\n    N = N + 2\n    return N * math.ceil(x)\n\nN = 0"),
-        fenced(f"from __future__ import annotations\n\n{WHOLE.replace('(x):', '(x: Missing):', 1)}"),
         # Unusual characters
         fenced(WHOLE).replace("\n", "\r\n"),
         fenced("def f(x):\n    '\ud800'\n    return twice(math.ceil(x))"),
@@ -135,6 +134,11 @@ TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(
 )  # fmt: skip
 def test_the_program_that_a_careful_reader_would_run(completion):
     assert value(completion) == 4
+
+
+def test_a_future_import_comes_first_in_a_program_without_a_prompt():
+    code = "from __future__ import annotations\n\ndef f(x: Missing):\n    return K * x"
+    assert value(fenced("K = 2") + "\nThen:\n" + fenced(code), 2, prefix="") == 4
 
 
 def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
