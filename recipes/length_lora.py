@@ -1,7 +1,7 @@
-"""The smallest GRPO run: learn to answer in a given number of characters.
+"""A minimal GRPO run: learn to answer in a given number of characters.
 
-Method. The reward equals 1 at the target length and decreases with the distance from it. An answer passes within a
-tenth of the target. The rows are prompts without reference answers: only the length of a completion counts.
+Method. The reward equals 1 at the target length and decreases with the distance from it. An answer passes if its length
+is within 10% of the target. The rows are prompts without reference answers: only the length of a completion counts.
 
     python recipes/length_lora.py
     python recipes/length_lora.py --data.train my_prompts.jsonl --data.eval other_prompts.jsonl
@@ -24,7 +24,7 @@ def load(split, source=None):
 
 
 def check(completion, row):
-    """Return the closeness to the target length."""
+    """Return a score from 0 to 1 for the distance from the target length."""
     return max(0.0, 1 - abs(len(completion) - CHARACTERS) / CHARACTERS)
 
 

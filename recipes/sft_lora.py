@@ -1,14 +1,14 @@
-"""Warm-up for GRPO: supervised fine-tuning (SFT) on the task's own gold solutions, with TRL's SFTTrainer.
+"""Warm-up for GRPO: supervised fine-tuning (SFT) on the task's reference answers, with TRL's SFTTrainer.
 
-Method. GRPO learns from answers that the model samples, so it cannot start if the base model never gives a right one.
-SFT shows the model right answers instead: each step raises the probability of the gold solutions of prompts_per_step
-problems, given the prompt that evaluation uses. The loss is the mean over the solutions' tokens. Then GRPO goes on from
-the adapter.
+Method. GRPO learns from sampled answers, so it cannot start if the base model never answers correctly. SFT trains on
+reference answers instead: each step raises the probability of the reference answers of prompts_per_step problems, given
+the prompt that evaluation uses. The loss is the mean over the tokens of the answers. GRPO then continues from the
+adapter.
 
     python recipes/sft_lora.py                                   # chooses the preset for this machine
     python recipes/sft_lora.py --task my_task.py                 # the gold(row) of your file; see docs/your-task.md
     python recipes/gsm8k_lora.py --lora.from outputs/sft_lora    # then GRPO, from the same adapter
-    python recipes/sft_lora.py --dry-run                         # settings, one prompt, its gold; trains nothing
+    python recipes/sft_lora.py --dry-run                         # settings, one prompt and answer; trains nothing
 """
 
 from lora_grpo.config import gpu_preset, starter_preset

@@ -1,7 +1,7 @@
 """Your own task in one file: rows, prompts, and a check. Copy this file and change it.
 
-This example teaches a model to show its work. A completion is right if each calculation in it holds (14+28=42) and if
-together they use every number of the question. It also shows partial credit: the score is the share of correct
+This example teaches a model to show its work. A completion is correct if each calculation in it is correct (14+28=42)
+and together they use every number of the question. It also shows partial credit: the score is the fraction of correct
 calculations, and a completion passes with a score of 1.
 
     python recipes/your_task.py                        # train on the bundled problems, evaluate before and after
@@ -34,7 +34,7 @@ def load(split):
 
 
 def check(completion, row):
-    """Return the share of calculations that hold; 0 if they do not use every number of the question."""
+    """Return the fraction of correct calculations; 0 if they do not use every number of the question."""
     calculations = CALCULATION.findall(completion)
     used = {number for first, _, second, _ in calculations for number in (first, second)}
     if not calculations or not used.issuperset(numbers(row)):

@@ -43,7 +43,7 @@ def texts_of(module):
 def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
     from trl import GRPOConfig
 
-    tables = tables_of("What the advice is based on")
+    tables = tables_of("Basis of the advice")
     shown, rejected = ({setting for row in table for setting in settings_in(row[0])} for table in tables)
     assert "--train.beta" in rejected
     advised = {setting for module in (alarms, diagnosis) for text in texts_of(module) for setting in settings_in(text)}
