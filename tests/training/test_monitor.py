@@ -152,7 +152,7 @@ def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
     assert capsys.readouterr().err == ""
     few = rows[: 10 * MIN_VALIDATION_ROWS - 1]
     assert split_validation(few, config) == (few, [])
-    assert "159 training rows is fewer than 16" in capsys.readouterr().err
+    assert "a tenth of 159 is less than 16" in capsys.readouterr().err
     with pytest.raises(UserError, match="early-stopping needs one"):
         split_validation(few, replace(config, {"monitor": {"early_stopping": 3}}))
 
