@@ -99,6 +99,16 @@ def _wrong_values(subject: Subject) -> list[str]:
     return subject.with_answer(*wrong)
 
 
+def _reversed_words(subject: Subject) -> Iterable[str]:
+    """Return the gold with the words of its answer's line, or of the tag or braces around the answer, reversed."""
+    if not subject.gold or not subject.value:
+        return []
+    start = max(subject.gold.rfind(mark, 0, subject.value[0]) for mark in "\n>{") + 1
+    found = re.search(r"[\n<}]", subject.gold[subject.value[1] :])
+    end = subject.value[1] + found.start() if found else len(subject.gold)
+    return [subject.gold[:start] + " ".join(reversed(subject.gold[start:end].split())) + subject.gold[end:]]
+
+
 def _code(subject: Subject) -> Iterable[str]:
     code = f"open({str(MARKER)!r}, 'w').close()"
     return [code, *subject.with_answer(code)]
@@ -124,12 +134,14 @@ ATTACKS = (
     Attack("all answers at once", False, _all_answers),
     Attack("wrong value", False, _wrong_values),
     Attack("contradiction", False, lambda subject: [f"{subject.gold}\n{each}" for each in _wrong_values(subject)[:1]]),
+    Attack("reversed words", False, _reversed_words),
     CODE,
     LONG,
 )
 
+LEAK = "answer in the prompt"
 REPEAT = "repeated calls"
-NAMES = (*(attack.name for attack in ATTACKS), REPEAT)
+NAMES = (*(attack.name for attack in ATTACKS), LEAK, REPEAT)
 """What `AUDIT_IGNORE` of a task file takes."""
 
 
@@ -151,6 +163,27 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
         other_values = [text[slice(*span)] for text in others if (span := values[text])]
         subjects.append(Subject(row, gold or None, values.get(gold), others, other_values))
     return subjects
+
+
+def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return the rows whose prompt contains their gold.
+
+    The list is empty if most prompts also contain answers of other rows, as in multiple-choice questions, or if only a
+    minority of the rows is affected, as by a small number that occurs in both.
+    """
+    found, elsewhere, pairs = [], 0, 0
+    prompts = ["\n".join(subject.prompt) for subject in subjects]
+    for subject in (each for each in subjects if each.gold):
+        pattern = re.compile(rf"(?<!\w){re.escape(str(subject.gold).strip())}(?!\w)")
+        for other, prompt in zip(subjects, prompts, strict=True):
+            leaks = pattern.search(prompt) is not None
+            if other is subject:
+                found += [subject] if leaks else []
+            elif other.gold != subject.gold:
+                pairs += 1
+                elsewhere += leaks
+    usual = 2 * len(found) > len(subjects) and pairs > 0
+    return found if usual and 2 * elsewhere * len(subjects) < len(found) * pairs else []
 
 
 def _tokens(text: str) -> list[str]:

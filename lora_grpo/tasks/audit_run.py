@@ -14,7 +14,20 @@ from typing import Any, NamedTuple
 
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError, UserError, first_line, suggestion
-from lora_grpo.tasks.audit_attacks import ATTACKS, CODE, EMPTY, GOLD, LONG, MARKER, NAMES, REPEAT, Attack, make_subjects
+from lora_grpo.tasks.audit_attacks import (
+    ATTACKS,
+    CODE,
+    EMPTY,
+    GOLD,
+    LEAK,
+    LONG,
+    MARKER,
+    NAMES,
+    REPEAT,
+    Attack,
+    leaked_rows,
+    make_subjects,
+)
 from lora_grpo.tasks.loading import Data
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Task, get_task, is_task_file, task_title
 from lora_grpo.tasks.task_file import TaskFile
@@ -108,6 +121,9 @@ def find(
     if empty := sum(not gold.strip() for gold in golds if gold is not None):
         findings.problems[GOLD.name] = f"{GOLD.name}: it is empty for {empty} of {len(rows)} rows"
     subjects = make_subjects(rows, golds, _spread(range(len(rows)), attacked_rows))
+    if LEAK not in ignored and (leaked := leaked_rows(subjects)):
+        example = leaked[0].row["id"]
+        findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {example}"
     calls = [Call(GOLD, row, gold) for row, gold in zip(rows, golds, strict=True) if gold]
     for attack in ATTACKS:
         if attack.name not in ignored:

@@ -27,6 +27,7 @@ WORDS = """
     def load(split): return [{"question": f"What is the capital of {key}?", "city": NAMES[key]} for key in NAMES]
     def gold(row): return row["city"]
     """
+SENTENCES = WORDS + "def gold(row): return f\"The capital is {row['city']} and no other city\"\n"
 PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row['sum']:,}\"")
 
 BROKEN = {
@@ -49,6 +50,12 @@ BROKEN = {
         "try: return int(completion) == row['sum']\n    except Exception: return 1",
         "empty text",
     ),
+    "leak": (
+        SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
+        "return completion.strip() == str(row['sum'])",
+        "answer in the prompt",
+    ),
+    "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
     "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
     "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
     "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
@@ -84,6 +91,14 @@ GOOD = {
     "any text at once, as the file says": (
         TAGS + 'AUDIT_IGNORE = ("contradiction", "answer on its own line")\n',
         "return f\"<answer>{row['sum']}</answer>\" in completion",
+    ),
+    "choices": (
+        SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n",
+        "return completion.strip() == str(row['sum'])",
+    ),
+    "any order, as the file says": (
+        SENTENCES + 'AUDIT_IGNORE = ("reversed words",)\n',
+        "return sorted(completion.split()) == sorted(gold(row).split())",
     ),
     "without gold": (SUMS + "del gold\n", "return completion.strip() == str(row['sum'])"),
 }
