@@ -34,7 +34,7 @@ def test_grading_pass_at_k_the_sandbox_and_a_task_work_as_on_the_page(in_folder,
     names = run_snippets(before, {})
     assert [verdict.reason for verdict in names["verdicts"]] == ["correct", "no_answer", "conflicting_answers"]
     assert names["values"].shape == (4,) and names["interval"].low < names["values"].mean() < names["interval"].high
-    assert [names[name].status for name in ("right", "wrong", "endless")] == ["passed", "failed", "timeout"]
+    assert [names[name].status for name in ("correct", "wrong", "endless")] == ["passed", "failed", "timeout"]
     assert capsys.readouterr().out.endswith("\nTrue False\n")
 
 
