@@ -1,4 +1,4 @@
-"""LoRA + GRPO on one GPU: the map of the package.
+"""LoRA + GRPO on one GPU: overview of the package.
 
     tasks ────► sampling ────► rewards ────► training ────► run folder: adapter/, run.json, metrics.jsonl
     rows and    completions,   one score     GRPO update         │
@@ -7,26 +7,26 @@
                     └────── updated adapter ─────┘               ├─► merging      one model ─► gguf
                                                                  └─► hub          model card, push
 
-Start with `pipeline.py`: the flow of every recipe, one call per arrow. Each folder's `__init__.py` explains the folder.
+Start with `pipeline.py`, which runs every recipe. The `__init__.py` of each folder describes its files.
 
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
 cli/           command line -> checked configuration; exceptions -> one line and an exit code
 config/        every setting with its unit; presets, batch arithmetic, hardware, engines
-tasks/         GSM8K, HumanEval, MBPP, plain prompts, bundled problems: rows, prompts, a grader each; audit
+tasks/         GSM8K, HumanEval, MBPP, bundled problems, a user's file: rows, prompts and graders; audit
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
-models/        what a name means (run, adapter, folder, Hub id); base, adapter and policy; shape and memory
+models/        resolves names (run, adapter, folder, Hub id); base model, adapter, policy; shape and memory
 sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
 training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
-planning/      before training: the memory plan, the preview of what the model samples, the check of a GPU
+planning/      before training: memory plan, preview of the model's completions, GPU check
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
-report/        a run, or two side by side, as one HTML page
-merging/       an adapter into its base, tensor by tensor
+report/        a run as one HTML page
+merging/       merges an adapter into its base, tensor by tensor
 gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and quality
 hub/           files, model card and push
-files/         files that are complete or absent, locks, JSON lines, safetensors
+files/         atomic writes, locks, JSON Lines, safetensors
 
 __main__.py is `lora-grpo`. commands.py, flags.py, distributed.py, progress.py and errors.py serve all folders.
 

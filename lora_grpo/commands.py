@@ -1,4 +1,4 @@
-"""The commands of this kit, and how messages name them: as the user started this process.
+"""The commands of lora_grpo, and their names in messages, which depend on how this process was started.
 
     command("merge", folder)      # lora-grpo merge FOLDER, or python scripts/merge.py FOLDER in a checkout
 
@@ -26,16 +26,16 @@ _entered: list[str] = []
 
 
 def enter(arguments: Sequence[str]) -> None:
-    """Note that `lora-grpo` started this process with these arguments."""
+    """Record that `lora-grpo` started this process with these arguments."""
     _entered[:] = arguments
 
 
 def command(verb: str, *arguments: object) -> str:
-    """Return a command line of this kit that works where this process was started.
+    """Return a command line that works where this process was started.
 
     Args:
         verb: `merge`, for example, or `train gsm8k` for a recipe.
-        arguments: what follows; each is quoted for a shell.
+        arguments: the remaining arguments; each is quoted for a shell.
     """
     words, recipe = ["lora-grpo", *verb.split()], verb.partition(" ")[2]
     started = Path(sys.argv[0]).absolute()

@@ -1,7 +1,7 @@
 """Data-parallel training: ranks, barriers, collectives and errors across processes.
 
 A launcher such as torchrun starts the same command once per process (rank) and sets the rank in the environment. Each
-rank samples and trains on its share of a step's completions. DDP all-reduces the gradients, so all adapters stay equal.
+rank samples and trains on its part of a step's completions. DDP all-reduces the gradients, so all adapters stay equal.
 Only rank 0 writes files and prints. Without a launcher there is one rank, and every function here returns immediately.
 """
 

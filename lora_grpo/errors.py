@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in flags, files or data. The message is one line: what, got, expected, and the fix."""
+    """A mistake in flags, files or data. The message is one line: problem, received value, expected value, and fix."""
 
     exit_code = 2
 
 
 class RunError(Exception):
-    """The run itself failed after it started. The message is one line: what, got, expected, and the fix."""
+    """The run failed after it started. The message is one line: problem, received value, expected value, and fix."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return a suggestion for a misspelled name: "did you mean 'gsm8k'?", or the list of known names.
 
     Args:
-        name: what the user wrote.
+        name: the name that is not valid.
         known: the valid names.
         otherwise: text to return if no valid name is similar. If empty, list all valid names.
     """

@@ -32,7 +32,7 @@ Flags = TypeVar("Flags")
 
 
 class Flag:
-    """In `Annotated`: the flags of a field, if not the one of its name, or the name of an argument without one."""
+    """In `Annotated`: the flags of a field if they differ from its name, or the name of a positional argument."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -72,7 +72,7 @@ def read_given(
     words = []
     for word in arguments:
         name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        value = str(Path(value).expanduser()) if value.startswith("~/") else value  # the shell leaves `--flag=~/path`
+        value = str(Path(value).expanduser()) if value.startswith("~/") else value  # the shell keeps `--flag=~/path`
         words.append(name.replace("_", "-") + equals + value)
     parser = _Parser(
         commands.program(),
@@ -156,7 +156,7 @@ def _add_flags(
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield what a type hint is made of: `int`, `None` and a Flag for `Annotated[int | None, Flag("--k")]`."""
+    """Yield the parts of a type hint: `int`, `None` and a Flag for `Annotated[int | None, Flag("--k")]`."""
     yield hint
     for part in get_args(hint):
         yield from _parts(part)

@@ -42,7 +42,7 @@ def run_recipe(
         recipe: name of the recipe; the default output folder is `outputs/<recipe>`.
         description: the recipe's docstring, shown by `--help`.
         presets: changes to the defaults, by the name that `--preset` selects.
-        method: `grpo`, or `sft` for supervised fine-tuning on the task's gold solutions.
+        method: `grpo`, or `sft` for supervised fine-tuning on the task's reference answers.
     """
 
     def main() -> None:
@@ -114,7 +114,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
     change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
     run.finish({"table": [row.model_dump() for row in report.table], metric: change})
-    page = report_line(run.folder)  # before anything is printed, because the reader of a pipe may be gone
+    page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
     report.show()
     print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     if best := run.record.get("best"):
@@ -125,7 +125,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
 
 
 def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
-    """Return where a run's files are and the commands to go on with, by a short name."""
+    """Return the paths of a run's files and the next commands, by a short name."""
     config, folder, hours = run.config, run.folder, run.config.hours
     task = config.data.evaluation_task
     named = ["--task", task] if is_task_file(task) else []
@@ -142,7 +142,7 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
     if none_right and config.method == "grpo":  # GRPO has nothing to reinforce
         first = f"{command('train sft', '--task', config.data.task)} with {same}"
         has_gold = getattr(get_task(config.data.task), "has_gold", True)
-        advice = f"train on gold solutions first: {first}, then this command with --lora.from outputs/sft_lora and "
+        advice = f"train on reference answers first: {first}, then this command with --lora.from outputs/sft_lora and "
         return steps | {"0% right": f"{advice}another --output-dir" if has_gold else "train on easier rows"}
     if config.method == "sft" and not none_right:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"

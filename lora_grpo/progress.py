@@ -17,7 +17,7 @@ class Progress:
 
     def __init__(self, total: int | None, title: str = "GRPO") -> None:
         self.total, self.title = total, title
-        """The total may change, and is None as long as it is not known."""
+        """The total may change, and is None while it is unknown."""
         self._reward = self._validation = ""
         self._started: tuple[float, int] | None = None
         self._next = 0

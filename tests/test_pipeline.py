@@ -99,7 +99,7 @@ def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
     finish_run(run, never, never)
     printed = capsys.readouterr().out
     assert "--resume" not in printed
-    assert "train on gold solutions first: lora-grpo train sft --task starter with the same" in printed
+    assert "train on reference answers first: lora-grpo train sft --task starter with the same" in printed
     task = run.folder / "mine.py"
     task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
     run.config = replace(run.config, {"data": {"task": str(task)}})

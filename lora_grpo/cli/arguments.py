@@ -98,7 +98,7 @@ def parse(
     if how.resume:
         check_resume(folder)
 
-    # Settle what depends on several settings, and check everything.
+    # Resolve settings that depend on others, and check all of them.
     config = _settle_steps(_settle_task(config), [*(file for _, file in files), given | {"hours": config.hours}])
     if files:
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(path for path, _ in files))
@@ -164,7 +164,7 @@ def _drop_unused(given: Mapping[str, Any], how: Invocation, files: Sequence[dict
     useless = [flag(name) for name in UNUSED_BY_SFT if name in flat(dict(given))] + ["--preview"] * how.preview
     if useless:
         raise UserError(
-            f"{useless[0]} is for GRPO; this recipe trains on the task's gold solutions, without rollouts and rewards; "
+            f"{useless[0]} is for GRPO; this recipe trains on reference answers, without rollouts and rewards; "
             "leave it out"
         )
     for file in files:
@@ -185,7 +185,7 @@ def _settle_task(config: RunConfig) -> RunConfig:
 
 
 def _settle_steps(config: RunConfig, layers: Sequence[Mapping[str, Any]]) -> RunConfig:
-    """With `hours`, remove a limit of steps that was not set beside it: that of the preset, or of a run without hours.
+    """With `hours`, remove a step limit that was not set together with it, such as that of the preset.
 
     Args:
         layers: the settings of files and flags, as they were written.
@@ -222,7 +222,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
         _drop(settings["config"], (settings.get("memory") or {}).get("derived", []))
         settings = settings["config"]
     if not isinstance(settings, dict):
-        raise UserError(f"--config {path} holds {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
+        raise UserError(f"--config {path} contains {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
     return settings
 
 

@@ -21,7 +21,7 @@ from lora_grpo.runs import Run, begun_run, close_run
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a command, and print an error as one line. A bug in this kit keeps its traceback.
+    """Run a command, and print an error as one line. Unexpected exceptions keep their traceback.
 
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
@@ -30,9 +30,9 @@ def run_command(main: Callable[[], None]) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a model's text may hold what the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
-    atexit.register(gc.freeze)  # otherwise Python looks for garbage among all objects when it exits: 0.9 s with torch
+    atexit.register(gc.freeze)  # otherwise garbage collection at exit scans all objects: 0.9 s with torch
     _handle_sigterm(_terminate)
     try:
         with distributed.silence_other_processes():
@@ -55,7 +55,7 @@ def run_command(main: Callable[[], None]) -> int:
 def limit_spinning() -> None:
     """Let OpenMP threads spin for some microseconds while they wait, then sleep. Call this before torch is imported.
 
-    With the default of GCC's OpenMP library, which PyTorch's wheels bring, a training step takes 1.8 times as long on
+    With the default of GCC's OpenMP library, which PyTorch's wheels include, a training step takes 1.8 times as long on
     busy cores, and 1.4 times as long on idle ones if threads sleep at once (docs/results.md). Settings of the user
     are kept.
     """
@@ -64,7 +64,7 @@ def limit_spinning() -> None:
 
 
 def _end(error: BaseException) -> int | None:
-    """Record in run.json how the command ended, print it, and return the exit code; None for a bug in the kit."""
+    """Record in run.json how the command ended, print it, and return the exit code; None for other exceptions."""
     run = begun_run()
     if isinstance(error, BrokenPipeError) and _drop_closed_pipes():  # `... | head`
         close_run("interrupted")
@@ -85,7 +85,7 @@ def _end(error: BaseException) -> int | None:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
-    # What another process failed with comes first: this error may only be the connection to it that broke.
+    # Report the error of another process first, because this one may only be the lost connection to it.
     first_failure = distributed.reported_error()
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("failed" if first_failure else "interrupted", first_failure)
@@ -109,7 +109,7 @@ def _report(run: Run | None) -> None:
 
 
 def _drop_closed_pipes() -> bool:
-    """Redirect output to pipes whose reader is gone to /dev/null, and return whether there were any."""
+    """Redirect the output of broken pipes to /dev/null, and return whether there were any."""
     outputs = select.poll()
     for number in (1, 2):
         outputs.register(number, 0)  # a pipe without a reader has an error

@@ -2,7 +2,7 @@
 
 A run folder or a settings file may come from someone else. The code that it names (task files, reward files, the Python
 code of a model's repository) runs only if the command line names it too. The command that resumes a run therefore names
-it, and run.json has the digests of its files.
+it, and run.json contains the digests of its files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _check_tasks(config: RunConfig) -> None:
     found = get_task(task)
     if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
         raise UserError(
-            f"{found.path} defines no gold(row), and SFT trains on gold solutions; define gold(row), or train with "
+            f"{found.path} defines no gold(row), and SFT needs reference answers; define gold(row), or train with "
             f"GRPO: {command('train task', '--task', task)}"
         )
     get_task(config.data.evaluation_task)
@@ -51,7 +51,7 @@ def _check_tasks(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
-    asked = [name for name in (task, config.data.evaluation_task) if not is_task_file(name)]  # files have own prompts
+    asked = [name for name in (task, config.data.evaluation_task) if not is_task_file(name)]  # files have prompts
     wrong = {"code": not {*asked} <= {*CODE_TASKS}, "hashes": runs_programs(config.data)}
     if wrong.get(style):
         raise UserError(
@@ -114,7 +114,7 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_processes(config: RunConfig) -> None:
-    """Reject several processes unless each holds the whole model, which it needs for sampling."""
+    """Reject launchers that shard the model, because each process needs all of it for sampling."""
     if distributed.world_size() > 1 and config.model.engine == "unsloth":
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
@@ -164,7 +164,7 @@ def refuse_unnamed_code(config: RunConfig, named: RunConfig, files: str) -> None
 
     Args:
         config: the settings of the files and the command line.
-        named: what the settings would be without the files.
+        named: the settings without those of the files.
         files: the paths of the files.
     """
     allowed = {code.key for code in named_code(named)}

@@ -24,7 +24,7 @@ def train(arguments: Sequence[str]) -> NoReturn:
 
     lora-grpo train gsm8k                    # grade-school math; chooses the preset for this machine
     lora-grpo train code                     # Python functions, rewarded by their unit tests
-    lora-grpo train sft                      # supervised fine-tuning on gold solutions, before GRPO
+    lora-grpo train sft                      # supervised fine-tuning on reference answers, before GRPO
     lora-grpo train length                   # the smallest example: answers of a given length
     lora-grpo train my_task.py               # your task: a file with rows and a check; see docs/your-task.md
     lora-grpo train my_recipe.py             # a copy of a recipe, with its own presets
@@ -130,7 +130,7 @@ def report(arguments: Sequence[str]) -> None:
 
 
 def check_gpu(arguments: Sequence[str]) -> None:
-    """Check whether this GPU can run the kit: a few steps of the actual recipe with every installed engine and backend.
+    """Check whether this GPU can run a recipe: a few steps with every installed engine and backend.
 
         lora-grpo check-gpu                    # at most 8 minutes, no network access
         lora-grpo check-gpu --minutes 20

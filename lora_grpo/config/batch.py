@@ -16,13 +16,13 @@ _CPU_MICRO_BATCH = 8
 @dataclass(frozen=True)
 class BatchShape:
     completions_per_step: int
-    """prompts_per_step x num_generations, over all devices. SFT: prompts_per_step, each with its gold solution."""
+    """prompts_per_step x num_generations, over all devices. SFT: prompts_per_step, each with its reference answer."""
     accumulation_steps: int
     """Forward and backward passes per optimizer step and device."""
     micro_batch_size: int
     """Completions per pass."""
     parallel_samples: int
-    """Completions that one process samples at once: its share of a GRPO step, also in the evaluations of SFT."""
+    """Completions that one process samples at once: its part of a GRPO step, also in the evaluations of SFT."""
 
 
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:

@@ -18,7 +18,7 @@ from lora_grpo.config.schema import STARTER, RunConfig, replace
 from lora_grpo.errors import UserError
 
 _USABLE_SHARE = 0.9
-"""A preset fits a GPU with at least this share of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
+"""A preset fits a GPU with at least this fraction of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 
 @functools.cache
 def _query(tool: str) -> tuple[str, str]:
-    """Return the output of nvidia-smi, and why it failed."""
+    """Return the output of nvidia-smi, and the reason if it failed."""
     fields = "--query-gpu=index,uuid,name,memory.total,memory.free"
     command = [tool, fields, "--format=csv,noheader,nounits"]
     try:

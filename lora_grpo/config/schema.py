@@ -59,7 +59,7 @@ class ModelConfig:
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""
     gpu_memory_share: Share | None = None
-    """Share of the GPU's total memory for vLLM's weights and KV cache during training, above 0 and at most 1. None
+    """Fraction of the GPU's total memory for vLLM's weights and KV cache during training, above 0 and at most 1. None
     computes it from the completions of a step and the free memory."""
     trust_remote_code: bool = False
     """Allow running Python code from the model's repository."""
@@ -123,7 +123,7 @@ class SamplingConfig:
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Group size G: number of completions per prompt. GRPO compares their rewards with each other."""
     max_completion_tokens: PositiveInt = 256
-    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the share of truncated completions."""
+    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the fraction that is truncated."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts and of the validation set."""
     top_p: Share = 1.0
@@ -143,8 +143,8 @@ class TrainConfig:
     max_steps: PositiveInt = 200
     """Number of optimizer steps."""
     prompts_per_step: PositiveInt = 8
-    """Prompts per step. A GRPO step trains on prompts_per_step x num_generations completions, an SFT step on one gold
-    solution per prompt."""
+    """Prompts per step. A GRPO step trains on prompts_per_step x num_generations completions, an SFT step on one
+    reference answer per prompt."""
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass; affects rounding only. None uses the largest size that
     fits in GPU memory, or at most 8 on a CPU."""
@@ -209,14 +209,14 @@ class RunConfig:
     preset: str = "auto"
     """Defaults for a GPU size, or `starter` for a machine without a GPU. `auto` detects the hardware."""
     method: Annotated[Literal["grpo", "sft"], Flag()] = "grpo"
-    """GRPO, or supervised fine-tuning (SFT) on the task's gold solutions. The recipe decides."""
+    """GRPO, or supervised fine-tuning (SFT) on the task's reference answers. The recipe decides."""
     output_dir: str = ""
     """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
     hours: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
-    """Hours of the whole run, e.g. 2 or 0.5, without the time between stop and --resume. Training takes what the
-    evaluations leave. Without --train.max-steps beside it, only the time limits the number of steps."""
+    """Maximum hours of the whole run, e.g. 2 or 0.5, without the time between stop and --resume. Training uses the time
+    that the evaluations leave. Without --train.max-steps, only the time limits the number of steps."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)
@@ -249,7 +249,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Invocation:
-    """What this command does with the run; not part of the run's settings."""
+    """Actions of this command; not part of the run's settings."""
 
     dry_run: bool = False
     """Print the resolved settings, one rendered prompt and the rewards of its reference answer; train nothing."""
@@ -267,7 +267,7 @@ class Invocation:
 
 
 def endless_steps(hours: float) -> int:
-    """Return the `train.max_steps` of a run that only its hours limit: more than fit."""
+    """Return a `train.max_steps` that no run reaches, for a run that only its hours limit."""
     return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE
 
 

@@ -1,7 +1,7 @@
 """`--grpo KEY=VALUE` for any field of TRL's GRPOConfig.
 
 Importing TRL takes seconds and loads torch. So the text is parsed at once, and the names and types of the fields are
-checked against GRPOConfig before a model is loaded, but not for `--plan`. TRL's own constructor would not do: Unsloth's
+checked against GRPOConfig before a model is loaded, but not for `--plan`. TRL's constructor does not suffice: Unsloth's
 patched GRPOConfig only warns about an unknown field and drops it, and neither checks types.
 """
 
@@ -26,7 +26,7 @@ _OTHER_NAMES = {
     "--train.keep-checkpoints": "save_total_limit",
     "--rewards": "reward_weights",
     "--sampling.max-completion-tokens": "max_completion_length",
-    "the kit": "logging_strategy logging_steps remove_unused_columns",
+    "lora_grpo": "logging_strategy logging_steps remove_unused_columns",
 }
 """Flag -> the fields of GRPOConfig that it sets and that have another name."""
 
@@ -40,7 +40,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
 UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
-"""Fields that TRL's generation uses and the kit's samplers ignore."""
+"""Fields that TRL's generation uses and the samplers of lora_grpo ignore."""
 
 
 def owner_of(field: str) -> str | None:
@@ -62,7 +62,7 @@ def owner_of(field: str) -> str | None:
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Parse `["loss_type=dr_grpo", "entropy_coef=0.01"]` without TRL: values are what YAML makes of them.
+    """Parse `["loss_type=dr_grpo", "entropy_coef=0.01"]` without TRL: values are parsed as YAML.
 
     Raises:
         UserError: an item is not KEY=VALUE, a field is repeated, has a flag of its own, or TRL does not know its value.

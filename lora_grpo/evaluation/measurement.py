@@ -1,14 +1,14 @@
 """Metrics of one model's graded samples, and the comparison of two models on the same tasks.
 
-A trained model may pass more often because it is more often right, or only because it writes right answers in the
-format that the grading rule reads. A sample is right in any format if it passes, or if it ended by itself without an
-answer that the rule can read, and the `flexible` rule reads the right number. With the means over problems
+A trained model may pass more often because it is more often correct, or only because it writes correct answers in the
+format that the grading rule reads. A sample is correct in any format if it passes, or if it ended by itself without an
+answer that the rule can read, and the `flexible` rule reads the correct number. With the means over problems
 
     gain        = passed after - passed before
-    other       = right in any format after - right in any format before
+    other       = correct in any format after - correct in any format before
     from format = gain - other
 
-`flexible` reads the last number of a text, which may be right by chance. It therefore counts only for samples without
+`flexible` reads the last number of a text, which may be correct by chance. It therefore counts only for samples without
 a readable answer: an answer that was read and is wrong, a hedge or a truncated text stays wrong. Programs, and task
 files without a `flexible` rule, are graded in one way only, so their format is not separated.
 """
@@ -34,8 +34,8 @@ UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_co
 SIGNIFICANT = 0.05
 """Differences with a smaller p-value are reported as better or worse."""
 FORMAT_NOTE = (
-    "From the format: right answers that the grading rule could not read, before minus after. They are read as the "
-    "last number of the text, which may be right by chance."
+    "From the format: correct answers that the grading rule could not read, before minus after. They are read as the "
+    "last number of the text, which may be correct by chance."
 )
 
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -165,7 +165,7 @@ class Metric:
     interval: pass_at_k.Interval
     """95% confidence interval of the mean."""
     is_one_sample: bool
-    """Whether each value is that of one sample that passed or failed."""
+    """Whether each value is the result of one sample, 0 or 1."""
 
     @property
     def mean(self) -> float:
@@ -304,5 +304,5 @@ def percent(value: float, interval: Sequence[float], sign: str = "") -> str:
 
 
 def _is_hidden(result: Result) -> bool:
-    """Return whether a sample ended with the right answer in a format that the rule could not read."""
+    """Return whether a sample ended with the correct answer in a format that the rule could not read."""
     return result["status"] in UNPARSED and result.get("flexible") is True and not result.get("truncated")

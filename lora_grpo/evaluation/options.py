@@ -100,7 +100,7 @@ class EvaluationSettings:
     chat_template_kwargs: Mapping[str, Any]
     """Chat template variables for models that are not part of a run."""
     train_seed: int
-    """Seed of the training rows, whose first are the worked examples."""
+    """Seed of the training rows; the first ones are the worked examples."""
     limit: int | None
     """The `--limit`, unless the run evaluated on as few rows."""
 
@@ -125,7 +125,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
             if data.few_shot and options.few_shot != 0:
                 raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
             data = dataclasses.replace(data, task=task, eval_task=None)
-    else:  # on other rows than the run's own, only the style of its answers remains
+    else:  # for other rows, only the run's answer style is used
         style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
         data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
     overrides: dict[str, Any] = {

@@ -66,7 +66,7 @@ class Protocol(Schema):
     seed: int
     """Seed of the rows, the samples and the intervals."""
     limit: int | None = None
-    """The `--limit` that left rows out, which makes this a quick look that is not published."""
+    """The `--limit`, if it excluded rows. Such a report is not published."""
     version: str = __version__
 
 
@@ -138,14 +138,14 @@ class Report(Schema):
 
     @property
     def changed(self) -> str:
-        """How many problems were fixed and regressed, and which answers count."""
+        """The numbers of fixed and regressed problems, and the definition of a solved problem."""
         answers = "sampled" if "sampled" in self.models[0].sample_stats else "greedy"
         counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
         return f"{counts} (solved: at least half of the {answers} answers pass)"
 
     @property
     def cost(self) -> str | None:
-        """What a GGUF file loses against the baseline, in one line; None for other models."""
+        """The quality loss of a GGUF file compared with the baseline, in one line; None for other models."""
         if not self.table or not self.baseline or "gguf_sha256" not in self.evaluated.source:
             return None
         row = self.table[0]
@@ -266,7 +266,7 @@ def read_report(folder: Path) -> Report | None:
 def read_reports(run: Path) -> dict[Path, Report]:
     """Return the reports of a run's evaluations by their folders. The run's own is first.
 
-    Reports of files of samples are left out, and with a message those of fewer rows by `--limit` and damaged ones.
+    Skip reports of sample files and, with a message, those of fewer rows by `--limit` and damaged ones.
     """
     reports = {}
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):

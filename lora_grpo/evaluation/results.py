@@ -34,7 +34,7 @@ Request = Mapping[str, Any]
 
 RULES = ("strict", "flexible", "robust")
 GRADES = ("score", "read_from", *RULES)
-"""The entries of a result that only some tasks have. Samples from other tools may use them with another meaning."""
+"""The entries of a result that only some tasks provide. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
 """The `sample_index` of a greedy sample in a file that also has numbered samples."""
 STATE = "evaluation.json"
@@ -43,7 +43,7 @@ RESULTS = "results.jsonl"
 
 @dataclass(frozen=True)
 class _Entry:
-    """What evaluation.json has about one results file."""
+    """The entry of one results file in evaluation.json."""
 
     request: dict[str, Any]
     environment: dict[str, Any]
@@ -113,10 +113,10 @@ def digest(request: Request) -> str:
 
 
 def check_folder(folder: Path, request: Request) -> None:
-    """Raise UserError if a folder holds another evaluation or other files."""
+    """Raise UserError if a folder contains another evaluation or other files."""
     state = _read_state(folder)
     if not state and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise UserError(f"{folder} holds files that are not an evaluation; pass another --output-dir")
+        raise UserError(f"{folder} contains files that are not an evaluation; pass another --output-dir")
     old = state[RESULTS]["request"] if RESULTS in state else request
     changed = "; ".join(
         f"{name} was {json.dumps(old.get(name)):.40}, now {json.dumps(request.get(name)):.40}"
@@ -124,7 +124,7 @@ def check_folder(folder: Path, request: Request) -> None:
         if old.get(name) != request.get(name)
     )
     if changed:
-        raise UserError(f"{folder} holds another evaluation: {changed}; pass another --output-dir, or delete it")
+        raise UserError(f"{folder} contains another evaluation: {changed}; pass another --output-dir, or delete it")
 
 
 def environment_of(path: Path) -> dict[str, Any] | None:
@@ -141,12 +141,12 @@ def start(path: Path, request: Request, environment: Mapping[str, Any]) -> None:
 def copy_results(path: Path, request: Request, evaluations: Path) -> None:
     """Copy the results of the same request from another evaluation in a folder, unless `path` was started before.
 
-    So a model that several others are compared with is sampled once. Missing results are sampled as after a kill.
+    A model with which others are compared is therefore sampled once. Missing results are sampled as after a kill.
     """
     if environment_of(path) is not None:
         return
     for folder in sorted(state.parent for state in evaluations.glob(f"*/{STATE}")):
-        with contextlib.suppress(UserError):  # a damaged file: the command that wrote that folder says so
+        with contextlib.suppress(UserError):  # a damaged file: the command that wrote that folder reports it
             for name, entry in _read_state(folder).items():
                 if entry["request"] == request and (folder / name).is_file():
                     start(path, request, entry["environment"])

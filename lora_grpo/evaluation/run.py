@@ -113,7 +113,7 @@ def sample_and_grade(
     The seed of a completion depends only on the evaluation seed, the row id and the sample number. Two models therefore
     use the same seeds, and a smaller evaluation is a subset of a larger one. If the sampler decodes in batches, a
     resumed evaluation uses the same batches as an uninterrupted one, so rounding is also the same. If there are several
-    processes, each writes its share to a file next to `path`, and rank 0 merges the files.
+    processes, each writes its part to a file next to `path`, and rank 0 merges the files.
 
     Args:
         title: name of the evaluated model, for the progress line.
@@ -197,7 +197,7 @@ def _units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, streams
 
 
 def _found(path: Path) -> dict[tuple[str, _Index], Result]:
-    """Return the results in a file and in the shares of all ranks, which remain after a kill."""
+    """Return the results in a file and in the files of all ranks, which remain after a kill."""
     required: dict[str, Any] = {"task_id": str, "sample_index": (str, int), "passed": bool, "status": str}
     files = (path, *path.parent.glob(f"{path.name}.rank*"))
     found = [sample for file in files for sample in json_files.read_finished_lines(file, **required)]
@@ -208,7 +208,7 @@ def _kept(path: Path, units: Sequence[_Unit]) -> list[Result]:
     """Return the results of finished units in order, and remove everything else from the file."""
     found = _found(path)
     if found.keys() - {key for unit in units for key in unit.keys}:
-        raise UserError(f"{path} holds results of other rows; delete it and run the command again")
+        raise UserError(f"{path} contains results of other rows; delete it and run the command again")
     kept = [found[key] for unit in units if all(key in found for key in unit.keys) for key in unit.keys]
     if found or path.exists():
         atomic.write_text(path, json_files.dump_lines(kept))

@@ -7,12 +7,12 @@ with lock.holding(output_dir):                          # exit code 2 if another
     for name, tensor in model_tensors(base).items():    # names, dtypes and shapes; no data
         tensor.rows(0, 1024)                            # reads only these rows
 
-atomic.py       files and folders that are complete or absent, and checksum manifests
+atomic.py       atomic writes of files and folders, and checksum manifests
 disk.py         too small and full disks as one-line errors
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
 python_file.py  Python files of users
-text.py         Markdown tables, and text that must not act on a terminal or a page
+text.py         Markdown tables, and escaping of text for terminals and pages
 tensors.py      safetensors files, read and written in blocks of rows
 """
 

@@ -1,4 +1,4 @@
-"""Disks that are too small or full, as one line: what was written, how much space it needs, how much is free."""
+"""One-line errors for disks that are too small or full: the path, the space that it needs, and the free space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lora_grpo.errors import RunError, UserError
 
 
 class DiskFullError(RunError):
-    """A file could not be written because the disk or a quota is full. Nothing incomplete is left."""
+    """A file could not be written because the disk or a quota is full. No incomplete file remains."""
 
 
 def check_free_space(folder: Path, num_bytes: int, fix: str = ", or write to another disk") -> None:

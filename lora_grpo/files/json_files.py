@@ -34,8 +34,8 @@ def validated(value: Any, kind: Any, wrong: str, fix: str) -> Any:
 
     Args:
         kind: the type.
-        wrong: what it means if the value is not of this type: "run.json is damaged".
-        fix: what to do then.
+        wrong: the problem if the value is not of this type: "run.json is damaged".
+        fix: how to solve it.
     """
     from pydantic import TypeAdapter, ValidationError
 

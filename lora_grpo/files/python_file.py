@@ -21,7 +21,7 @@ def load(path: Path, expected: str) -> ModuleType:
     """Run a user's file, once per process. It may import the modules beside it.
 
     Args:
-        expected: what the file is, for the error message.
+        expected: a description of the file, for the error message.
 
     Raises:
         UserError: the file cannot be read, is not Python, or raises an exception.
@@ -56,7 +56,7 @@ def files(path: Path) -> list[Path]:
     for file in found:  # the list grows meanwhile
         try:
             tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):  # importing it says so
+        except (SyntaxError, ValueError):  # importing it reports the error
             continue
         imported: list[str] = []
         for node in ast.walk(tree):

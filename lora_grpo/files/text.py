@@ -1,4 +1,4 @@
-"""Text that people read: Markdown tables, and text from files and models that must not act on a terminal or a page."""
+"""Text output: Markdown tables, and escaping of text from files and models for terminals and pages."""
 
 from __future__ import annotations
 

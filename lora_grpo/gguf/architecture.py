@@ -40,7 +40,7 @@ def read_model(folder: Path) -> Any:
     """Return the model without weights. Raises UserError if it cannot be exported."""
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f"{folder} holds no config.json; pass the folder of a merged transformers model")
+        raise UserError(f"{folder} contains no config.json; pass the folder of a merged transformers model")
     model = empty_model(folder)
     config = model.config
     name = (config.architectures or ["none"])[0]
@@ -121,11 +121,11 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
             continue
         if tensor.dtype not in DTYPES:
             raise UserError(
-                f"{folder} holds quantized weights; merge into the 16-bit base first: {command('merge', 'RUN')}"
+                f"{folder} contains quantized weights; merge into the 16-bit base first: {command('merge', 'RUN')}"
             )
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None or name not in expected:
-            raise UserError(f"{folder} holds {name}, which a {config.architectures[0]} does not have in llama.cpp")
+            raise UserError(f"{folder} contains {name}, which a {config.architectures[0]} does not have in llama.cpp")
         shape = expected.pop(name)
         if tensor.shape != shape:
             raise UserError(f"{folder}: {name} is {list(tensor.shape)}, and config.json implies {list(shape)}")

@@ -1,4 +1,4 @@
-"""Measure what each type of a GGUF file costs: the KL divergence from the model that it was made from.
+"""Measure the quality loss of each GGUF type: the KL divergence from the exported model.
 
 KL(model || file) in nats per token over texts of the run, with the file's weights as they are dequantized and all else
 in float32. llama.cpp also rounds the inputs of quantized weights, which is not measured.
@@ -66,7 +66,7 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     if merge:
         found |= {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
     for kind, output in outputs.items():
-        kl = max(0.0, round(measured["model", kind], 9)) if measured else None  # less than zero is rounding
+        kl = max(0.0, round(measured["model", kind], 9)) if measured else None  # negative values are rounding errors
         files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, kl=kl, **found)
     write_files(folder, files)
     return files

@@ -1,4 +1,4 @@
-"""The GGUF files of a folder: gguf_report.json, the model that each was made from, and one table of what they cost."""
+"""The GGUF files of a folder: gguf_report.json, the source model of each file, and a table of size and quality."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class _Report(BaseModel):
     """The contents of gguf_report.json."""
 
     files: dict[str, ExportedFile]
-    """By name."""
+    """The files, by name."""
 
 
 @dataclass(frozen=True)
 class GgufSection:
-    """A table of the GGUF files of a folder, with what the export and evaluations measured of them."""
+    """A table of the GGUF files of a folder, with the measurements of the export and of evaluations."""
 
     heading: str
     title: str | None
@@ -60,7 +60,7 @@ class GgufSection:
     table: tuple[list[str], list[tuple[str, ...]]]
     """Headings, and a row for each file: size, first score and divergence. Columns without any value are omitted."""
     notes: list[str]
-    """What the columns are, and what the type of each evaluated file costs."""
+    """A description of the columns, and the quality loss of each evaluated file."""
     evaluations: dict[str, Report]
     """Of the files, by name, the largest first."""
 
@@ -105,7 +105,7 @@ def check_exported(folder: Path) -> None:
 
 
 def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading: str = "") -> GgufSection | None:
-    """Describe the GGUF files of a folder; None if nothing was measured of them.
+    """Describe the GGUF files of a folder; None if none was measured.
 
     Scores are comparable only within one protocol: that of the first file with an evaluation in `reports`, which has
     the evaluations of a run by their folders.

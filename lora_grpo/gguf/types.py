@@ -51,10 +51,10 @@ def encoded(source: StoredTensor, kind: GGMLQuantizationType, heads: int | None)
         values = np.ascontiguousarray(source.rows(start, stop).float().numpy())
         largest = float(np.abs(values).max(initial=0.0))
         if not np.isfinite(largest):  # max() propagates NaN
-            raise UserError(f"{source.name} holds NaN or infinity; train or merge again")
+            raise UserError(f"{source.name} contains NaN or infinity; train or merge again")
         if largest > LARGEST_F16 and kind.name not in ("F32", "BF16"):
             raise UserError(
-                f"{source.name} holds {largest:.3g}, and {kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
+                f"{source.name} has {largest:.3g}, and {kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
             )
         yield quantize(interleaved(values, heads) if heads else values, kind)
 

@@ -1,6 +1,6 @@
 """Render the model card: front matter for the Hub, and the text of card.md.jinja.
 
-The first screen of the page says what the model is, how good it is, and how to use it. The rest is folded.
+The first screen of the page describes the model, its results, and its usage. The rest is folded.
 
 The card includes only measured values. The Jinja environment escapes every value and reduces paths to their last part,
 so a name from a file cannot end the front matter, break a table, or start a heading. Prompts, questions and answers are

@@ -30,7 +30,7 @@ _SECONDS = 10
 
 @dataclass(frozen=True)
 class Base:
-    """The base model, as far as it is known."""
+    """The known facts about the base model."""
 
     name: str | None
     """A Hub id, `starter`, or the last part of a folder's path."""
@@ -76,7 +76,7 @@ class Facts:
     All texts are of a data set or a model, and must not be rendered.
     """
     ggufs: GgufSection | None = None
-    """The GGUF files, if anything was measured of them."""
+    """The GGUF files, if any of them was measured."""
 
 
 def gather(folder: Path, kind: str) -> Facts:

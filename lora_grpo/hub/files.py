@@ -132,10 +132,10 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
         content = file.read()
         source = f"{CARD} (the card, from run.json and reports)" if file.name == CARD else file.name
         if token.is_in(content):
-            raise UserError(f"{source} holds a Hub token or something like one; remove it, and revoke the token")
+            raise UserError(f"{source} contains text that looks like a Hub token; remove it, and revoke the token")
         if file.name not in _VOCABULARY and any(path in content for path in private):
             raise UserError(
-                f"{source} holds a path of this machine; write names without folders (in a Modelfile: FROM ./name.gguf)"
+                f"{source} contains a local path; write names without folders (in a Modelfile: FROM ./name.gguf)"
             )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PushOptions:
-    """What to push and where."""
+    """The model to push and its destination."""
 
     source: Annotated[str, Flag("RUN")]
     """A run, or the folder of an adapter, a merged model or GGUF files."""
@@ -123,7 +123,7 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
     # Loading a repository with both an adapter and a merged model would apply the adapter twice.
     other = {"adapter": "merged", "merged": "adapter"}.get(kind)
     if other and KINDS[other][0] in names:
-        raise UserError(f"{repo_id} already holds a model of kind '{other}'; push '{kind}' to a different repository")
+        raise UserError(f"{repo_id} already contains a model of kind '{other}'; push '{kind}' to another repository")
     if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
         raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
     return names

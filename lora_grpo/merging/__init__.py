@@ -1,9 +1,9 @@
 """Merge a LoRA adapter into its base model tensor by tensor, and measure the rounding error.
 
     folder = merge(MergeOptions("outputs/gsm8k_lora"))     # outputs/gsm8k_lora/merged
-    read_report(folder).retained.overall                   # 0.998: the share of the update that survived
+    read_report(folder).retained.overall                   # 0.998: the fraction of the update that survived
 
-    base + adapter ── base_weights, mapping ──► Plan: what happens to each tensor; reads no data
+    base + adapter ── base_weights, mapping ──► Plan: the change of each tensor; reads no data
     Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
     Plan + dtype ── outputs, writer ──► shards, written block by block and resumable
     shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
@@ -12,7 +12,7 @@ cli.py             command-line flags and the complete merge
 base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
 mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
-fidelity.py        the share of the update that each dtype keeps
+fidelity.py        the fraction of the update that each dtype keeps
 writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
 divergence.py      computes the KL divergences of models, with weights read from disk
 report.py          merge_report.json

@@ -126,15 +126,15 @@ def _finished_report(output: Path, options: MergeOptions, identity: Future[dict[
         return None
     report = read_report(output)
     if report is None:
-        raise UserError(f"{output} holds other files; pass another --output-dir")
+        raise UserError(f"{output} contains other files; pass another --output-dir")
     differs = [name for name, value in identity.result().items() if report.identity.get(name) != value]
     differs += ["dtype"] if options.dtype not in ("auto", report.dtype) else []
     if differs:
         raise UserError(
-            f"{output} holds another merge ({report.onto}, {report.dtype}), with another {', '.join(differs)}; delete "
-            "it or pass another --output-dir"
+            f"{output} contains another merge ({report.onto}, {report.dtype}), with another {', '.join(differs)}; "
+            "delete it or pass another --output-dir"
         )
-    model_tensors(output)  # refuses truncated and missing files
+    model_tensors(output)  # raises UserError for truncated and missing files
     return report
 
 

@@ -210,7 +210,7 @@ def between(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> d
             values = (model.head.rows(start, stop).float() @ model.hidden.T).double()
             before = largest[name]
             largest[name] = torch.maximum(before, values.amax(dim=0))
-            # What was summed so far is relative to the largest logit before this block.
+            # The sums so far are relative to the largest logit before this block.
             shrink[name] = (before - largest[name]).exp()
             terms[name] = (values - largest[name]).exp()
             total[name] = total[name] * shrink[name] + terms[name].sum(dim=0)

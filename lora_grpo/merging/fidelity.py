@@ -26,7 +26,7 @@ from lora_grpo.merging.report import Dtype, Retained, percent
 STORED = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 """Map a dtype to its safetensors name."""
 ENOUGH = 0.99
-"""The share of the update that `auto` must keep."""
+"""The fraction of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
 SAMPLE_ELEMENTS = 2**18
 """Elements of a tensor to measure: these are enough (docs/decisions/0009-merge.md)."""
@@ -68,11 +68,11 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
             reasons.append(f"{name} does not fit fp16's range")
             continue
         return Choice(dtype, "; ".join(reasons), measured)
-    return Choice("fp32", "; ".join([*reasons, "only fp32 holds it"]), measured | measure(plan.outputs, ["fp32"]))
+    return Choice("fp32", "; ".join([*reasons, "only fp32 keeps it"]), measured | measure(plan.outputs, ["fp32"]))
 
 
 def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained | None]:
-    """Measure what each dtype keeps of the update, by one block of each tensor that a low-rank update changes.
+    """Measure how much of the update each dtype keeps, in one block of each tensor that a low-rank update changes.
 
     A tensor that has a different shape than the base's is skipped, because its update is not defined.
 

@@ -1,4 +1,4 @@
-"""Plan what the merge does to each tensor of the base, before any data is read.
+"""Plan the change of each tensor of the base, before any data is read.
 
 Exactly one output must use each adapter key. Otherwise the merge fails, because an unused key means that part of the
 training would be silently lost. PEFT (0.21) saves these keys:

@@ -36,7 +36,7 @@ class Base(_Record):
 
 
 class Retained(_Record):
-    """What one dtype keeps of the adapter's update; see fidelity.py."""
+    """How much of the adapter's update one dtype keeps; see fidelity.py."""
 
     overall: float
     error: float
@@ -118,5 +118,5 @@ def show(output: Path, report: MergeReport) -> None:
 
 
 def percent(value: float) -> str:
-    """Return a share as a percentage, rounded down. 99.96% is not 100%, but 99.9999% (float32 noise) is."""
+    """Return a fraction as a percentage, rounded down. 99.96% is not 100%, but 99.9999% (float32 noise) is."""
     return f"{math.floor(value * 1000 + 0.01) / 10:.1f}%"

@@ -1,6 +1,6 @@
-"""A saved LoRA adapter: what its adapter_config.json says. Imports neither torch nor PEFT.
+"""A saved LoRA adapter, read from its adapter_config.json. Imports neither torch nor PEFT.
 
-This is the only reader of the file. Each use of an adapter calls `check` with the features that it supports.
+Each use of an adapter calls `check` with the features that it supports.
 """
 
 from __future__ import annotations

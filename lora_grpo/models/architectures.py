@@ -41,15 +41,15 @@ def check_sampling(config: Mapping[str, Any], name: str) -> None:
     family = config.get("model_type")
     if family in RECURRENT:
         raise UserError(
-            f"{name} is a model of type {family} with a recurrent state, and the built-in sampler needs keys and "
-            "values; pass --backend vllm"
+            f"{name} is a model of type {family} with a recurrent state, and the built-in sampler needs a key-value "
+            "cache; pass --backend vllm"
         )
 
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets: Sequence[str] = ()) -> None:
     """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
 
-    `targets` are the modules to adapt. PEFT (0.21) adapts stacked experts for the name of a part of them.
+    `targets` are the modules to adapt. PEFT (0.21) adapts stacked experts if a target names one of their parts.
 
     A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
     """
@@ -62,11 +62,11 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets
         if not settings.trust_remote_code:
             reason, fix = "it needs Python code from its repository", "read it, then pass --model.trust-remote-code"
     elif config.get("is_encoder_decoder"):
-        reason = "it is an encoder-decoder, and completions continue the prompt in a decoder"
+        reason = "it is an encoder-decoder model, and only decoder-only models are supported"
     elif "text_config" in config or "vision_config" in config or "audio_config" in config:
-        reason = "it also reads images or audio, and only text models are trained"
+        reason = "it is multimodal, and only text models are supported"
     elif family in RECURRENT:
-        reason = "it keeps a recurrent state, and the built-in sampler needs keys and values"
+        reason = "it is a recurrent model, and the built-in sampler needs a key-value cache"
     elif family not in TRAINABLE:
         reason = "it has not been tested" if family else "its config.json has no model_type"
     if reason:

@@ -1,6 +1,6 @@
 """The base model: set up torch, load the model in 4 or 16 bits and its tokenizer, and keep the weights frozen.
 
-Engines (Unsloth and vLLM) are optional packages; `starting` makes an error of one a single line.
+Engines (Unsloth and vLLM) are optional packages; `starting` turns their errors into one line.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ def keep_frozen(model: Any) -> None:
 
 
 def require_compiler(*, feature: str, otherwise: str) -> None:
-    """Check for what Triton (3.7) needs to run a kernel on a GPU, or raise UserError.
+    """Raise UserError if the requirements of Triton (3.7) for GPU kernels are not met.
 
-    It compiles a small C extension, which fails in the first training step or deep inside vLLM. `feature` needs it, and
-    `otherwise` is what the user can do without it, such as "pass --model.engine peft".
+    Triton compiles a small C extension, which fails in the first step or inside vLLM. `feature` needs it, and
+    `otherwise` is the alternative, such as "pass --model.engine peft".
     """
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
     has_compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")

@@ -19,10 +19,10 @@ from lora_grpo.models.shape import Shape
 GIB = 1024**3
 
 CONTEXT, WORKSPACE = int(0.5 * GIB), int(0.4 * GIB)
-"""CUDA context of one process, and cuBLAS workspace with the fragmentation of torch's allocator. Both are guesses,
+"""CUDA context of one process, and cuBLAS workspace with the fragmentation of torch's allocator. Both are estimates,
 because they differ between GPUs and drivers."""
 VLLM_WORKSPACE = int(0.5 * GIB)
-"""CUDA graphs and activations of a vLLM engine. A guess."""
+"""CUDA graphs and activations of a vLLM engine. An estimate."""
 LIBRARIES = int(0.6 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
 
@@ -37,7 +37,7 @@ _TOKEN_CHUNK, _VOCABULARY_CHUNK, _SFT_CHUNK = 2048, 8192, 256
 
 @dataclass(frozen=True)
 class Step:
-    """What determines the memory of a GRPO step in addition to the model's shape."""
+    """The settings that determine the memory of a GRPO step, in addition to the model's shape."""
 
     config: RunConfig
     micro_batch_size: int

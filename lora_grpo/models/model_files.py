@@ -1,4 +1,4 @@
-"""Where the files of a model are: in a folder, in the Hub cache, or still on the Hub. Loads no weights.
+"""Locate the files of a model: in a folder, in the Hub cache, or on the Hub. Loads no weights.
 
 A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled model.
 """

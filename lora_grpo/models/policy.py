@@ -60,7 +60,7 @@ def check_model(config: RunConfig) -> None:
 def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     """Load the base model with a new, seeded adapter, or with the one that the run starts from.
 
-    `resumed` says that the output folder holds the run, with its copy of that adapter. UserError if a file is missing
+    `resumed`: whether the folder contains the run, with its copy of that adapter. Raises UserError if a file is missing
     or damaged, or the adapter does not fit the base.
     """
     start = start_folder(config, resumed=resumed)
@@ -223,7 +223,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
                 "max_num_seqs": completions + (completions == 256),
             }
             if (share := config.model.gpu_memory_share) is not None:  # set by the plan
-                # Unsloth expects a share of the free memory, and gives vLLM the same share of the total memory.
+                # Unsloth expects a fraction of the free memory, and gives vLLM the same fraction of the total memory.
                 free, total = torch.cuda.mem_get_info()
                 options["gpu_memory_utilization"] = share * total / free
     try:

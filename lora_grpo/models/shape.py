@@ -159,6 +159,6 @@ class Shape:
 KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("known_models.json").read_text(encoding="utf-8")
 )
-"""What config.json says about the models of the presets and of docs/gpu.md, by Hub id, and the size of their weights on
+"""The config.json values of the models of the presets and of docs/gpu.md, by Hub id, and the size of their weights on
 the Hub in bytes. With it, a run is planned without a network. `tools/check_known_models.py` compares it with the Hub.
 """

@@ -28,7 +28,7 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
 
     Args:
         given: the names of the settings in `lora` that the command line gives.
-        resumed: whether the output folder holds a run that continues.
+        resumed: whether the output folder contains a run that continues.
     """
     folder = start_folder(config, resumed=resumed)
     if folder is None:
@@ -107,7 +107,7 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
             f"{path} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; expected names and a "
             "whole number of at least 1"
         )
-    adapter_tensors(adapter.folder / ADAPTER_WEIGHTS)  # refuses a file that is cut off
+    adapter_tensors(adapter.folder / ADAPTER_WEIGHTS)  # raises UserError for a truncated file
     return {
         "rank": adapter.r,
         "alpha": int(adapter.lora_alpha),

@@ -74,7 +74,7 @@ class ModelSpec:
         return longest if isinstance(longest, int) else None
 
     def without_adapter(self) -> ModelSpec:
-        """Return what the adapter was trained from, with the same tokenizer: the base, or the base and an adapter."""
+        """Return the model before training, with the same tokenizer: the base, or the base and an adapter."""
         if self.adapter is None:
             raise UserError(
                 f"--compare base needs an adapter, and {self.label} has none; name the other model with --compare"

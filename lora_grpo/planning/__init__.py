@@ -1,4 +1,4 @@
-"""Before training: plan a run, preview what the model samples, check the GPU.
+"""Before training: plan a run, preview the model's completions, check the GPU.
 
     config, plan = make_plan(config, invocation)      # sets micro-batch size and vLLM's memory share
     show_plan(plan)                                   # --plan; exit 2 if the run does not fit
@@ -15,7 +15,7 @@ fit.py           plans a device's memory: micro-batch size, parallel completions
 work.py          counts the steps, completions and tokens of a run, and the bytes that it writes
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
 preview.py            samples groups from the base model with the prompts of the first training steps, and prints them
-diagnosis.py          the summary of all groups with 95% intervals, the verdict, its reason, and what to change
+diagnosis.py          the summary of all groups with 95% intervals, the verdict, its reason, and suggested changes
 gpu_check.py          builds a random model, runs the recipe with every engine and backend, and writes results.md
 """
 

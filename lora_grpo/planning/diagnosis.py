@@ -1,4 +1,4 @@
-"""Sampled groups, their summary with 95% intervals, whether GRPO can learn from them, and what to change."""
+"""Sampled groups, their summary with 95% intervals, whether GRPO can learn from them, and suggested changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lora_grpo.tasks import CODE_TASKS, Row, TaskFile, Verdict, get_task, source
 _EQUAL = 1e-6
 """Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
 _MOST_FLAT = 0.8
-"""At or above this share of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""
+"""At or above this fraction of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""
 _WORTH_REPORTING = 0.2
-"""Minimum share of truncated or unparsed completions to report as a finding."""
+"""Minimum fraction of truncated or unparsed completions to report as a finding."""
 
 Finding = tuple[str, str]
-"""A problem that prevents GRPO from learning, and what to change."""
+"""A problem that prevents GRPO from learning, and the suggested change."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Share:
-    """A share with its 95% interval, as fractions."""
+    """A fraction with its 95% interval."""
 
     value: float
     low: float
@@ -90,15 +90,15 @@ class Summary:
     varying: tuple[str, ...]
     """Rewards that differ within at least one group."""
     flat: Share
-    """Share of groups whose completions all have the same total reward."""
+    """Fraction of groups whose completions all have the same total reward."""
     solved: Share
-    """Share of correct completions."""
+    """Fraction of correct completions."""
     difficulty: tuple[int, int, int]
     """Number of problems solved by all, some and none of their completions."""
     partial_credit: bool
     """Whether the task gives scores between 0 and 1."""
     unparsed: Share
-    """Share of completions that ended without a parsable answer."""
+    """Fraction of completions that ended without a parsable answer."""
     truncated: Share
     distinct: float
     """Mean number of distinct completions in a group."""
@@ -109,8 +109,8 @@ class Summary:
 def measure(groups: Sequence[Group]) -> Summary:
     """Return the summary of groups of equal size.
 
-    Shares of completions have intervals that are bootstrapped over groups, because the completions of one prompt are
-    alike; shares of groups have Wilson intervals.
+    Fractions of completions have intervals that are bootstrapped over groups, because the completions of one prompt are
+    alike; fractions of groups have Wilson intervals.
     """
     answers = [answer for group in groups for answer in group.answers]
     names = list(answers[0].rewards)
@@ -138,7 +138,7 @@ def measure(groups: Sequence[Group]) -> Summary:
 
 
 def share_of(count: int, total: int) -> Share:
-    """Return the share of groups with its interval."""
+    """Return the fraction of groups with its interval."""
     return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
 
 
@@ -178,7 +178,7 @@ def judge(groups: Sequence[Group], config: RunConfig) -> tuple[str, str, list[Fi
 def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
     task, is_code = get_task(config.data.task), config.data.task in CODE_TASKS
-    first = [f"{command('train sft')} first, which trains on gold solutions"] if getattr(task, "has_gold", True) else []
+    first = [f"{command('train sft')} first, on reference answers"] if getattr(task, "has_gold", True) else []
     formats = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
     format_reward = formats.get(config.data.prompt_style, "soft_xml_format=0.5")
     findings: list[Finding] = []
@@ -226,11 +226,11 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 
 
 def _difficulty(found: Summary, config: RunConfig, first: Sequence[str], finer: Sequence[str]) -> Finding | None:
-    """Return what to change if the problems are too hard, too easy, or both.
+    """Return the suggested changes if the problems are too hard, too easy, or both.
 
     Args:
-        first: what to do before GRPO.
-        finer: which rewards give partial credit.
+        first: the suggested step before GRPO.
+        finer: rewards that give partial credit.
     """
     always, mixed, never = found.difficulty
     source, size = source_of_rows(config.data.task), found.size
@@ -245,7 +245,7 @@ def _difficulty(found: Summary, config: RunConfig, first: Sequence[str], finer: 
         return None
     text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
     # Advise the filter only where problems differ in difficulty, because otherwise it keeps some of them by chance.
-    # With a pass rate of p, a share of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different
+    # With a pass rate of p, a fraction of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different
     # pass rates have fewer mixed groups than problems that all have the mean pass rate.
     rate = found.solved.value
     if 0 < mixed < found.groups * (1 - rate**size - (1 - rate) ** size) / 2:

@@ -33,7 +33,7 @@ def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
     if config.method == "sft":
         tokens = len(gold_tokens(tokenizer, rows[:1], config)[0]) + 1
         print(f"--- {tokens} tokens with its end: the loss is on these, not on the prompt")
-        step = f"{shape.completions_per_step} gold solutions"
+        step = f"{shape.completions_per_step} reference answers"
     else:
         step = f"{config.train.prompts_per_step} prompts x {config.sampling.num_generations} generations"
         step += f" = {shape.completions_per_step} completions"

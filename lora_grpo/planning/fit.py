@@ -1,4 +1,4 @@
-"""Plans how a run uses a device's memory: micro-batch size, parallel completions, and vLLM's memory share.
+"""Plans how a run uses a device's memory: micro-batch size, parallel completions, and vLLM's memory fraction.
 
 If a run does not fit, `refusal` names the cheapest change of settings that makes it fit.
 """
@@ -17,7 +17,7 @@ from lora_grpo.flags import flag
 from lora_grpo.models import GIB, Shape, memory
 
 USABLE_SHARE = 0.9
-"""Share of the free memory that a plan may use; the rest is a safety margin. A guess, not measured on a GPU."""
+"""Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
 
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
@@ -56,9 +56,9 @@ class Fit:
     """The result of `memory.parts`, in bytes."""
     device: Device
     gpu_memory_share: float | None = None
-    """vLLM's `gpu_memory_utilization`, a share of the GPU's total memory. None without vLLM."""
+    """vLLM's `gpu_memory_utilization`, a fraction of the GPU's total memory. None without vLLM."""
     least_share: float = 0.0
-    """The smallest share that has room for the parallel completions."""
+    """The smallest fraction with room for the parallel completions."""
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
@@ -134,7 +134,7 @@ class Planner:
         share = config.model.gpu_memory_share
         if share is None:
             return dataclasses.replace(fit, gpu_memory_share=min(1.0, least), least_share=least)
-        # vLLM fills its share with the KV cache.
+        # vLLM fills its memory with the KV cache.
         sizes["kv_cache"] = max(sizes["kv_cache"], int(share * total) - engine)
         return dataclasses.replace(fit, gpu_memory_share=share, least_share=least)
 
@@ -150,7 +150,7 @@ class Planner:
         return max(fitting, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
 
     def least(self, config: RunConfig) -> Fit:
-        """Return the plan that needs least memory."""
+        """Return the plan that needs the least memory."""
         return self.at(config, *self._choices(config)[-1])
 
     def longest_context(self, config: RunConfig) -> int:
@@ -181,7 +181,7 @@ def _gib(size: int) -> float:
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
-    """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to change."""
+    """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to pass."""
     least, device = planner.least(config), planner.device
     share = config.model.gpu_memory_share
     if share is not None and least.least_share > share:

@@ -32,7 +32,7 @@ from lora_grpo.models import KNOWN_MODELS
 from lora_grpo.runs import git_revision, now, read_metrics, versions
 
 ROWS = (("peft", "transformers"), ("unsloth", "transformers"), ("peft", "vllm"), ("unsloth", "vllm"))
-"""Engines and sampling backends, those that start fastest first: the time that they leave is for the others."""
+"""Engines and sampling backends in order of start-up time, so that the slow ones get the remaining time."""
 PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
 """Generated problems. With six examples, prompts have about 440 tokens, close to the 512 of the memory plan."""
 REWARDS = ("--rewards", "correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
@@ -206,7 +206,7 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
 
     Returns:
         The exit code, or None at the time limit. The error at the end of the log, else its last line. The increase of
-        used GPU memory in GiB, as reported by nvidia-smi: with the CUDA context and all that torch does not allocate;
+        used GPU memory in GiB, as reported by nvidia-smi, including the CUDA context and memory outside of torch;
         None without nvidia-smi.
     """
     deadline, before, peak = time.monotonic() + seconds, _used_gib(), 0.0

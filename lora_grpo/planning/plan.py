@@ -46,17 +46,17 @@ class Plan:
     """Names of the settings that the plan resolved."""
     assumptions: tuple[str, ...]
     not_planned: str | None = None
-    """Why the memory is not planned; None if it is."""
+    """The reason why the memory is not planned; None if it is."""
     shape: Shape | None = None
     fit: Fit | None = None
     longest_context: int = 0
     disk_bytes: int | None = None
-    """What the run writes; None if the memory is not planned, because the size of the adapter is then unknown."""
+    """The disk space of the run's files; None if the memory is not planned, because the adapter's size is unknown."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
 
     def check_disk(self) -> None:
-        """Raise a UserError if the disk is too small for what the folder does not hold yet."""
+        """Raise a UserError if the disk is too small for the files that the run has not written yet."""
         folder = self.config.folder
         disk.check_free_space(folder, (self.disk_bytes or 0) - saved_bytes(folder))
 
@@ -97,7 +97,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         if not planning or name not in KNOWN_MODELS:
             raise
         model = KNOWN_MODELS[name]
-        assumptions.insert(0, f"the dimensions of {name} come from the kit: {error}")
+        assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
     check_architecture(model, config.model, config.lora.targets)
     plan = Plan(config, engine, Work.of(config, resumed=invocation.resume), tuple(derived), tuple(assumptions))
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
@@ -186,7 +186,7 @@ def _settings(plan: Plan) -> Iterator[str]:
     config = plan.config
     if fit := plan.fit:
         yield _line(
-            "micro-batch", f"{fit.micro_batch_size} {'gold solutions' if config.method == 'sft' else 'completions'}"
+            "micro-batch", f"{fit.micro_batch_size} {'reference answers' if config.method == 'sft' else 'completions'}"
         )
         share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")

@@ -1,4 +1,4 @@
-"""The work of a run, with every prompt and completion at its maximum length, and what it writes."""
+"""The work of a run, with every prompt and completion at its maximum length, and the disk space of its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Work:
     steps: int | None
     """None if only `--hours` limits the number of steps."""
     completions_per_step: int
-    """Of all processes; in SFT, gold solutions."""
+    """Completions of all processes; in SFT, reference answers."""
     evaluated: int | None
     """Completions of each evaluation, before and after training; None if the number of rows is not known yet."""
     hours: float | None = None
@@ -31,7 +31,7 @@ class Work:
 
     @classmethod
     def of(cls, config: RunConfig, *, resumed: bool = False) -> Work:
-        """Return the work of a run, or what remains of a resumed one."""
+        """Return the work of a run, or the remaining work of a resumed one."""
         steps, hours, path = config.step_limit, config.hours, config.folder / "run.json"
         if resumed and path.is_file():
             record = json_files.read_object(path)
@@ -47,7 +47,7 @@ class Work:
 
     def text(self, config: RunConfig) -> str:
         """Return the work as one line."""
-        trained_on = "gold solutions" if config.method == "sft" else "completions"
+        trained_on = "reference answers" if config.method == "sft" else "completions"
         time = duration(3600 * (self.hours or 0.0))
         if self.steps == 0:
             line = "no steps are left"

@@ -41,7 +41,7 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         steps = f"{run.steps} in {hours:g} h" + (f", at most {most}" if most != endless_steps(hours) else "")
     rows = [
         ("Recipe", record.get("recipe", "unknown")),
-        *([("Method", "supervised fine-tuning on gold solutions (TRL's SFTTrainer)")] * (method(run) == "sft")),
+        *([("Method", "supervised fine-tuning on reference answers (TRL's SFTTrainer)")] * (method(run) == "sft")),
         ("Model", config["model"]["name"]),
         ("Task", f"{task}, evaluated on {eval_task}" if eval_task not in (None, task) else task),
         ("Steps", steps + (", stopped early" if record.get("stopped_early") else "")),
@@ -63,9 +63,9 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def changes(run: RunFiles) -> tuple[str, str, list[tuple[str, str, str]]]:
-    """Return a heading, what is in the table, and the name, first and last value of each reward, or of the loss."""
+    """Return a heading, a caption, and the name, first and last value of each reward, or of the loss."""
     if method(run) == "sft":
-        heading, meaning = "Loss", "Loss on the gold solutions, in nats per token"
+        heading, meaning = "Loss", "Loss on the reference answers, in nats per token"
         metrics = {"loss": "loss", "token accuracy": "mean_token_accuracy"}
     else:
         heading, meaning = "Reward", "Mean rewards in training, before their weights"

@@ -68,7 +68,7 @@ def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart
 
 
 def sampled_texts(run: RunFiles, max_shown: int = MAX_SHOWN) -> dict[str, Any]:
-    """Return about `max_shown` completions of a run: an evenly spaced, equal share of each step and each evaluation.
+    """Return about `max_shown` completions of a run: evenly spaced, and equally many of each step and evaluation.
 
     Returns:
         `columns` and `rows` of completions, `problems` as [id, question, answer], the names of `rewards`, and the

@@ -26,7 +26,7 @@ class Curve:
     low: list[float] | None = None
     high: list[float] | None = None
     band: str = ""
-    """What the band from `low` to `high` shows."""
+    """Meaning of the band from `low` to `high`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Plot:
 
     @property
     def caption(self) -> str:
-        """What to look for and what is plotted."""
+        """A caption with a hint for reading the plot."""
         sentences = [self.look_for] if self.look_for else []
         if self.curves[0].band:
             sentences.append(f"The band is {self.curves[0].band}.")
@@ -67,18 +67,18 @@ GROUPS = LEARNING, SIGNAL, COMPLETIONS, STABILITY, TIME, EVALUATION = (
 )
 
 _SFT_PLOTS = (
-    Plot("sft-loss", LEARNING, "Loss on gold solutions", "nats per token",
+    Plot("sft-loss", LEARNING, "Loss on reference answers", "nats per token",
          "Should fall. If the validation accuracy falls at the same time, the model memorizes its rows.",
          {"loss": "loss"}),
     Plot("token-accuracy", LEARNING, "Token accuracy", "fraction of tokens",
-         "How often the likeliest next token is that of the gold solution.", {"token accuracy": "mean_token_accuracy"}),
+         "How often the likeliest token is that of the reference answer.", {"token accuracy": "mean_token_accuracy"}),
 )  # fmt: skip
 _OF_SFT = ("validation-accuracy", "grad-norm")
 """The plots of `_PLOTS` that are meaningful for SFT as well."""
 
 _PLOTS = (
     Plot("reward", LEARNING, "Reward", "weighted sum",
-         "Should rise. At a standard deviation near 0, a group teaches nothing.", {"reward": "reward"}),
+         "Should rise. At a standard deviation near 0, groups have no gradient.", {"reward": "reward"}),
     Plot("validation-reward", LEARNING, "Validation reward", "reward",
          "Should rise with the training reward; if it falls while the training reward rises, the reward is being "
          "hacked.", {"validation reward": "validation/reward"}),
@@ -94,7 +94,7 @@ _PLOTS = (
          "How far training has moved the policy; a sudden rise often comes with broken text.",
          {"kl from the start": "kl"}),
     Plot("clipped", COMPLETIONS, "Truncated completions", "fraction",
-         "Near 1, answers do not fit: raise --sampling.max-completion-tokens.",
+         "Near 1, most completions are truncated: raise --sampling.max-completion-tokens.",
          {"truncated completions": "completions/clipped_ratio"}),
     Plot("length", COMPLETIONS, "Completion length", "tokens",
          "A mean that runs to the limit, or to almost nothing, suggests that a reward depends on length.",
@@ -137,7 +137,7 @@ def _base(validation: Sequence[Line]) -> Iterator[Line]:
 
 
 def method(run: RunFiles) -> str:
-    """Return `grpo` or `sft`."""
+    """Return the training method, `grpo` or `sft`."""
     return str(run.record["config"]["method"])
 
 
@@ -165,7 +165,7 @@ def _pass_at_k(evaluation: Report) -> Plot:
         points = [(point.k, point.value, *point.interval) for point in model.curve]
         k, value, low, high = (list(column) for column in zip(*points, strict=True))
         curves.append(Curve(model.label, k, value, low, high, "the 95% interval"))
-    look_for = "Curves that meet at the right: training made correct answers likelier, but solved no new problems."
+    look_for = "Curves that meet at the right: training made correct answers more likely, but solved no new problems."
     return Plot("pass-at-k", EVALUATION, "pass@k", "fraction", look_for, curves=curves, x_unit="k, samples")
 
 

@@ -54,13 +54,13 @@ def passes_tests(completions: Sequence[Any], **columns: Any) -> list[float | Non
 
 
 def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Reward the share of the row's asserts that a program passes. Requires a code task.
+    """Reward the fraction of the row's asserts that a program passes. Requires a code task.
 
     An assert that never runs, such as one in a loop over an empty result, did not pass. The reward is 1 only if the
     verdict is a pass: a program that is killed after its last assert loses one assert.
 
     Asserts in `try` and `with` statements and methods such as unittest's `assertEqual` are not counted. A row without
-    other asserts pays like `passes_tests`, even if none of them ran.
+    other asserts is scored like `passes_tests`, even if none of them ran.
     """
     rewards: list[float | None] = []
     for verdict in columns["verdicts"]:

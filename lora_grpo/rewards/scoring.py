@@ -15,7 +15,7 @@ _WITHOUT_TRAINER: dict[str, Any] = {
     "log_extra": lambda column, values: None,
     "log_metric": lambda name, number: None,
 }
-"""What rewards get in place of a trainer's state and loggers."""
+"""A placeholder for the trainer's state and loggers."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ScoredBatch:
 
 
 class Scorer:
-    """The one place that scores completions: those of training, of the validation set and of `--preview`.
+    """Scores the completions of training, of the validation set and of `--preview`.
 
     Rows are looked up by their `id`, so that graders and rewards get them as the task loaded them, whatever the
     trainer's dataset does to its columns.
@@ -56,8 +56,8 @@ class Scorer:
 
         Args:
             completions: texts, or conversations that end with the answer.
-            token_ids: those of the completions, with the EOS token.
-            given: what the trainer passes to rewards besides columns, such as `trainer_state`.
+            token_ids: the token ids of the completions, with the EOS token.
+            given: further arguments that the trainer passes to rewards, such as `trainer_state`.
 
         Raises:
             RewardError: a reward failed.

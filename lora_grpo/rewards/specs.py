@@ -71,7 +71,7 @@ _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern"]
 
 
 def is_format_reward(name: str) -> bool:
-    """Return whether a reward depends only on the format of a completion, whether it is right or wrong.
+    """Return whether a reward depends only on the format of a completion, not on its correctness.
 
     `name` is a spec or the short name of a reward. A user's function is one if its name has the word `format`.
     """

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the folder already holds this run."""
+        """Whether the folder already contains this run."""
         return "policy" in self.record
 
     @property
@@ -160,7 +160,7 @@ class Run:
 
 
 def check_resume(folder: Path) -> None:
-    """Raise a UserError if a folder has no run to resume. A run that was killed while it started is one, at step 0."""
+    """Raise a UserError if a folder has no run to resume. A run that was killed during its start counts, at step 0."""
     if (folder / "run.json").is_file() or (folder / ".lock").is_file():
         return
     runs = [path.parent.name for path in folder.parent.glob("*/run.json")]
@@ -169,7 +169,7 @@ def check_resume(folder: Path) -> None:
 
 
 def check_settings(config: RunConfig) -> None:
-    """Raise a UserError if the output folder holds a run with settings that `--resume` may not change."""
+    """Raise a UserError if the output folder contains a run with settings that `--resume` may not change."""
     folder = config.folder
     if not (folder / "run.json").is_file():
         return
@@ -219,7 +219,7 @@ def open_run(
     is_run = (folder / "run.json").is_file()
     if is_run and not (invocation.resume or invocation.overwrite):
         raise UserError(
-            f"{folder} already holds a run; pass --resume to continue it, --overwrite to delete it, or another "
+            f"{folder} already contains a run; pass --resume to continue it, --overwrite to delete it, or another "
             "--output-dir"
         )
     # Without a run.json, no file here belongs to a run, not even a folder named `adapter`: `begin` deletes the old
@@ -229,7 +229,7 @@ def open_run(
     left = [path for path in paths if path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())]
     foreign = [path.name for path in paths if not path.name.startswith(".") and path not in left]
     if not is_run and foreign:
-        raise UserError(f"{folder} holds other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
+        raise UserError(f"{folder} contains other files ({', '.join(foreign[:3])}); pass an empty or new --output-dir")
     if distributed.is_main():
         lock.claim(folder)
     if invocation.resume and is_run:

@@ -8,7 +8,7 @@
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-An adapter reaches vLLM in `load_adapter`, in vllm_sampler.py for an engine in this process and in vllm_server.py for a
+`load_adapter` loads an adapter into vLLM: in vllm_sampler.py for an engine in this process, in vllm_server.py for a
 server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
     build.py                 chooses and loads the sampler for a policy or a model spec

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     import torch
 
 START_SHARE = 1 / 4
-"""Share of the batch that is refilled at once. Refilling runs a prefill and copies the whole cache, which takes as long
+"""Fraction of the batch that is refilled at once. Refilling runs a prefill and copies the cache, which takes as long
 as several decoding steps. Waiting until a quarter is free leaves an eighth of the batch empty on average."""
 
 SPARE_COLUMNS = 32
 """Number of later tokens for which there is space when a cache is copied."""
 
 _MIN_SAVED_TOKENS = 64
-"""Fewest tokens for which a forward pass on the common tokens of all prompts takes less time than it saves."""
+"""Minimum number of tokens for which a forward pass on the common tokens of all prompts saves time."""
 
 MAX_BATCH_SIZE = 256
 """The default of vLLM, and the number of completions per unit of an evaluation."""
 _GPU_SHARE = 0.8
-"""Share of free memory to use. The rest is for allocator fragmentation and library workspace."""
+"""Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
 _CPU_SHARE = 0.25
-"""Share of total memory to use. Free memory differs between runs, and weights and other programs also need memory."""
+"""Fraction of total memory to use. Free memory differs between runs, and weights and other programs need memory."""
 
 
 @dataclass
@@ -255,7 +255,7 @@ def _with_spare_columns(parts: Sequence[torch.Tensor], spare: int) -> torch.Tens
     buffer = parts[0].new_empty(sum(map(len, parts)), heads, length + spare, width)
     start = 0
     for part in parts:
-        # Zeros and not whatever is in memory, because zero attention to NaN is NaN.
+        # Zeros instead of uninitialized memory, because zero attention to NaN is NaN.
         buffer[start : start + len(part), :, :length] = pad(part, (0, 0, length - part.shape[2], 0))
         start += len(part)
     return buffer[:, :, :length]

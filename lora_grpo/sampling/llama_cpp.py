@@ -1,6 +1,6 @@
 """Sample a GGUF file with llama.cpp, and render its prompts with its own template.
 
-llama.cpp runs in a process of its own, so that a crash of it is an error message.
+llama.cpp runs in a process of its own, so that its crashes become error messages.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GgufModel:
 
 
 def read_header(path: Path) -> Any:
-    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none. UserError if it is cut off."""
+    """Return the `gguf.GGUFReader` of a file, which maps its tensors and reads none. UserError if it is truncated."""
     from gguf import GGUFReader
 
     try:
@@ -84,7 +84,7 @@ def read_header(path: Path) -> Any:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Read the header of a GGUF file, or raise a UserError if it is not whole or llama.cpp is not installed."""
+    """Read the header of a GGUF file, or raise a UserError if it is incomplete or llama.cpp is not installed."""
     from gguf import LlamaFileType
 
     if not path.is_file():
@@ -186,7 +186,7 @@ class GgufSampler(Sampler):
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            # Rows do not return, so a copy of each finished prompt would only fill the memory.
+            # Each row is sampled once, so a copy of each finished prompt would only fill the memory.
             env=os.environ | {"LLAMA_ARG_CACHE_RAM": "0"},
             preexec_fn=functools.partial(sandbox.die_with_parent, os.getpid()),
         )
@@ -234,7 +234,7 @@ class GgufSampler(Sampler):
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the server's answer, or raise a RunError if it has ended or refuses the request."""
+        """Return the server's answer, or raise a RunError if it has ended or rejects the request."""
         import httpx
 
         try:
@@ -245,12 +245,12 @@ class GgufSampler(Sampler):
             reason = first_line(error) if self._process.poll() is None else self._why_ended()
             raise RunError(f"llama.cpp no longer answers ({reason}); run the command again to continue") from error
         if not answer.is_success:  # 404 for a route that this llama.cpp does not have
-            raise RunError(f"llama.cpp refuses {route} ({' '.join(answer.text.split())[:500]}); update llama.cpp")
+            raise RunError(f"llama.cpp rejects {route} ({' '.join(answer.text.split())[:500]}); update llama.cpp")
         found: dict[str, Any] = answer.json()
         return found
 
     def _why_ended(self) -> str:
-        """Return the exit code, and the first line of the server's output that speaks of an error."""
+        """Return the exit code, and the first line of the server's output that mentions an error."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
         found = [line.strip()[-300:] for line in lines if re.search("error|assert|abort", line, re.IGNORECASE)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _BASE_LAYERS = re.compile(r"\.base_layer(?=\.|$)")
-"""What PEFT's wrappers add to names."""
+"""Parts that PEFT's wrappers add to names."""
 
 
 class MergedCopySampler(Sampler):
@@ -86,7 +86,7 @@ def _as_linear(module: Any, *, transpose: bool) -> Any:
 
 
 def use_grouped_attention(model: Any) -> Any:
-    """Make a model that only samples use attention for one token per row, if it can, and return it.
+    """Enable attention for one token per row in a model that only samples, if possible, and return the model.
 
     With a mask, transformers repeats keys and values for each query head, in every layer and for every token. Here, the
     query heads that share a head of keys are several queries of it. The result is the same except for rounding.

@@ -107,7 +107,7 @@ class Encoder:
         return self._encode_all(list(_base(type(value)).__iter__(value)), depth)
 
     def _encode_all(self, items: list[Any], depth: int) -> list[Any]:
-        """Return the encoded items of a container. If JSON has them all as they are, this is fast, for long lists."""
+        """Return the encoded items of a container. This is fast for long lists of JSON scalars."""
         kinds = set(map(type, items))
         plain = kinds <= _SAME_IN_JSON
         if plain or (kinds <= {int, bool} and min(items) > -_SMALL_INT and max(items) < _SMALL_INT):

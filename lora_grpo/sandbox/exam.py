@@ -45,7 +45,7 @@ def _compiled(prelude: str, test: str, functions: tuple[str, ...]) -> bytes:
 class _Counted(ast.NodeTransformer):
     """Number the asserts, and run each one even if earlier asserts failed.
 
-    If tests ended at the first failed assert, a further call would tell the candidate that its last answer was right.
+    If tests ended at the first failed assert, a further call would tell the candidate that its last answer was correct.
 
     An assert in a loop counts once. An assert in a `try` or `with` statement is unchanged, because the statement may
     expect its exception. So are the asserts of a function that such a statement uses, or that is an argument, as in

@@ -33,7 +33,7 @@ class Assert:
 def examine(exam: bytes, descriptor: int) -> dict[str, Any]:
     """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket.
 
-    The status `broken` blames the tests: they failed without the candidate, or in a way that a correct candidate does
+    The status `broken` means wrong tests: they failed without the candidate, or in a way that a correct candidate does
     not cause. It counts only for a reference program, because the tests may also lack memory on a busy machine.
     """
     prelude, code, functions, test, num_tests = marshal.loads(exam)

@@ -25,7 +25,7 @@ TIERS = ("landlock", "bubblewrap")
 """Safe isolation tiers, in order of preference."""
 _MAX_WORKERS = 16
 _ATTEMPTS = 5
-"""How many workers may die on a program, or while they start, before the program is blamed."""
+"""Number of workers that may die on a program, or while they start, before the program gets a verdict."""
 _TEST = "assert f() == 'open'"
 _RIGHT = Program("def f(): return 'open'", _TEST, ("f",), name="the sandbox's self-test")
 

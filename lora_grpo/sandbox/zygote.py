@@ -122,7 +122,7 @@ def main(role: str, isolation: str, *numbers: str) -> None:
 
 
 def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> None:
-    """Load what children need, and give up everything else."""
+    """Load the modules that children need, and drop all other access."""
     # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

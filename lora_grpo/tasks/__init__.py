@@ -21,7 +21,7 @@ task_file.py         a user's task: one Python file
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 audit_run.py         before training: checks texts that a model could use to cheat, in a process that can be killed
-audit_attacks.py     the attacks: what each writes for a row, and whether it must pass
+audit_attacks.py     the attacks: the texts of each for a row, and whether they must pass
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp

@@ -1,4 +1,4 @@
-"""The attacks: texts that `check` must accept or reject, written from a row, its gold and the gold of other rows."""
+"""The attacks: texts that `check` must accept or reject, made from the reference answers of a row and of other rows."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Subject:
     row: dict[str, Any]
     gold: str | None
     value: tuple[int, int] | None
-    """Where the gold has its answer: the last number or word that the gold of another row lacks."""
+    """Position of the answer in the reference: the last number or word that the reference of another row lacks."""
     others: Sequence[str] = ()
-    """The gold of other rows, except where it could also be right for this row."""
+    """References of other rows, except those that could also be correct for this row."""
     other_values: Sequence[str] = ()
 
     @property
@@ -41,7 +41,7 @@ class Subject:
         return self.gold[slice(*self.value)] if self.gold and self.value else ""
 
     def with_answer(self, *texts: str) -> list[str]:
-        """Return the gold with each text in place of its answer; [] without an answer."""
+        """Return the reference with each text in place of its answer; [] without an answer."""
         if not self.gold or not self.value:
             return []
         return [self.gold[: self.value[0]] + text + self.gold[self.value[1] :] for text in texts]
@@ -63,26 +63,26 @@ class Attack:
 
 
 def _own_line(subject: Subject) -> Iterable[str]:
-    """Return the gold with the answer's tags on lines of their own."""
+    """Return the reference with the answer's tags on separate lines."""
     in_tag = subject.value and subject.gold and re.search(r">[^<>]*$", subject.gold[: subject.value[0]])
     return [re.sub(r">([^<>\n]*)<(?=/)", ">\n\\1\n<", subject.gold or "")] if in_tag else []
 
 
 def _all_answers(subject: Subject) -> Iterable[str]:
-    """Return the gold with the answers of all rows: the right one first, last, and in the middle."""
+    """Return the reference with the answers of all rows: the correct one first, last, and in the middle."""
     answer, others = subject.answer, list(subject.other_values)
     if not answer or not others:
         return []
     half = len(others) // 2
     last, middle = [*others, answer], [*others[:half], answer, *others[half:]]
     texts = [" ".join(values) for values in ([answer, *others], last, middle)]
-    # Not with the right one on the first line, because text on later lines may be allowed.
+    # Not with the correct one on the first line, because text on later lines may be allowed.
     texts += ["\n".join(values) for values in (last, middle) if values[0] != answer]
     return subject.with_answer(*texts)
 
 
 def _wrong_values(subject: Subject) -> list[str]:
-    """Return the gold with a wrong answer: off by one, with another digit or sign, or with other letters."""
+    """Return the reference with a wrong answer: off by one, with another digit or sign, or with other letters."""
     answer = subject.answer
     if not any(character.isdigit() for character in answer):
         words = [*subject.other_values[:2], answer[::-1], f"{answer}x", f"x{answer}"]
@@ -100,7 +100,7 @@ def _wrong_values(subject: Subject) -> list[str]:
 
 
 def _reversed_words(subject: Subject) -> Iterable[str]:
-    """Return the gold with the words of its answer's line, or of the tag or braces around the answer, reversed."""
+    """Return the reference with the words of its answer's line, or of the tag or braces around it, reversed."""
     if not subject.gold or not subject.value:
         return []
     start = max(subject.gold.rfind(mark, 0, subject.value[0]) for mark in "\n>{") + 1
@@ -142,7 +142,7 @@ ATTACKS = (
 LEAK = "answer in the prompt"
 REPEAT = "repeated calls"
 NAMES = (*(attack.name for attack in ATTACKS), LEAK, REPEAT)
-"""What `AUDIT_IGNORE` of a task file takes."""
+"""The allowed values of `AUDIT_IGNORE`."""
 
 
 def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], chosen: Sequence[int]) -> list[Subject]:
@@ -151,7 +151,7 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
     common = [set(_tokens(text)) for text in texts[:_NUM_OTHERS]]
     values: dict[str, tuple[int, int] | None] = {}
     for text in texts:
-        # Words of all golds, such as units and tags, are not part of an answer.
+        # Words of all references, such as units and tags, are not part of an answer.
         found = list(_TOKEN.finditer(text))
         special = [match for match in found if not all(match.group().casefold() in tokens for tokens in common)]
         values[text] = (special or found)[-1].span() if found else None
@@ -166,7 +166,7 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
 
 
 def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the rows whose prompt contains their gold.
+    """Return the rows whose prompt contains their reference answer.
 
     The list is empty if most prompts also contain answers of other rows, as in multiple-choice questions, or if only a
     minority of the rows is affected, as by a small number that occurs in both.
@@ -191,6 +191,6 @@ def _tokens(text: str) -> list[str]:
 
 
 def _contains(tokens: Sequence[str], gold: str | None) -> bool:
-    """Return whether all words and numbers of the gold are among the tokens, so that they could be right, too."""
+    """Return whether all words and numbers of the reference are among the tokens, so that they could be correct."""
     wanted = set(_tokens(gold or ""))
     return bool(wanted) and wanted <= set(tokens)

@@ -1,4 +1,4 @@
-"""Attacks the `check` of a run's tasks, and reports what passed although it must not, and the reverse."""
+"""Attacks the `check` of a run's tasks, and reports texts that it wrongly accepts or rejects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Findings:
     """The result of an audit."""
 
     problems: dict[str, str] = field(default_factory=dict)
-    """What is wrong, by the name of the attack."""
+    """The findings, by the name of the attack."""
     notes: list[str] = field(default_factory=list)
     size: str = ""
     """The numbers of attacks and rows."""
@@ -56,22 +56,22 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a call returned."""
+    """The result of a call."""
 
     passed: bool
     score: float = 0.0
     error: str | None = None
-    """The exception, or what else went wrong. The call did not pass."""
+    """The exception or another error. The call did not pass."""
 
 
 def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
     """Audit the tasks of a run and print the findings.
 
     Args:
-        quick: take a few seconds, leave out the tasks of this package, and print warnings.
+        quick: take a few seconds, skip built-in tasks, and print warnings.
 
     Raises:
-        UserError: `quick` is set and `check` rejects the file's own gold.
+        UserError: `quick` is set and `check` rejects the file's own reference answer.
         RunError: `quick` is not set and there are findings that the task file does not ignore.
     """
     failed = []
@@ -207,7 +207,7 @@ def _run_calls(task: Task, calls: Sequence[Call], seconds: float, deadline: floa
 
 
 def _serve(task: Task, calls: Sequence[Call], writer: Connection) -> None:
-    """Check the completions in the child process, without what a checker prints, a thousand times."""
+    """Check the completions in the child process, and discard the output of the checker."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (1, 2):
         os.dup2(null, number)

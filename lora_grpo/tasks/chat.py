@@ -33,7 +33,7 @@ DEFAULT_STYLE = "xml"
 
 KWARGS_FLAG = "--model.chat-template-kwargs"
 THINKING_TOKENS = 2048
-"""Length of a completion from which models with a switch think, four times the limit of the GPU presets."""
+"""Minimum completion length for which models with a switch think, four times the limit of the GPU presets."""
 
 _SWITCH = "enable_thinking"
 _DEFAULTS: dict[str, Any] = {
@@ -96,7 +96,7 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
 def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """Set variables of the chat template, in lines at its start, and return all that are set.
 
-    The lines are defaults: whoever renders the template may still pass other values. They are saved with the
+    The lines are defaults: a caller can still pass other values. They are saved with the
     tokenizer, so the sampler, the trainer, and every program that loads a saved model render the same prompts.
 
     If the template has a switch for thinking that is not set, completions of `max_tokens` tokens decide. Prints which.
@@ -193,8 +193,8 @@ def without_thoughts(text: str) -> str:
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
     """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
-    Only whitespace may appear before, between, and after the sections, and in the other styles than `think`, thoughts
-    before them. `xml` and `think` must contain each of their four tags exactly once. `hashes` must have a single
+    Only whitespace may appear before, between, and after the sections. In styles other than `think`, a thinking section
+    may come first. `xml` and `think` must contain each of their four tags exactly once. `hashes` must have a single
     `####`, at the start of the last line.
     `code_extraction` reads programs.
     """

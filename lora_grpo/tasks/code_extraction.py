@@ -14,7 +14,7 @@
 
 Completions are parsed in the trainer's process. An answer of more than `MAX_CHARS` therefore counts as no code, and
 each part is parsed a fixed number of times. Up to that length, the parser needs little time and memory, except for
-imports of long dotted names, which `parse_start` refuses.
+imports of long dotted names, which `parse_start` rejects.
 
 Source: the stop sequences are from Chen et al. 2021 (arXiv:2107.03374), with `\\n@`, `\\nassert`, and the fence from
 https://github.com/bigcode-project/bigcode-evaluation-harness. Dropping examples follows EvalPlus's `sanitize`.

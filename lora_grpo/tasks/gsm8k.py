@@ -90,7 +90,7 @@ _STATES = re.compile(
 _LABELS = re.compile(r"\b(?:answer|result|solution|total)\b[^=]*: ?[-({\[ ]*#|^# (?:[a-z]+ )?is the [a-z ]*answer\b")
 _VAGUE_SUBJECT = re.compile(r"(?:it|this|that|there|these|those|he|she|they|we|i|you)\b")
 _CONCLUDES = re.compile(r"(?:so|overall|altogether|in total|this means)\b|.*\b(?:therefore|thus|hence)\b.*#")
-# What makes a sentence a calculation, a range, a guess, a condition, a step or a question instead of a statement.
+# Signs of a calculation, a range, a guess, a condition, a step or a question, which are not statements.
 _NO_STATEMENT = re.compile(
     r"[?<>≤≥≠≈~|\"“”«»;…→÷×*+@&]|\.\.|\s-\s(?!#)|(?<![a-z])/|n't\b|[a-z]-*#|#[a-z]\b|\b(?:about|approximately|around|"
     r"roughly|nearly|almost|between|either|or|nor|than|least|most|maybe|perhaps|probably|might|may|could|should|would|"

@@ -113,7 +113,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
 
 
 def _question(row: Mapping[str, Any]) -> str:
-    """Return what a row asks: the messages of a task file's row without its system prompt, or the question."""
+    """Return the question of a row: the messages of a task file's row without its system prompt, or the question."""
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
     return "\n".join(messages or [row["question"]]).strip()
 
@@ -139,7 +139,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     left = [row for row in train if _question(row) not in asked]
     if dropped := len(train) - len(left):
         print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
-    # The starter's reference programs need no check, because the unit tests of the kit run them.
+    # The starter's reference programs need no check, because the test suite runs them.
     train = solvable(left) if data.task in ("humaneval", "mbpp") else left
     evaluation = solvable(evaluation) if data.evaluation_task in ("humaneval", "mbpp") else evaluation
     if not evaluation:
@@ -165,7 +165,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 
 
 def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[list[int]]:
-    """Return the tokens of each row's gold solution, without the token that ends it."""
+    """Return the tokens of each row's reference answer, without the token that ends it."""
     # Plain text prompts end with `Answer:`, as in `chat.render`.
     space = "" if getattr(tokenizer, "chat_template", None) else " "
     golds = [space + get_task(config.data.task).gold(row) for row in rows]
@@ -176,7 +176,7 @@ def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
     """Drop rows whose prompt plus the longest completion exceeds the context, and print their number.
 
-    SFT also drops training rows whose gold solution is longer than the longest completion, because an evaluation would
+    SFT also drops training rows whose reference answer exceeds the longest completion, because an evaluation would
     truncate it.
     """
 
@@ -196,7 +196,7 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
     kept = fitting(rows, prompts, room, f"prompts have more than {room} tokens ({flags})")
     if config.method == "sft" and split == "train":
         golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, kept, config)]
-        what = f"gold solutions have more than {longest} tokens (--sampling.max-completion-tokens)"
+        what = f"reference answers have more than {longest} tokens (--sampling.max-completion-tokens)"
         kept = fitting(kept, golds, longest, what)
     return kept
 

@@ -27,7 +27,7 @@ RESERVED_COLUMNS = frozenset(
     {"task", "loaded_row", "prompts", "prompt_style", "completion", "completions", "completion_ids", "verdicts"}
     | {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 )
-"""Columns that the kit or TRL adds to rows, or reads in a way of its own."""
+"""Columns that lora_grpo or TRL adds to rows, or gives a special meaning."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def same_task(first: str, second: str) -> bool:
 
 
 def source_of_rows(name: str) -> str:
-    """Return what provides the training rows of a task: "--data.train", or the `load` of a task file."""
+    """Return the source of the training rows of a task: "--data.train", or the `load` of a task file."""
     return "--data.train" if getattr(get_task(name), "takes_source", True) else f"load in {Path(name).name}"
 
 

@@ -5,15 +5,15 @@ The file defines two functions:
     load(split)               rows, as dictionaries; the split is "train" or "eval"
     check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
 
-and, if you want to, any of these:
+and, optionally, any of these:
 
     prompt(row)               the question, or a list of chat messages; default: the row's "question" or "prompt"
     gold(row)                 a completion that `check` must accept
     load(split, source)       instead of load(split), to read the file or dataset given with --data.train or --data.eval
     SYSTEM_PROMPT             the system message; default: none
-    REWARDS                   what --rewards takes, such as ("correct_answer=1.0",), which is the default
-    THRESHOLD                 the score from which a completion counts as correct; default: 1.0
-    AUDIT_IGNORE              attacks that the audit leaves out, such as ("wrong value",); default: none
+    REWARDS                   the default of --rewards; if not defined: ("correct_answer=1.0",)
+    THRESHOLD                 the minimum score of a correct completion; default: 1.0
+    AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TaskFile:
         return sources.unique(loaded, str(self.path))
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Return what the file's `check` returns, as a verdict.
+        """Return the result of the file's `check` as a verdict.
 
         Raises:
             CheckError: `check` raised an exception, or returned something else than a score or a verdict.

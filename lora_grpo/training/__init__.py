@@ -8,12 +8,12 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
    └──────── adapter ─────────┘
 
 The loss is TRL's own. Mixins compute its logprobs in chunks and record metrics around it.
-In a run with the method `sft`, the task's gold solutions replace samples and rewards, and all else is the same.
+In a run with the method `sft`, the task's reference answers replace samples and rewards.
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
-sft.py               the SFTTrainer of make_trainer: tokens and labels of gold solutions, its mixin
+sft.py               the SFTTrainer of make_trainer: tokens and labels of reference answers, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
-trl_compat.py        what depends on private methods of TRL: hooks for the mixins, and what TRL's constructor leaves
+trl_compat.py        code that depends on private methods of TRL: hooks for the mixins, and attributes of its trainers
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping

@@ -1,6 +1,6 @@
-"""Alarms: detect from the metrics that a run goes wrong, and suggest what to change.
+"""Alarms: detect from the metrics that a run goes wrong, and suggest changes.
 
-docs/while-it-trains.md lists when each is raised, once in a run.
+docs/while-it-trains.md describes each alarm. An alarm is raised at most once in a run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _STANDARD_ERRORS = 6.0
 """The best of many windows overestimates the true mean. A lower threshold causes false alarms on sparse rewards."""
 _MAX_ZERO_VARIANCE, _MAX_TRUNCATED = 0.8, 0.9
 _MIN_ENTROPY = 0.05
-"""Share of the initial entropy."""
+"""Fraction of the initial entropy."""
 _NEAR_MAXIMUM = 0.9
-"""Share of the maximum reward above which low entropy and equal rewards mean success."""
+"""Fraction of the maximum reward above which low entropy and equal rewards mean success."""
 _HACKING_P = 0.01
 _EQUAL = 1e-6
 """Largest relative difference between equal values, by rounding in float32."""
@@ -37,7 +37,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Alarm:
-    """What happened, and what to change."""
+    """The problem, and the suggested change."""
 
     step: int
     name: str
@@ -55,7 +55,7 @@ class Alarms:
     rewards: Sequence[Reward] = ()
     """The rewards of the run."""
     has_gold: bool = True
-    """Whether the task has gold solutions, which SFT could train on."""
+    """Whether the task has reference answers, which SFT could train on."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     hacked: bool = False
@@ -113,7 +113,7 @@ class Alarms:
         return [Alarm(step, name, text) for name, text in new.items()]
 
     def _broken(self, last: Metrics) -> dict[str, str | None]:
-        """Return the messages about numbers that ruin the adapter."""
+        """Return the messages about non-finite values, which corrupt the adapter."""
         names = [name for name in ("loss", "reward", "kl", "entropy") if not math.isfinite(last.get(name, 0.0))]
         self._overflows = 0 if math.isfinite(last.get("grad_norm", 0.0)) else self._overflows + 1
         if self._overflows >= (3 if self.float16 else 1):
@@ -157,7 +157,7 @@ class Alarms:
         )
 
     def _signal(self, window: Sequence[Metrics], first_entropy: float) -> dict[str, str | None]:
-        """Return the messages about what GRPO learns from: rewards that differ, exploration, completions that end."""
+        """Return the messages about the learning signal: rewards that differ, exploration, completions that end."""
         share, reward = _mean(window, "frac_reward_zero_std"), _mean(window, "reward")
         entropy, truncated = _mean(window, "entropy"), _mean(window, "completions/clipped_ratio")
         is_near_maximum = reward >= _NEAR_MAXIMUM * self.max_reward
@@ -169,7 +169,7 @@ class Alarms:
                     "train on harder ones or end the run"
                 )
             elif not reward:
-                first = f"on gold solutions first ({command('train sft')}), or " if self.has_gold else ""
+                first = f"on reference answers first ({command('train sft')}), or " if self.has_gold else ""
                 advice = f", all of them 0; train {first}on easier rows"
             else:
                 advice = (

@@ -83,7 +83,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
         served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
         raise RunError(
             f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-            f"nats per token, expected at most {allowed:g}; it must hold the same base in the same precision and "
+            f"nats per token, expected at most {allowed:g}; it must load the same base in the same precision and "
             "decode it as TRL does"
         )
     tokens = sum(map(len, completions))

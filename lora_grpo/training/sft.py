@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the task's gold solutions, with TRL's SFTTrainer.
+"""Supervised fine-tuning on the task's reference answers, with TRL's SFTTrainer.
 
 A row's tokens are those of an evaluation: its rendered prompt, then the completion and the token that ends it. The loss
 is the mean over the completion's tokens.
@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 class SftSteps:
-    """Mixin with what the monitor and the checks read from a GRPOTrainer. List it before TRL's SFTTrainer."""
+    """Mixin with the attributes of a GRPOTrainer that the monitor and checks read. List it before TRL's SFTTrainer."""
 
     num_iterations = 1
     """Steps per batch."""

@@ -22,7 +22,7 @@ class SharedPrompts(TrlHooks):
 
     Attributes:
         longest_row: maximum number of tokens of a prompt and its completion.
-        why_padded: why the model cannot read packed rows, or "" if it does.
+        why_padded: the reason why the model cannot read packed rows, or "" if it can.
     """
 
     longest_row: int
@@ -45,7 +45,7 @@ class SharedPrompts(TrlHooks):
 
     @contextlib.contextmanager
     def _packed(self, width: int) -> Iterator[None]:
-        """Pack what the backbone gets, and unpack what it returns. Completions have `width` columns."""
+        """Pack the inputs of the backbone, and unpack its outputs. Completions have `width` columns."""
         import torch
 
         packings = []
@@ -74,7 +74,7 @@ class SharedPrompts(TrlHooks):
                 hook.remove()
 
     def _why_padded(self) -> str:
-        """Return why the model cannot read packed rows, or "" after it did so once with equal logprobs."""
+        """Return why the model cannot read packed rows, or "" after one test with equal logprobs."""
         import torch
 
         if self.aux_loss_enabled:  # type: ignore[attr-defined]

@@ -20,11 +20,11 @@ from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, sample_rows
 
 _EVALUATION_SHARE = 0.4
-"""If both evaluations take more than this share of the remaining time, rows are left out."""
+"""If both evaluations take more than this fraction of the remaining time, rows are left out."""
 _LEAST_ROWS = 50
-"""Fewer rows are not worth an evaluation. As many measure its speed."""
+"""Minimum number of rows of an evaluation, which are also used to measure its speed."""
 _MARGIN, _RESERVE = 1.2, 5.0
-"""Factor on the time of the final evaluation, and seconds for the checkpoint and the report."""
+"""Safety factor for the time of the final evaluation, and seconds for the checkpoint and the report."""
 _WINDOW = 10
 """Number of recent rounds that predict the next one."""
 

@@ -1,4 +1,4 @@
-"""Logprobs in less memory and time, for TRL's own trainer: in tiles, and without completions that teach nothing."""
+"""Logprobs in less memory and time, for TRL's own trainer: in tiles, and without completions that have no gradient."""
 
 from __future__ import annotations
 

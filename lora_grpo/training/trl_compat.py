@@ -1,7 +1,7 @@
-"""What depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
+"""Code that depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
 TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
-mixins of this folder override only the public names. The functions below it read or set what TRL's constructor leaves.
+mixins of this folder override only the public names. The functions below it read or set attributes of TRL's trainers.
 tests/training/test_trl_compat.py has one test for each item.
 """
 
@@ -92,7 +92,7 @@ class TrlHooks:
 
 
 def reward_arguments(trainer: Any) -> dict[str, Any]:
-    """Return what TRL passes to rewards besides the columns of the rows and the completions."""
+    """Return the arguments that TRL passes to rewards besides the columns of the rows and the completions."""
     return {
         "trainer_state": trainer.state,
         "log_extra": trainer._log_completion_extra,

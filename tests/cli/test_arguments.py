@@ -135,7 +135,7 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "settings.yaml holds NoneType; expected e.g. `train: {max_steps: 60}`"),
+        ("", "settings.yaml contains NoneType; expected e.g. `train: {max_steps: 60}`"),
         ("seed: [\n", "--config settings.yaml cannot be read: "),
         ("sead: 1\n", "settings.yaml: unknown key sead; did you mean 'seed'?"),
         ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean 'train.max_steps'?"),

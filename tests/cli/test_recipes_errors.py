@@ -84,7 +84,7 @@ FILES = ["--data.train", "train.jsonl", "--data.eval", "eval.jsonl"]
         (["--data.train", "eval.jsonl", "--data.eval", "eval.jsonl"], "all 1 training questions are also in the eval"),
         ([*FILES, "--train.prompts-per-step", "16"], "8 training rows are left, fewer than --train.prompts-per-step"),
         (["--output-dir", "train.jsonl/out"], "train.jsonl/out: Not a directory"),
-        (["--output-dir", "."], "holds other files (eval.jsonl, train.jsonl)"),
+        (["--output-dir", "."], "contains other files (eval.jsonl, train.jsonl)"),
         (["--preview", "--dry-run"], "--dry-run and --preview cannot be combined"),
     ],
 )
@@ -107,7 +107,7 @@ def run_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "outputs/gsm8k_lora already holds a run; pass --resume"),
+        ([], "outputs/gsm8k_lora already contains a run; pass --resume"),
         (["--resume"], "outputs/gsm8k_lora/run.json is not a valid run.json"),
         (["--resume", "--seed", "x"], "--seed is 'x'; expected a valid integer"),
         (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),

@@ -189,7 +189,7 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
         "data_sha256": {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))},
     }
     other = replace(asked, **changes[change])
-    with pytest.raises(UserError, match=f"holds another evaluation: {change} was .*; pass another --output-dir, or"):
+    with pytest.raises(UserError, match=f"contains another evaluation: {change} was .*; pass another --output-dir, or"):
         evaluate_and_report(other)
     assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
     assert evaluate_and_report(asked) == report

@@ -209,8 +209,8 @@ UP = "model.layers.1.mlp.up_proj.weight"
 @pytest.mark.parametrize(
     ("spoiled", "kind", "message"),
     [
-        (spoil(UP, float("nan")), "f32", f"{UP} holds NaN or infinity"),
-        (spoil(UP, -70000.0), "f16", f"{UP} holds 7e.04, .* limited to 65504; pass --type bf16"),
+        (spoil(UP, float("nan")), "f32", f"{UP} contains NaN or infinity"),
+        (spoil(UP, -70000.0), "f16", f"{UP} has 7e.04, .* limited to 65504; pass --type bf16"),
         (lambda f: change_weights(f, lambda w: w.pop(UP)), "f16", f"lacks {UP}, which config.json implies"),
         (
             lambda f: change_config(f, architectures=["GemmaForCausalLM"]),

@@ -105,7 +105,7 @@ def test_another_push_deletes_the_weights_of_an_earlier_one_only(server, client,
 def test_an_adapter_and_a_merged_model_do_not_share_a_repository(server, client, first, second):
     """Otherwise, loading the merged model would apply the adapter twice."""
     push.send(NAME, first, FILES[first])
-    with pytest.raises(UserError, match=rf"{NAME} already holds a model of kind '{first}'"):
+    with pytest.raises(UserError, match=rf"{NAME} already contains a model of kind '{first}'"):
         push.send(NAME, second, FILES[second])
     assert len(server.repositories[NAME].commits) == 1
     push.send(NAME, "gguf", FILES["gguf"])  # GGUF files are loaded by name, so they may share a repository with either
@@ -307,6 +307,6 @@ def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
     for path in (tmp_path.resolve(), "/home/somebody"):
         modelfile = UploadFile("Modelfile", f"FROM {path}/x.gguf\n".encode())
-        with pytest.raises(UserError, match=r"Modelfile holds a path of this machine"):
+        with pytest.raises(UserError, match=r"Modelfile contains a local path"):
             hub_files.refuse_private_text([modelfile], tmp_path)
     hub_files.refuse_private_text([UploadFile("Modelfile", b"FROM ./x.gguf\n")], tmp_path)

@@ -92,8 +92,8 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     assert capsys.readouterr().out == first and contents(run / "merged") == before
     assert times == {path: path.stat().st_mtime_ns for path in (run / "merged").iterdir()}
 
-    refused("holds another merge (full, bf16), with another dtype;", MergeOptions(str(run), dtype="fp32"))
-    refused("holds another merge (full, bf16), with another onto;", MergeOptions(str(run), onto="dequantized"))
+    refused("contains another merge (full, bf16), with another dtype;", MergeOptions(str(run), dtype="fp32"))
+    refused("contains another merge (full, bf16), with another onto;", MergeOptions(str(run), onto="dequantized"))
     (run / "merged" / "model.safetensors").write_bytes(before["model.safetensors"][:-1])
     with pytest.raises(UserError, match=r"model.safetensors is not a complete safetensors file"):
         merge(MergeOptions(str(run)))
@@ -158,7 +158,7 @@ def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    refused("holds other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
+    refused("contains other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]

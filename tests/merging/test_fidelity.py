@@ -96,7 +96,7 @@ def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path
 
     smaller = planned(base, make_adapter(base, tmp_path / "smaller"), size=0.00001)
     choice = choose("auto", smaller)
-    assert choice.dtype == "fp32" and "fp16 keeps" in choice.reason and choice.reason.endswith("only fp32 holds it")
+    assert choice.dtype == "fp32" and "fp16 keeps" in choice.reason and choice.reason.endswith("only fp32 keeps it")
     assert choice.measured["fp32"].overall > 0.99
 
 

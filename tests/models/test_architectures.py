@@ -106,11 +106,11 @@ def test_the_plan_counts_every_parameter(name):
 
 
 REFUSED = {
-    "mamba": ({"model_type": "mamba"}, "it keeps a recurrent state"),
+    "mamba": ({"model_type": "mamba"}, "it is a recurrent model"),
     "t5": ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder"),
     "gemma3 with images": (
         {"model_type": "gemma3", "text_config": {}, "vision_config": {}},
-        "it also reads images or audio",
+        "it is multimodal",
     ),
     "custom": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "pass --model.trust-remote-code"),
     "unheard": ({"model_type": "unheard"}, "it has not been tested; pass another model"),

@@ -242,7 +242,7 @@ def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(
     for plan, arguments in zip(plans, command_lines, strict=True):
         for word in ("weights", "logits", "kv cache", "micro-batch", "context", "work", "disk", "Assumptions:"):
             assert f"\n{word}" in plan
-        assert ("come from the kit: " in plan) is (arguments[2] != "starter")
+        assert ("come from lora_grpo: " in plan) is (arguments[2] != "starter")
     assert not (tmp_path / "run").exists()
 
 

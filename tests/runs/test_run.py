@@ -104,7 +104,7 @@ def test_the_record_says_what_where_and_with_what(tmp_path):
 def test_a_folder_of_someone_elses_is_refused_and_untouched(tmp_path, how, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "work").write_text("years of it")
-    assert f"{tmp_path} holds other files ({name})" in refusal(tmp_path, how)
+    assert f"{tmp_path} contains other files ({name})" in refusal(tmp_path, how)
 
 
 def test_an_empty_folder_and_leftovers_of_a_kill_before_run_json_are_fine(tmp_path):

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on gold solutions: what it trains on, and the run around it."""
+"""Supervised fine-tuning on reference answers: what it trains on, and the run around it."""
 
 import json
 import shlex
@@ -84,7 +84,7 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
         row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit
     ]
     said = capsys.readouterr().err
-    assert f"dropped {8 - len(kept)} of 8 train rows: their gold solutions have more than {limit} tokens" in said
+    assert f"dropped {8 - len(kept)} of 8 train rows: their reference answers have more than {limit} tokens" in said
     assert fit_to_context(rows, tokenizer, shorter, "eval") == rows
     with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
@@ -122,8 +122,8 @@ def test_the_report_is_of_sft(trained):
     run.finish({})
     page = write_report(run.folder)
     text, markdown = page.read_text(), page.with_suffix(".md").read_text()
-    assert "supervised fine-tuning on gold solutions (TRL&#39;s SFTTrainer)" in text
-    for title in ("Loss on gold solutions", "Token accuracy", "Gradient norm"):
+    assert "supervised fine-tuning on reference answers (TRL&#39;s SFTTrainer)" in text
+    for title in ("Loss on reference answers", "Token accuracy", "Gradient norm"):
         assert title in text
     assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
     assert "## Loss" in markdown and "token accuracy" in markdown and "## Reward" not in markdown
