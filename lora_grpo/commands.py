@@ -50,7 +50,7 @@ def own_command() -> list[str]:
 
 
 def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
-    """Return the words that start this recipe again, without its flags.
+    """Return the command that starts this recipe again, without its flags, as a list.
 
     Args:
         launcher: arguments of Python that start several processes, such as `-m torch.distributed.run`.
@@ -69,7 +69,7 @@ def program() -> str:
 
 
 def described(text: str) -> str:
-    """Return the description of a command or a recipe with its examples as this process was started."""
+    """Return the description of a command or a recipe, with examples in the form in which this process was started."""
     for verb in ("evaluate", "merge", "export-gguf", "push", "report", "check-gpu"):
         text = text.replace(f"lora-grpo {verb} ", f"{command(verb)} ")
     for name, file in RECIPES.items():

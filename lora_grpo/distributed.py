@@ -44,7 +44,7 @@ def join() -> None:
 
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if 0 < gpus < here:
-        raise UserError(f"{here} processes were started and {gpus} GPUs are here; pass --nproc-per-node {gpus}")
+        raise UserError(f"{here} processes were started and {gpus} GPUs are visible; pass --nproc-per-node {gpus}")
     if not gpus:
         # accelerate 1.15 names the device of a rank `cpu:0`, but torch.load (2.13) cannot load an optimizer to `cpu:0`.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"

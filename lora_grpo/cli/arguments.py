@@ -113,8 +113,8 @@ def parse(
         except model_files.HubUnavailable as error:
             problem = f"no weights of {config.model.name} ({error})"
             if how.overwrite:
-                fix = f"run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run"
-                raise UserError(f"{problem}; {fix} by one of the bundled model") from None
+                fix = f"run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run with"
+                raise UserError(f"{problem}; {fix} one of the bundled model") from None
             print(f"note: {problem}; using --preset {STARTER}", file=sys.stderr)
             arguments = [*arguments, "--preset", STARTER]
             return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
@@ -138,7 +138,7 @@ def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dic
 
 
 def _with_rewards_of_task(config: RunConfig, task: str | None = None) -> RunConfig:
-    """Return a configuration with the rewards that its task suggests, or `task` if it is given, if that is a file."""
+    """Return a configuration with the `REWARDS` of its task file, or of `task`; unchanged for built-in tasks."""
     task = task or config.data.task
     return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards}) if is_task_file(task) else config
 

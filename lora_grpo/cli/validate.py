@@ -1,4 +1,4 @@
-"""Checks a configuration across fields, against packages, processes and the environment, and for the code it names.
+"""Checks a configuration: consistency of fields, installed packages, processes, and the user code that it names.
 
 A run folder or a settings file may come from someone else. The code that it names (task files, reward files, the Python
 code of a model's repository) runs only if the command line names it too. The command that resumes a run therefore names
@@ -65,7 +65,7 @@ def _check_sampling(config: RunConfig) -> None:
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
     if url and config.model.engine == "unsloth":
-        raise UserError("--sampling.server-url needs --model.engine peft; Unsloth samples by itself")
+        raise UserError("--sampling.server-url needs --model.engine peft; Unsloth uses its own sampler")
     if sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
             f"--sampling.max-completion-tokens {sampling.max_completion_tokens} leaves no room for a prompt in "
@@ -143,7 +143,7 @@ class Code(NamedTuple):
 
 
 def named_code(config: RunConfig) -> list[Code]:
-    """Return the code that a configuration names, which is read but not run."""
+    """Return the code that a configuration names, without running it."""
     found = []
     for name, task in (("--task", config.data.task), ("--data.eval-task", config.data.eval_task)):
         if task and is_task_file(task):

@@ -52,7 +52,7 @@ def train(arguments: Sequence[str]) -> NoReturn:
     sys.argv[1:] = flags
     sys.path.insert(0, str(path.resolve().parent))  # as for `python path`: a recipe may import the files beside it
     runpy.run_path(str(path), run_name="__main__")
-    raise UserError(f"{path} is not run by its last lines; end it with `if __name__ == '__main__': run_recipe(...)`")
+    raise UserError(f"{path} does not call run_recipe; end it with `if __name__ == '__main__': run_recipe(...)`")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -137,8 +137,8 @@ def check_gpu(arguments: Sequence[str]) -> None:
 
     The model has the shape of Qwen2.5-0.5B, with random weights. Each row of the table reports the step time by phase,
     and the planned and measured memory.
-    outputs/check_gpu/results.md always contains the results so far. The last line says which engines and backends work,
-    and why others do not. The exit code is 1 if a row failed, and 2 without a GPU.
+    outputs/check_gpu/results.md always contains the results so far. The last line lists the working engines and
+    backends, and why others do not work. The exit code is 1 if a row failed, and 2 without a GPU.
     """
     from lora_grpo import planning
 

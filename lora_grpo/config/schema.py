@@ -27,10 +27,10 @@ STARTER = "starter"
 """Name of the bundled model, and of the preset that trains it on a CPU."""
 
 MIN_VALIDATION_ROWS = 16
-"""A smaller validation set is too noisy to be useful."""
+"""Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
 _STEPS_PER_HOUR, _COMMON_MULTIPLE = 36_000, 840
-"""More steps than any model trains in an hour, and a number that every `num_iterations` up to 8 divides."""
+"""More steps than any model trains in an hour. Divisible by every `num_iterations` up to 8."""
 
 UNUSED_BY_SFT = (
     *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),

@@ -55,7 +55,7 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
 
 
 def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
-    """Resolve and check the target and the one to compare with, without loading a model."""
+    """Resolve and check the target and the baseline, without loading a model."""
     names = [options.target, *([] if options.compare is None else [options.compare])]
     check_fields(options)
     overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)

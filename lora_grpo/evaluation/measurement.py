@@ -9,7 +9,7 @@ answer that the rule can read, and the `flexible` rule reads the correct number.
     from format = gain - other
 
 `flexible` reads the last number of a text, which may be correct by chance. It therefore counts only for samples without
-a readable answer: an answer that was read and is wrong, a hedge or a truncated text stays wrong. Programs, and task
+a readable answer: an answer that was read and is wrong, a hedge or a truncated text counts as wrong. Programs, and task
 files without a `flexible` rule, are graded in one way only, so their format is not separated.
 """
 

@@ -1,6 +1,6 @@
 """The files of an evaluation: results.jsonl (one graded sample per line) and evaluation.json (its settings).
 
-A folder contains one evaluation. An evaluation with other settings needs another folder. Only the model to compare with
+A folder contains one evaluation. An evaluation with other settings needs another folder. Only the baseline
 may change; its results have their own file.
 """
 

@@ -90,7 +90,7 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> R
 
 
 def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
-    """Return how many of the samples of each row pass, without the greedy ones."""
+    """Return the number of passing samples of each row, without the greedy ones."""
     counts = counts_by_task(results, greedy=False)
     return [counts[task_id(row)][1] for row in rows]
 

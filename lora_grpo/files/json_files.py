@@ -66,10 +66,10 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_text(path: Path, expected: str) -> str:
-    """Return the text of a file of a user, which is unpacked if its name ends in `.gz`.
+    """Return the text of a user's file, which is decompressed if its name ends in `.gz`.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8, or has only whitespace.
+        UserError: the file cannot be read, is not UTF-8, or contains only whitespace.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -110,7 +110,7 @@ def dump_lines(values: Iterable[Any]) -> str:
 
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
-    """Append values to a file and flush them to disk. If the disk is full, the file remains as it was."""
+    """Append values to a file and flush them to disk. If the disk is full, the file is unchanged."""
     with disk.writing(path), path.open("ab") as file:
         before = file.tell()
         try:

@@ -1,4 +1,4 @@
-"""Python files of users: import them once, with the modules beside them, and name the line that raised an exception."""
+"""Python files of users: import them once, with the modules in their folder, and locate the line of an exception."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lora_grpo.files import atomic
 
 
 def load(path: Path, expected: str) -> ModuleType:
-    """Run a user's file, once per process. It may import the modules beside it.
+    """Run a user's file, once per process. It may import modules of its folder.
 
     Args:
         expected: a description of the file, for the error message.
@@ -51,7 +51,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def files(path: Path) -> list[Path]:
-    """Return a file and the files beside it that it imports, directly or through each other. Runs nothing."""
+    """Return a file and the files of its folder that it imports, directly or indirectly. Runs nothing."""
     found = [path.expanduser().resolve()]
     for file in found:  # the list grows meanwhile
         try:
@@ -72,14 +72,14 @@ def files(path: Path) -> list[Path]:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file or, if it imports files beside it, of the digests of all of them."""
+    """Return the SHA-256 of a file or, if it imports files of its folder, of the digests of all of them."""
     digests = [atomic.sha256(file) for file in files(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def keeping_directory() -> Iterator[None]:
-    """Undo a change of the current directory in the block, so that relative paths keep their meaning."""
+    """Undo a change of the current directory in the block, so that relative paths remain valid."""
     with contextlib.chdir(Path.cwd()):
         yield
 

@@ -1,6 +1,6 @@
 """Measure the quality loss of each GGUF type: the KL divergence from the exported model.
 
-KL(model || file) in nats per token over texts of the run, with the file's weights as they are dequantized and all else
+KL(model || file) in nats per token over texts of the run, with the file's weights dequantized and everything else
 in float32. llama.cpp also rounds the inputs of quantized weights, which is not measured.
 """
 

@@ -62,11 +62,11 @@ class GgufSection:
     notes: list[str]
     """A description of the columns, and the quality loss of each evaluated file."""
     evaluations: dict[str, Report]
-    """Of the files, by name, the largest first."""
+    """Evaluations of the files, by name, the largest file first."""
 
 
 def write_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
-    """Write gguf_report.json. `files` has the files of a folder by their names."""
+    """Write gguf_report.json. `files` maps the names of the files of a folder to their entries."""
     atomic.write_json(folder / REPORT, _Report(files=dict(files)).model_dump())
 
 
@@ -142,17 +142,14 @@ def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading:
         columns["KL"] = [nats(measured[name].kl) if name in measured else "–" for name in columns["file"]]
         file = next(iter(measured.values()))
         texts = "completions of the run" if file.of_run else "plain text"
-        notes.append(
-            f"KL: how far the export moved the next-token probabilities, in nats per token, on {file.tokens} tokens of "
-            f"{texts}."
-        )
+        notes.append(f"KL: divergence caused by the export, in nats per token, on {file.tokens} tokens of {texts}.")
     notes += [report.cost for report in evaluations.values() if report.cost]
     table = [*columns], [*zip(*columns.values(), strict=True)]
     return GgufSection(heading, first.title if first else None, table, notes, evaluations)
 
 
 def gguf_sections(run: Path) -> list[GgufSection]:
-    """Return a section for each folder of a run with measured GGUF files of the adapter that is in the run now."""
+    """Return a section for each folder of a run with measured GGUF files of the run's current adapter."""
     sections = []
     for name, heading in _FOLDERS.items():
         folder = run / name

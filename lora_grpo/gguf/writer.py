@@ -91,7 +91,7 @@ def write_gguf(
 
 
 def _read_model(folder: Path, name: str) -> SourceModel:
-    """Read all of a model but the values of its weights. `name` is its name in the files."""
+    """Read a model without the values of its weights. `name` is its name in the files."""
     import gguf
 
     base_model.prepare_torch(seed=0)

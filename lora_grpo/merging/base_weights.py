@@ -1,4 +1,4 @@
-"""The base model: its modules without weights, and its tensors as stored or as 4-bit training used them."""
+"""The base model: its modules without weights, and its tensors as stored or as rounded in 4-bit training."""
 
 from __future__ import annotations
 

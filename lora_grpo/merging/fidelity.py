@@ -29,7 +29,7 @@ ENOUGH = 0.99
 """The fraction of the update that `auto` must keep."""
 LARGEST_FP16 = 65504.0
 SAMPLE_ELEMENTS = 2**18
-"""Elements of a tensor to measure: these are enough (docs/decisions/0009-merge.md)."""
+"""Number of elements to measure per tensor; see docs/decisions/0009-merge.md."""
 
 
 @dataclass(frozen=True)

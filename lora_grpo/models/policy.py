@@ -219,7 +219,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             options = {
                 "fast_inference": True,
                 "max_lora_rank": config.lora.rank,
-                # Otherwise Unsloth decodes 8 or 16 at once on most GPUs. 256 is its default, which means that.
+                # Otherwise Unsloth decodes 8 or 16 at once on most GPUs. It treats its default of 256 as not set.
                 "max_num_seqs": completions + (completions == 256),
             }
             if (share := config.model.gpu_memory_share) is not None:  # set by the plan

@@ -10,7 +10,7 @@ The plan reads the model's config.json alone. The GPU check runs each row in a s
 generated problems.
 
 plan.py          builds and prints the plan
-fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's memory share, longest context;
+fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's fraction, longest context;
                  finds the cheapest change for a run that does not fit
 work.py          counts the steps, completions and tokens of a run, and the bytes that it writes
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights

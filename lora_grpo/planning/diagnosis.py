@@ -15,7 +15,7 @@ from lora_grpo.tasks import CODE_TASKS, Row, TaskFile, Verdict, get_task, source
 _EQUAL = 1e-6
 """Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
 _MOST_FLAT = 0.8
-"""At or above this fraction of groups with equal rewards, or of truncated completions, GRPO gets hardly any signal."""
+"""At or above this fraction of groups with equal rewards, or of truncated completions, GRPO has almost no signal."""
 _WORTH_REPORTING = 0.2
 """Minimum fraction of truncated or unparsed completions to report as a finding."""
 

@@ -76,7 +76,7 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Memory of the phase that needs most, in bytes."""
+        """Memory of the phase with the highest demand, in bytes."""
         return max(self.sampling, self.training)
 
     @property
@@ -244,7 +244,7 @@ def _cheapest(planner: Planner, config: RunConfig) -> Sequence[Suggestion]:
     for suggestion in (each for ladder in ladders for each in ladder):
         if fits(suggestion):
             return [suggestion]
-    # Lower all settings as far as possible, then raise each as far as the run still fits, the costliest first.
+    # Lower all settings as far as possible, then raise each as far as the run still fits, the most expensive first.
     chosen = [ladder[-1:] for ladder in ladders]
     if not fits(*(each for [each] in chosen)):
         return []

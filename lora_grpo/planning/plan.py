@@ -39,7 +39,7 @@ class Plan:
     """The plan of a run."""
 
     config: RunConfig
-    """With the settings resolved that depend on the GPU's memory."""
+    """The configuration, with the settings resolved that depend on the GPU's memory."""
     engine: str
     work: Work
     derived: tuple[str, ...]
@@ -188,7 +188,7 @@ def _settings(plan: Plan) -> Iterator[str]:
         yield _line(
             "micro-batch", f"{fit.micro_batch_size} {'reference answers' if config.method == 'sft' else 'completions'}"
         )
-        share = f", with a share of {fit.gpu_memory_share:g} of the GPU" if fit.gpu_memory_share else ""
+        share = f", with {fit.gpu_memory_share:g} of the GPU's memory" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
         yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")

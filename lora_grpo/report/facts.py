@@ -14,7 +14,7 @@ from lora_grpo.runs import RunFiles, duration, flat
 from lora_grpo.tasks import task_title
 
 _ELSEWHERE = ("config", "changed_settings", "versions", "git_revision", "command", "alarms", "user_files", "results")
-"""Entries of run.json that other parts of the page show, or that have private paths."""
+"""Entries of run.json that other parts of the page show, or that contain private paths."""
 
 
 def state(run: RunFiles) -> str:
@@ -23,7 +23,7 @@ def state(run: RunFiles) -> str:
     sentences = {
         "complete": "Complete.",
         "running": f"Still running. `{update}` updates this page.",
-        "killed": "The process was killed or its machine went down. Resume it with --resume.",
+        "killed": "The process was killed or the machine was shut down. Resume it with --resume.",
         "interrupted": "Interrupted. Resume it with --resume.",
         "failed": f"Failed: {run.record.get('error') or 'no reason was recorded'}",
     }

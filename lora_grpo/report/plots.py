@@ -91,7 +91,7 @@ _PLOTS = (
     Plot("entropy", SIGNAL, "Entropy", "nats per token",
          "Falls as the model becomes more certain; near 0 it has stopped exploring.", {"entropy": "entropy"}),
     Plot("kl", SIGNAL, "KL from the start", "nats per token",
-         "How far training has moved the policy; a sudden rise often comes with broken text.",
+         "Distance of the policy from the start; a sudden rise often coincides with broken text.",
          {"kl from the start": "kl"}),
     Plot("clipped", COMPLETIONS, "Truncated completions", "fraction",
          "Near 1, most completions are truncated: raise --sampling.max-completion-tokens.",

@@ -1,7 +1,7 @@
 """Parse `--rewards`: validate each spec without heavy imports, then load its function and guard its values.
 
 A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
-and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` has the default weights. NAME is one of
+and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` defines the default weights. NAME is one of
 `functions.PLAIN_REWARDS`, a length (`near_length:200`, `near_length:50tokens`, `longer_is_better`), `pattern:REGEX`
 (its weight is required), or a function that a Python file defines or imports (`my_rewards.py:my_reward`).
 """
@@ -62,7 +62,7 @@ class RewardError(RunError):
 
 
 RIGHT_REWARDS = ("correct_answer", *TEST_REWARDS)
-"""The rewards for a correct answer."""
+"""The rewards that depend on a correct answer."""
 
 _FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
@@ -73,7 +73,7 @@ _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern"]
 def is_format_reward(name: str) -> bool:
     """Return whether a reward depends only on the format of a completion, not on its correctness.
 
-    `name` is a spec or the short name of a reward. A user's function is one if its name has the word `format`.
+    `name` is a spec or the short name of a reward. A user's function counts if its name contains the word `format`.
     """
     return _FORMAT_WORDS.search(name.rpartition(".py:")[2]) is not None
 

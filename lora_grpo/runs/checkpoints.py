@@ -15,7 +15,7 @@ _PREFIX = "checkpoint-"
 
 
 class AtomicCheckpoints:
-    """Mixin before a transformers Trainer: writes a checkpoint to a staging folder, then renames the folder.
+    """Mixin that writes a checkpoint to a staging folder, then renames it. List it before transformers' Trainer.
 
     The Trainer writes files directly into the final folder. If the process is killed during the write, a checkpoint
     remains that looks complete. Every rank writes its random state. Rank 0 writes the rest and renames the folder.

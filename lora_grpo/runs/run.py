@@ -69,7 +69,7 @@ class Run:
 
     @staticmethod
     def clock() -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
         return time.monotonic()
 
     @property

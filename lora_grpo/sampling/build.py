@@ -89,7 +89,7 @@ def check_context(target: ModelSpec | GgufModel, tokenizer: Any, rows: Sequence[
 def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_tokens: int, seed: int) -> Sampler:
     """Load a model, and its adapter if it has one, and return its sampler.
 
-    Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. The seed is that of the libraries.
+    Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. `seed` is the seed of the libraries.
     """
     announce_download(target.base)
     base_model.prepare_torch(seed)

@@ -30,7 +30,7 @@ def _compiled(prelude: str, test: str, functions: tuple[str, ...]) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example "assertion is always true"
         tree: Any = ast.parse(test)
-        # What can fail: an assert, a raise, or a method such as unittest's assertEqual.
+        # Statements that can fail: an assert, a raise, or a method such as unittest's assertEqual.
         nodes = [*ast.walk(tree), *ast.walk(ast.parse(prelude))]
         methods = any(isinstance(node, ast.Attribute) and node.attr.startswith("assert") for node in nodes)
         if not methods and not any(isinstance(node, (ast.Assert, ast.Raise)) for node in nodes):

@@ -96,8 +96,8 @@ def collect() -> int:
     """Return the descriptor of a file in memory with the paths of extensions and the code of Python modules.
 
     The file starts with the length of its table in eight bytes. The table, in marshal's format, has the path of each
-    extension, and for each Python module its path, whether it is a package, whether its content is source, and where
-    its content starts and ends after the table.
+    extension, and for each Python module its path, whether it is a package, whether its content is source, and the
+    offsets of its start and end after the table.
     """
     extensions: dict[str, str] = {}
     modules: dict[str, tuple[str, bool, bool, int, int]] = {}

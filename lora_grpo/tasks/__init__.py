@@ -6,8 +6,8 @@
     (verdict,) = grade_all("gsm8k", [completion], [data.train[0]])
 
 A task is a module with the three functions of the `Task` protocol: `load` returns rows, `check` returns a verdict, and
-`gold` returns a completion that must pass. A user's file is such a module too (`task_file.py`). To add a task to the
-kit, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` (and to `CODE_TASKS` if unit tests
+`gold` returns a completion that must pass. A user's file is such a module too (`task_file.py`). To add a built-in
+task, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` (and to `CODE_TASKS` if unit tests
 grade it).
 
 registry.py          the `Task` protocol, `Verdict`, lookup by name, and the bundled starter tasks

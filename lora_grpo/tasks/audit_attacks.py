@@ -122,7 +122,7 @@ GOLD = Attack("gold", True, lambda subject: [subject.gold] if subject.gold else 
 EMPTY = Attack("empty text", False, lambda subject: ("", " \n"))
 LONG = Attack("long text", False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items()))
 CODE = Attack("code that runs", False, _code)
-"""It passes if the code ran, whatever the verdict."""
+"""It passes if the code ran, regardless of the verdict."""
 
 ATTACKS = (
     Attack("surrounding spaces", True, _spaced),

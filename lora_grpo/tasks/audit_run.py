@@ -79,7 +79,7 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
     for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
         title = task_title(name)
         if name in CODE_TASKS and not quick:
-            print(f"audit of {title}: nothing to do; the unit tests of its rows grade programs")
+            print(f"audit of {title}: nothing to do; its rows are graded by unit tests")
         if name in CODE_TASKS or (quick and not is_task_file(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]

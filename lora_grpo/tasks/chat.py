@@ -20,7 +20,7 @@ SYSTEM_PROMPTS: dict[str, str] = {
     "think": "Think first, then answer, in this format:\n<think>...</think>\n<answer>...</answer>",
     "code": "Answer with one Python code block:\n```python\n...\n```",
 }
-"""The system prompt of each prompt style. The style also decides what GSM8K's strict rule accepts."""
+"""The system prompt of each prompt style. The style also determines the format that GSM8K's strict rule accepts."""
 
 _COMPLETIONS = {
     "xml": "<reasoning>\n{}\n</reasoning>\n<answer>\n{}\n</answer>",
@@ -99,7 +99,7 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> 
     The lines are defaults: a caller can still pass other values. They are saved with the
     tokenizer, so the sampler, the trainer, and every program that loads a saved model render the same prompts.
 
-    If the template has a switch for thinking that is not set, completions of `max_tokens` tokens decide. Prints which.
+    If the template has a switch for thinking that is not set, the value depends on `max_tokens` and is printed.
 
     Raises:
         UserError: a given variable does not occur in the template.

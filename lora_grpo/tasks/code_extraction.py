@@ -32,7 +32,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 MAX_CHARS = 32_768
-"""The longest answer that is parsed, in characters without the thinking section; real ones have at most a few 1,000."""
+"""The longest answer that is parsed, in characters without the thinking section. Real ones have a few thousand."""
 
 _STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
 _END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id)\|>")
@@ -119,7 +119,7 @@ def parse_start(text: str, attempts: int = _PARSE_ATTEMPTS) -> Code | None:
     """Parse text up to a truncated statement or prose. Return None if there is no Python before it.
 
     Args:
-        attempts: how often the text is parsed; with 1, all of it must be Python.
+        attempts: maximum number of parses; with 1, all of it must be Python.
     """
     for _ in range(attempts):
         if _LONG_IMPORT.search(text):  # CPython needs quadratic time and memory for these.
@@ -253,7 +253,7 @@ def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str
     """Drop demonstrations, except those that the wanted names need.
 
     A demonstration is a statement that calls the entry point, prints, asserts, or reads input, itself or through names
-    that other demonstrations bind. A name needs the statements that bind it, and what those read.
+    that other demonstrations bind. A name needs the statements that bind it, and the names that those read.
 
     Future imports must come first in the program, so they remain only in the returned statements, not in the text.
     """
@@ -272,7 +272,7 @@ def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str
         size = len(needed)
         needed = needed.union(*(read for read, names in zip(reads, binds, strict=True) if names & needed))
     is_needed = {node: bool(names & needed) for node, names in zip(code.body, binds, strict=True)}
-    for node in demonstrations:  # What `if __name__ == "__main__"` binds is never needed.
+    for node in demonstrations:  # Names bound in `if __name__ == "__main__"` are never needed.
         is_needed[node] &= not (isinstance(node, ast.If) and "__name__" in _read(node.test))
     gone = [node for node in demonstrations if not is_needed[node]]
     future = [node for node in code.body if _is_future(node)]

@@ -78,7 +78,7 @@ class TaskFile:
         """Return the result of the file's `check` as a verdict.
 
         Raises:
-            CheckError: `check` raised an exception, or returned something else than a score or a verdict.
+            CheckError: `check` raised an exception, or returned a value that is neither a score nor a verdict.
         """
         where = f"row {row.get('id')}, completion {completion!r:.200}"
         try:
@@ -158,7 +158,7 @@ def read(name: str) -> TaskFile:
     """Import a task file, once per process.
 
     Raises:
-        UserError: the file cannot be read or imported, lacks `load` or `check`, or a constant has a wrong type.
+        UserError: the file cannot be read or imported, lacks `load` or `check`, or a constant has the wrong type.
     """
     path, expected = Path(name).expanduser().resolve(), "a task file with load(split) and check(completion, row)"
     module = python_file.load(path, expected)

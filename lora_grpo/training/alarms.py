@@ -121,7 +121,7 @@ class Alarms:
         messages: dict[str, str | None] = dict.fromkeys(("nan", "logprob_mismatch"))
         if names:
             messages["nan"] = (
-                f"{' and '.join(names)} is not finite, which ruins the adapter; lower --train.learning-rate, and "
+                f"{' and '.join(names)} is not finite, which corrupts the adapter; lower --train.learning-rate, and "
                 "check custom rewards for divisions by zero"
             )
         mismatch = last.get(LOGPROB_MISMATCH, 0.0)

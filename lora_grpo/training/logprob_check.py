@@ -1,6 +1,6 @@
 """Check before training that the sampler samples from the policy being trained.
 
-Samplers have silently served the base, or the adapter of an earlier step (unsloth#8701). Rewards then change only by
+Samplers have silently used the base, or the adapter of an earlier step (unsloth#8701). Rewards then change only by
 chance, and nothing fails. The check perturbs the adapter, samples completions, and compares the sampler's logprobs with
 the trainer's, with and without the perturbation. It then restores the adapter.
 """
@@ -31,7 +31,7 @@ def tolerance() -> float:
 
     In float32 the difference is about 1e-6 (docs/results.md), and a single update changes the policy by more than
     the tolerance. In 16 bits, two implementations of the same model differ by about 0.01. A sampler that misses one
-    step may go unnoticed, but a sampler that serves the base will not.
+    step may go unnoticed, but a sampler that uses the base will not.
     """
     import torch
 
@@ -47,7 +47,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
         returns no logprobs.
 
     Raises:
-        RunError: the sampler serves the base, a stale adapter, or another model.
+        RunError: the sampler uses the base, a stale adapter, or another model.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Read each prompt once for its group, for TRL's own trainer."""
+"""Process each prompt once per group, in TRL's own trainer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lora_grpo.training.trl_compat import TrlHooks
 class SharedPrompts(TrlHooks):
     """Mixin that packs the rows of a micro-batch before the model reads them. List it before ChunkedLogProbs.
 
-    TRL reads a prompt once for each of its completions, and pads rows to the longest. Here, hooks on the backbone
+    TRL processes a prompt once for each of its completions, and pads rows to the longest. Here, hooks on the backbone
     replace a padded batch with one sequence (`pack`), and return the hidden states in TRL's layout. TRL computes the
     logprobs and the loss. To keep groups together, micro-batches are slices of the completions in the order of their
-    prompts, and not in TRL's random order.
+    prompts instead of TRL's random order.
 
     Attributes:
         longest_row: maximum number of tokens of a prompt and its completion.
@@ -60,7 +60,7 @@ class SharedPrompts(TrlHooks):
             return (), {**kwargs, **packed, "packing": packing}
 
         def after(_: Any, __: Any, output: Any) -> Any:
-            # TRL drops the last column, from which it would predict what follows the completion.
+            # TRL drops the last column, which would predict the token after the completion.
             slots = torch.nn.functional.pad(packings.pop().predecessors, (0, 1))
             output.last_hidden_state = torch.nn.functional.embedding(slots, output.last_hidden_state[0])
             return output

@@ -26,13 +26,13 @@ _LEAST_ROWS = 50
 _MARGIN, _RESERVE = 1.2, 5.0
 """Safety factor for the time of the final evaluation, and seconds for the checkpoint and the report."""
 _WINDOW = 10
-"""Number of recent rounds that predict the next one."""
+"""Number of recent rounds used to estimate the time of the next one."""
 
 
 class TimeBudget:
-    """The time of a run. Without `--hours` it is infinite, and no method does anything.
+    """The time budget of a run. Without `--hours` it is infinite, and the methods have no effect.
 
-    A round is the steps that use the same rollouts: one step, unless `num_iterations` is set.
+    A round consists of the steps that use the same rollouts: one step, unless `num_iterations` is set.
     """
 
     def __init__(self, run: Run) -> None:
@@ -73,7 +73,7 @@ class TimeBudget:
         return sample_rows(rows, number, run.config.seed)
 
     def check_evaluation(self) -> None:
-        """Raise a RunError if the evaluation of the base has not left time for that of the trained model."""
+        """Raise a RunError if too little time is left for the evaluation of the trained model."""
         if self._now() + self._final_evaluation() > self.seconds and not self.run.is_trained:
             raise self._too_little("the final evaluation", self._final_evaluation())
 
@@ -116,7 +116,7 @@ class TimeBudget:
         return is_last
 
     def _final_evaluation(self) -> float:
-        """Return how long the final evaluation may take: the time of the base's, with a margin.
+        """Return the estimated time of the final evaluation: that of the base, with a margin.
 
         If rounds get slower, because completions get longer, so does the evaluation.
         """

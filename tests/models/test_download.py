@@ -77,7 +77,7 @@ def test_without_the_hub_the_bundled_model_replaces_that_of_an_automatic_preset(
         )
     assert chosen("--preset", "16gb") == chosen("--plan") == ("16gb", QWEN)
     assert chosen("--model.name", "o/mine") == ("16gb", "o/mine")
-    with pytest.raises(UserError, match=r"--preset starter to replace the run by one of the bundled model$"):
+    with pytest.raises(UserError, match=r"--preset starter to replace the run with one of the bundled model$"):
         chosen("--overwrite")
     assert chosen("--overwrite", "--preset", "starter") == ("starter", "starter")
     cache(QWEN, model__safetensors="")

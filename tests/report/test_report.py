@@ -102,7 +102,7 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
     add_gguf(run, "q4_0", after=["++", "--", "--", "--"])
     add_gguf(run, "q5_0", folder="best-gguf", adapter="best")
     page, markdown = text_of(page_of(run)), (run / "report/report.md").read_text()
-    moved = "how far the export moved the next-token probabilities"
+    moved = "divergence caused by the export"
     shown = ("| mine.", "- q4", "- KL:")
     lines = [line for line in markdown.splitlines() if line.startswith(shown)]
     assert [line.split(" [")[0] for line in lines] == [
@@ -180,7 +180,7 @@ def test_a_long_run_is_averaged_and_says_so(tmp_path):
 
 def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
     run = write_run(tmp_path / "run", status="running", evaluated=False)
-    assert "was killed or its machine went down" in page_of(run) and "Still running" not in page_of(run)
+    assert "was killed or the machine was shut down" in page_of(run) and "Still running" not in page_of(run)
     with lock.holding(run):
         page = text_of(page_of(run))
     assert "Still running." in page and f"lora-grpo report {run}" in page
