@@ -53,7 +53,7 @@ def run_command(main: Callable[[], None]) -> int:
 
 
 def limit_spinning() -> None:
-    """Let OpenMP threads spin for some microseconds while they wait, then sleep. Call this before torch is imported.
+    """Let waiting OpenMP threads spin for a few microseconds before they sleep. Call this before torch is imported.
 
     With the default of GCC's OpenMP library, which PyTorch's wheels include, a training step takes 1.8 times as long on
     busy cores, and 1.4 times as long on idle ones if threads sleep at once (docs/results.md). Settings of the user

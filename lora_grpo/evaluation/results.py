@@ -141,7 +141,7 @@ def start(path: Path, request: Request, environment: Mapping[str, Any]) -> None:
 def copy_results(path: Path, request: Request, evaluations: Path) -> None:
     """Copy the results of the same request from another evaluation in a folder, unless `path` was started before.
 
-    A model with which others are compared is therefore sampled once. Missing results are sampled as after a kill.
+    A baseline of several evaluations is therefore sampled only once. Missing results are sampled as after a kill.
     """
     if environment_of(path) is not None:
         return

@@ -36,7 +36,7 @@ class ExportedFile(BaseModel):
     not_measured: str | None = None
     """The reason, if the divergence was not measured."""
     adapter_sha256: str | None = None
-    """The adapter that was merged into the model, if that is known."""
+    """The adapter that was merged into the model; None if unknown."""
     onto: str | None = None
     """The base of that merge: `full` or `dequantized`."""
     dtype: str | None = None

@@ -34,7 +34,7 @@ class PushOptions:
     """What to push from a run: its last adapter (default), the adapter with the highest validation reward (RUN/best),
     RUN/merged or RUN/gguf."""
     public: bool = False
-    """Create a public repository, or push to one that is already public."""
+    """Create a public repository, or push to an existing public one."""
     dry_run: bool = False
     """List every file and print the model card; upload nothing."""
 

@@ -112,7 +112,7 @@ def give_up_privileges() -> None:
 
 
 def give_up_files() -> None:
-    """Give up the file system. Newer kernels also block TCP and signals to other processes."""
+    """Drop access to the file system. Newer kernels also block TCP and signals to other processes."""
     version = landlock_version()
     if not version:
         raise OSError("the kernel has no Landlock")

@@ -35,7 +35,7 @@ class Packing:
     context: torch.Tensor
     """Slots that a completion attends to, its prompt's and its own: shape (R, longest prompt + C)."""
     visible: torch.Tensor
-    """Which entries of `context` each token of a completion sees, shape (R, 1, C, longest prompt + C)."""
+    """The entries of `context` that each token of a completion attends to, shape (R, 1, C, longest prompt + C)."""
     predecessors: torch.Tensor
     """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
     _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
