@@ -32,8 +32,8 @@ from lora_grpo.models import (
     run_of,
 )
 
-_M_MMAP_THRESHOLD = -3
-"""glibc's mallopt: memory of more bytes goes back to the system when it is freed."""
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+"""glibc's mallopt: larger allocations are mapped one by one and unmapped when freed; and the free memory it keeps."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
     folder = Path(target.base.name)
     with contextlib.suppress(AttributeError):  # not glibc, which would keep the memory of many freed weights
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 8 << 20)
+        # A fixed threshold resets this one to 128 kB: the kernel would zero the memory of almost every block again.
+        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 << 20)
     base_model.silence_libraries()
     model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
@@ -152,8 +154,9 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
     identity = hashed.result()
     staging = writer.staging_folder(output)
     writer.check_disk(staging, shards)
-    with lock.holding(staging), disk.writing(output):
+    with lock.holding(staging), disk.writing(output), ThreadPoolExecutor(1) as thread:
         digests = writer.write_shards(staging, shards, {**identity, "dtype": choice.dtype})
+        synced = [thread.submit(atomic.sync, staging / name) for name in digests]  # beside the divergence
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)
         _copy_other_files(target, staging)
@@ -171,7 +174,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
             untied=plan.tie_word_embeddings is False,
         )
         atomic.write_json(staging / REPORT, report.model_dump())
-        writer.publish(staging, output, digests)
+        writer.publish(staging, output, digests, synced)
     return report
 
 

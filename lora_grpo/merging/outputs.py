@@ -52,7 +52,7 @@ class Output:
         """Return merged rows in float32, as the unmerged adapter computes them."""
         rows = self.origin.rows(start, stop).float()
         if self.low_rank:
-            rows += _update(self).rows(start, stop, rows)
+            _update(self).add_to(rows, start, stop)
         return rows
 
     def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
@@ -83,6 +83,13 @@ class _Update:
         left, right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
         self._left, self._right = left * low_rank.scale, right  # (rows, r) and (r, columns) of the stored weight
         self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None
+
+    def add_to(self, weight: Any, start: int, stop: int) -> None:
+        """Add the change of the given rows to `weight`, their values in float32."""
+        if self._magnitude is None:
+            weight.addmm_(self._left[start:stop], self._right)
+        else:
+            weight += self.rows(start, stop, weight)
 
     def rows(self, start: int, stop: int, weight: Any) -> Any:
         """Return the change of the given rows. `weight` has their values in float32."""

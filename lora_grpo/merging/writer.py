@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,15 +155,17 @@ def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
     atomic.write_json(staging / "config.json", config | changes)
 
 
-def publish(staging: Path, output: Path, shards: Mapping[str, str]) -> None:
+def publish(staging: Path, output: Path, shards: Mapping[str, str], synced: Sequence[Future[None]] = ()) -> None:
     """Flush all files to disk, and rename the folder. Its manifest has the SHA-256 of each file.
 
-    `shards` is the result of `write_shards`.
+    `shards` is the result of `write_shards`. `synced` are flushes in other threads: an error is reported only once.
     """
     for name in (_LEDGER, ".lock"):
         (staging / name).unlink()
     others = {path.name: atomic.sha256(path) for path in sorted(staging.iterdir()) if path.name not in shards}
     atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
+    for flush in synced:
+        flush.result()
     for path in staging.iterdir():
         atomic.sync(path)
     with contextlib.suppress(FileNotFoundError):
