@@ -233,13 +233,26 @@ def plain(flags: tuple[str, ...]) -> None:
     from lora_grpo.cli import parse
     from lora_grpo.config import batch_shape
     from lora_grpo.rewards import parse_reward_specs, resolve
-    from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
+    from lora_grpo.tasks import fit_to_context, grade_all, load_data, prompt_order, split_validation
 
     presets = runpy.run_path(RECIPE)["PRESETS"]
     config, _ = parse(list(flags), recipe="gsm8k_lora", description="", presets=presets)
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
     rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
+    rows_by_id = {row["id"]: row for row in rows}
+
+    def graded(reward: Any) -> Any:
+        """Return the reward with the verdicts that the recipe's scorer passes to it."""
+
+        def score(completions: Any, id: list[str], **columns: Any) -> Any:
+            texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
+            verdicts = grade_all(config.data.task, texts, [rows_by_id[name] for name in id])
+            return reward.function(completions=completions, id=id, verdicts=verdicts, **columns)
+
+        score.__name__ = reward.name
+        return score
+
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -279,7 +292,7 @@ def plain(flags: tuple[str, ...]) -> None:
         train_dataset=Dataset.from_list(rows).select(
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
         ),
-        reward_funcs=[reward.function for reward in rewards],
+        reward_funcs=[graded(reward) for reward in rewards],
         peft_config=LoraConfig(
             task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
         ),
