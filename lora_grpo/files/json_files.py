@@ -111,14 +111,16 @@ def dump_lines(values: Iterable[Any]) -> str:
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Append values to a file and flush them to disk. If the disk is full, the file is unchanged."""
-    with disk.writing(path), path.open("ab") as file:
+    data = dump_lines(values).encode()
+    # Unbuffered, because closing a buffered file would write the rest after the file was truncated.
+    with disk.writing(path), path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
-            file.write(dump_lines(values).encode())
-            file.flush()
+            while data:
+                data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError:
-            os.ftruncate(file.fileno(), before)
+            file.truncate(before)
             raise
 
 

@@ -48,6 +48,8 @@ def export(options: ExportOptions) -> None:
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
+    if options.output_dir and options.output_dir.suffix == ".gguf":
+        raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
     folder = merged_model(folder).resolve()
     run, parent, name = folder.parent, folder.with_name(f"{folder.name}-gguf"), folder.name
     if (run / "run.json").is_file():

@@ -52,7 +52,13 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     folder, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files, found, measured = exported_files(folder), dict[str, Any](), dict[tuple[str, str], float]()
+    files, source, measured = exported_files(folder), dict[str, Any](), dict[tuple[str, str], float]()
+    if merge:
+        source = {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
+    for kind, output in outputs.items():
+        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, **source)
+    write_files(folder, files)  # in case the measurement is interrupted
+    found: dict[str, Any]
     try:
         ids, keep = texts_of(model.tokenizer, run, TEXTS)
         weights: dict[str, Mapping[str, Rows]] = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
@@ -63,11 +69,9 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
         kind_of_error = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         found = {"not_measured": kind_of_error + first_line(error)}
-    if merge:
-        found |= {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
     for kind, output in outputs.items():
         kl = max(0.0, round(measured["model", kind], 9)) if measured else None  # negative values are rounding errors
-        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, kl=kl, **found)
+        files[output.name] = files[output.name].model_copy(update={"kl": kl, **found})
     write_files(folder, files)
     return files
 

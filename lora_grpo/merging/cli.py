@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import SAVE_EMBEDDINGS, make_plan
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
 from lora_grpo.models import (
     ADAPTER_CONFIG,
@@ -81,6 +82,8 @@ def merge(options: MergeOptions) -> Path:
     if target.adapter is None:
         raise UserError(f"{source} is a full model; pass a run or an adapter to merge")
     output = (options.output or default_output(source, target.adapter)).expanduser().resolve()
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output-dir {output} is a file; pass a folder")
     with ThreadPoolExecutor(1) as thread:  # hashes the files meanwhile
         identity = thread.submit(_identity, target, options.onto)
         report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
@@ -135,6 +138,7 @@ def _finished_report(output: Path, options: MergeOptions, identity: Future[dict[
             "delete it or pass another --output-dir"
         )
     model_tensors(output)  # raises UserError for truncated and missing files
+    writer.tidy(output)
     return report
 
 
@@ -149,6 +153,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
     model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, target.adapter, model)
+    _check_vocabulary(target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
     choice = choose(options.dtype, plan)
     shards = writer.lay_out(plan, choice.dtype)
     identity = hashed.result()
@@ -176,6 +181,30 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
         atomic.write_json(staging / REPORT, report.model_dump())
         writer.publish(staging, output, digests, synced)
     return report
+
+
+def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
+    """Raise a UserError if the adapter's tokenizer adds tokens for which the merged model has no embedding.
+
+    The base's own tokens may exceed it: Gemma 3's tokenizer has a token for images that its text models cannot embed.
+    """
+
+    def tokens(folder: Path) -> dict[str, int]:
+        settings = dataclasses.replace(target.base, name=str(folder), revision=None)
+        return dict(base_model.load_tokenizer(settings).get_vocab())
+
+    if target.tokenizer != target.adapter:
+        return
+    found = tokens(target.tokenizer)
+    if (size := max(found.values()) + 1) <= vocab_size:
+        return
+    with contextlib.suppress(UserError):  # the base may have no tokenizer
+        found = dict(found.items() - tokens(Path(target.base.name)).items())
+    if max(found.values(), default=0) >= vocab_size:
+        raise UserError(
+            f"the tokenizer in {target.tokenizer} has {size} tokens, and the merged model has embeddings of "
+            f"{vocab_size}; {SAVE_EMBEDDINGS}, or delete the tokenizer's files to merge with the base's tokenizer"
+        )
 
 
 def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:

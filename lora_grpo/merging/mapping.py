@@ -30,6 +30,8 @@ _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save)\.")
 """Parts of a key that PEFT's wrappers add to the name of a tensor."""
 _SUPPORTED = (*("bias", "modules_to_save", "use_dora", *PATTERNS, *SELECTION),)
 """Features of adapters that are merged here."""
+SAVE_EMBEDDINGS = "save the adapter from the live model with PEFT's save_embedding_layers=True"
+"""What to do about an adapter that was saved without all weights of a resized vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     # The base may store a different head although its configuration ties the weights.
     tie = _settle_tie(outputs, embedding, head) if tied else False if is_declared_tied else None
     size = outputs[embedding].shape[0]
+    if head in outputs and outputs[head].shape[0] != size:
+        raise UserError(
+            f"the adapter in {folder} leaves {size} rows in {embedding} and {outputs[head].shape[0]} in {head}, "
+            f"expected the same number; {SAVE_EMBEDDINGS}"
+        )
     return Plan(outputs, tie, size if size != base[embedding].shape[0] else None)
 
 

@@ -24,6 +24,8 @@ from lora_grpo.merging.report import Dtype
 from lora_grpo.progress import Progress
 
 _LEDGER = "finished.json"
+_TEMPORARY = (_LEDGER, ".lock")
+"""Files of the staging folder that are not part of the model."""
 _RESERVED_BYTES = 64 * 2**20
 """Disk space reserved for the tokenizer, the configuration, and other processes."""
 
@@ -80,7 +82,7 @@ def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, 
     ledger = json_files.read_object(staging / _LEDGER) if (staging / _LEDGER).is_file() else {}
     finished: dict[str, str] = ledger["sha256"] if ledger.get("identity") == identity else {}
     for path in staging.iterdir():
-        if path.name not in {*finished, _LEDGER, ".lock"}:
+        if path.name not in {*finished, *_TEMPORARY}:
             path.unlink()
     progress = Progress(len(shards), "merge")
     try:
@@ -160,15 +162,23 @@ def publish(staging: Path, output: Path, shards: Mapping[str, str], synced: Sequ
 
     `shards` is the result of `write_shards`. `synced` are flushes in other threads: an error is reported only once.
     """
-    for name in (_LEDGER, ".lock"):
-        (staging / name).unlink()
-    others = {path.name: atomic.sha256(path) for path in sorted(staging.iterdir()) if path.name not in shards}
+    # Until the folder is renamed, the lock excludes other merges, and a merge after a kill needs the ledger.
+    names = sorted({path.name for path in staging.iterdir()} - {*_TEMPORARY})
+    others = {name: atomic.sha256(staging / name) for name in names if name not in shards}
     atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
     for flush in synced:
         flush.result()
-    for path in staging.iterdir():
-        atomic.sync(path)
+    for name in (*names, atomic.MANIFEST):
+        atomic.sync(staging / name)
     with contextlib.suppress(FileNotFoundError):
         output.rmdir()  # an empty folder is accepted; others were rejected earlier
     staging.rename(output)
     atomic.sync(output.parent)
+    tidy(output)
+
+
+def tidy(output: Path) -> None:
+    """Delete the temporary files of a published folder, which a killed process may have left there, if possible."""
+    for name in _TEMPORARY:
+        with contextlib.suppress(OSError):  # they do no harm, for example on a read-only disk
+            (output / name).unlink()

@@ -53,7 +53,7 @@ def scripts(run, samples, output):
     return [
         [*samples, "--output-dir", output / "evaluation"],
         [SCRIPTS / "merge.py", run, "--output", output / "merged"],
-        [SCRIPTS / "export_gguf.py", starter.model_path(), "--modelfile", "--output", output / "gguf" / "m.gguf"],
+        [SCRIPTS / "export_gguf.py", starter.model_path(), "--modelfile", "--output", output / "gguf"],
         [SCRIPTS / "report.py", run],
     ]
 

@@ -1,6 +1,7 @@
 """gguf_report.json: the KL divergence of each file is that of the model that transformers loads from it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,3 +78,23 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].tokens) == (None, 0)
     (out / REPORT).write_text("{")
     assert exported_files(out) == {}
+
+
+def test_an_interrupted_measurement_leaves_entries_without_a_divergence(tmp_path, monkeypatch):
+    folder, out = save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer()), tmp_path / "out"
+    export(ExportOptions(folder, output_dir=out))
+    assert exported_files(out)["m.Q8_0.gguf"].kl is not None
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cost, "divergences", interrupt)
+    merge = SimpleNamespace(identity={"adapter_sha256": "new"}, onto="full", dtype="bf16")
+    monkeypatch.setattr(cost, "read_report", lambda folder: merge)
+    with pytest.raises(KeyboardInterrupt):
+        export(ExportOptions(folder, type=("q8_0", "f16"), output_dir=out))
+    files = exported_files(out)
+    assert {(name, file.kl, file.adapter_sha256) for name, file in files.items()} == {
+        ("m.Q8_0.gguf", None, "new"),
+        ("m.F16.gguf", None, "new"),
+    }

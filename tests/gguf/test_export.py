@@ -327,3 +327,6 @@ def test_the_command_writes_several_types_with_their_sizes(qwen2, tmp_path, caps
     (tmp_path / "adapter_model.safetensors").write_bytes(b"trained for a day")
     with pytest.raises(FileExistsError):
         export(ExportOptions(qwen2, output_dir=tmp_path / "adapter_model.safetensors"))
+    with pytest.raises(UserError, match=r"--output-dir .*/m\.gguf is the name of a file; pass a folder"):
+        export(ExportOptions(qwen2, output_dir=tmp_path / "m.gguf"))
+    assert not (tmp_path / "m.gguf").exists()

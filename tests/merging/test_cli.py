@@ -9,11 +9,12 @@ import pytest
 from helpers.adapters import live, load, logits_of, make_adapter, make_base
 from helpers.made_runs import make_run
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.files.lock import holding
-from lora_grpo.merging import cli
+from lora_grpo.files.lock import holding, is_held
+from lora_grpo.merging import cli, writer
 from lora_grpo.merging.cli import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import Divergences, read_report
 from lora_grpo.merging.writer import staging_folder
@@ -120,6 +121,25 @@ def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unch
     assert config["dtype"] == "float32" and config["tie_word_embeddings"] is True
 
 
+def save_tokenizer(folder, *added):
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    tokenizer.add_tokens(list(added))
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(no_divergence, tmp_path):
+    size = save_tokenizer(tmp_path / "base")
+    base = make_base(tmp_path / "base", vocabulary=size)
+    adapter = make_adapter(base, tmp_path / "adapter")  # saved without the embeddings of a resized vocabulary
+    options = MergeOptions(str(adapter), base=str(base))
+    save_tokenizer(adapter, "<one>", "<two>")
+    refused(f"has {size + 2} tokens, and the merged model has embeddings of {size}; ", options)
+    assert not (tmp_path / "adapter-merged").exists() and not staging_folder(tmp_path / "adapter-merged").exists()
+    save_tokenizer(base, "<one>", "<two>")  # as in Gemma 3, whose tokenizer has one token more
+    merge(options)
+
+
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="float16")
     adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
@@ -159,6 +179,7 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     refused("contains other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
+    refused("thesis.tex is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     with holding(staging_folder(run / "merged")):
         refused("another process is using", MergeOptions(str(run)))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
@@ -185,6 +206,31 @@ def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
     options = MergeOptions(str(run), base=str(base), force_base=True, dtype="fp16")
     refused("model.layers.2.mlp.up_proj.weight does not fit fp16's range", options)
     assert not (run / "merged").exists()
+
+
+def test_a_merge_is_locked_and_resumable_until_it_is_published(no_divergence, run, monkeypatch):
+    merged, rename = run / "merged", Path.rename
+    staging = staging_folder(merged)
+
+    def interrupted(self, target):
+        if self == staging:
+            assert is_held(staging)
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        merge(MergeOptions(str(run)))
+    monkeypatch.setattr(Path, "rename", rename)
+    written = (staging / "model.safetensors").stat().st_ino
+    merge(MergeOptions(str(run)))
+    expected = contents(merged)
+    assert (merged / "model.safetensors").stat().st_ino == written and not expected.keys() & {*writer._TEMPORARY}
+    assert not json.loads(expected["manifest.json"])["sha256"].keys() & {*writer._TEMPORARY}
+    for name in writer._TEMPORARY:  # a kill after the renaming leaves them
+        (merged / name).touch()
+    merge(MergeOptions(str(run)))
+    assert contents(merged) == expected
 
 
 def test_six_kills_leave_nothing_half_made_and_end_in_the_same_bytes(run, warm, tmp_path):

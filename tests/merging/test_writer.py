@@ -273,6 +273,18 @@ def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, 
         merged(base, adapter, tmp_path / "merged")
 
 
+@pytest.mark.parametrize(("tied", "left"), [(True, "lm_head"), (False, "lm_head"), (False, "embed_tokens")])
+def test_a_vocabulary_that_was_resized_in_part_is_refused(tied, left, bases, tmp_path):
+    base = bases[tied, "float32"]
+    adapter = make_adapter(base, tmp_path / "adapter", resize=70)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if left not in name}
+    assert len(kept) == len(weights) - 1
+    save_file(kept, adapter / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"rows in model\.embed_tokens.* in lm_head.*, expected the same number"):
+        merged(base, adapter, tmp_path / "merged")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
