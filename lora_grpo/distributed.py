@@ -43,6 +43,8 @@ def join() -> None:
     from accelerate import PartialState
 
     here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if "RANK" not in os.environ:
+        raise UserError(f"WORLD_SIZE is {world_size()} and RANK is not set; use torchrun, or unset WORLD_SIZE")
     if 0 < gpus < here:
         raise UserError(f"{here} processes were started and {gpus} GPUs are visible; pass --nproc-per-node {gpus}")
     if not gpus:

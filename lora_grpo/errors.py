@@ -17,7 +17,7 @@ class RunError(Exception):
 
 
 class Interrupted(BaseException):
-    """SIGTERM, SIGHUP or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
+    """SIGTERM or Ctrl-C stopped the run. Like KeyboardInterrupt, `except Exception` does not catch it."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import wait_for
 
+from lora_grpo import distributed
 from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
@@ -156,3 +157,10 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch, variables, set
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=part):
         check(replace(RunConfig(), settings))
+
+
+def test_a_world_size_without_a_launcher_is_an_error(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UserError, match="RANK is not set"):
+        distributed.join()

@@ -36,6 +36,8 @@ def check(config: RunConfig) -> None:
 def _check_tasks(config: RunConfig) -> None:
     task, style = config.data.task, config.data.prompt_style
     found = get_task(task)
+    if task == "humaneval":
+        raise UserError("--data.task humaneval has no training split; pass mbpp, and humaneval as --data.eval-task")
     if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
         raise UserError(
             f"{found.path} defines no gold(row), and SFT needs reference answers; define gold(row), or train with "
@@ -64,6 +66,10 @@ def _check_sampling(config: RunConfig) -> None:
     sampling, url = config.sampling, config.sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
+    if url and sampling.backend == "transformers":
+        raise UserError("--sampling.server-url needs vLLM; leave --sampling.backend transformers out")
+    if sampling.server_folder and not url:
+        raise UserError("--sampling.server-folder needs --sampling.server-url")
     if url and config.model.engine == "unsloth":
         raise UserError("--sampling.server-url needs --model.engine peft; Unsloth uses its own sampler")
     if sampling.max_completion_tokens >= config.model.max_sequence_tokens:

@@ -62,7 +62,9 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
     models: list[ModelSpec | GgufModel | None] = []  # None for a file of samples
     for name in names:
         path = Path(name).expanduser()
-        if name == BASE and models and models[0]:
+        if name == BASE and models:
+            if models[0] is None:
+                raise UserError("--compare base needs a model to evaluate, not a file of samples")
             models.append(models[0].without_adapter())
         elif path.suffix.lower() == ".gguf":
             models.append(read_gguf(path))
@@ -73,6 +75,7 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
         # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
     first = next((model for model in models if model), None)
+    options.check_used(of_weights=any(isinstance(model, ModelSpec) for model in models), of_sampling=first is not None)
     if options.chat_template_kwargs and all(model is None or model.run for model in models):
         raise UserError(f"{chat.KWARGS_FLAG} is for models without a run; leave it out to use those of its training")
     settings = choose_settings(options, first.run if first else None)

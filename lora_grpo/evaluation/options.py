@@ -14,10 +14,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.flags import Flag
+from lora_grpo.flags import Flag, flag
 from lora_grpo.models import choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
+
+_OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
+_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,18 @@ class EvaluateOptions:
                 "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
             )
         return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
+
+    def check_used(self, *, of_weights: bool, of_sampling: bool) -> None:
+        """Raise a UserError for a flag that would be ignored.
+
+        Args:
+            of_weights: whether any target is a model whose weights are loaded here, unlike a GGUF file.
+            of_sampling: whether any target is a model, unlike a file of samples.
+        """
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
+            if getattr(self, name) != defaults[name]:
+                raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -176,9 +176,9 @@ class Report(Schema):
         if self.table:
             lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
-            counts = self.evaluated.sample_stats["sampled"]
-            names = [name for name in ("unparsed", "truncated", "mean tokens") if name in counts]
-            lines.append("% of samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
+            for kind, counts in self.evaluated.sample_stats.items():
+                names = [name for name in ("unparsed", "truncated", "mean tokens") if name in counts]
+                lines.append(f"% of {kind} samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
         lines += [self.cost] if self.cost else []
         print("\n".join(map(printable, lines)))
 

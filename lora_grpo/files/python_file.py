@@ -40,6 +40,12 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that nothing in this folder replaces an installed package
+    for helper in sorted({file.relative_to(path.parent).parts[0].removesuffix(".py") for file in files(path)[1:]}):
+        other = importlib.util.find_spec(helper)
+        own = {(path.parent / each).resolve() for each in (f"{helper}.py", f"{helper}/__init__.py")}
+        if other is None or other.origin is None or Path(other.origin).resolve() not in own:
+            origin = other and other.origin
+            raise UserError(f"{path} imports {helper!r}, which would be {origin} instead of its own; rename the file")
     sys.modules[name] = module  # required by dataclasses and pickle
     try:
         with keeping_directory():

@@ -138,14 +138,16 @@ def load_adapter(model: Any, path: Path) -> None:
 
     try:
         weights = load_file(path / ADAPTER_WEIGHTS)
+        broken = [f"{name} is NaN or infinite" for name, weight in weights.items() if not weight.isfinite().all()]
         loaded = set_peft_model_state_dict(model, weights)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
     missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
-    if wrong := [*missing, *loaded.unexpected_keys]:
-        problem = f"does not fit this base: {wrong[0]}"
-        raise UserError(f"the adapter in {path} {problem}; pass another adapter or its own base")
+    if wrong := [*missing, *loaded.unexpected_keys, *broken]:
+        raise UserError(
+            f"the adapter in {path} does not fit this base or is damaged: {wrong[0]}; pass another adapter or its base"
+        )
 
 
 def _load_peft(config: RunConfig) -> tuple[Any, Any]:
@@ -168,6 +170,11 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
         raise UserError(f"{given}: {first_line(error)}") from None
     if model.peft_config["default"].target_parameters:
         raise UserError(f"{given}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
+    # PEFT (0.21) ignores a target without a module if another one has some.
+    adapted = [f".{name}" for name, module in base.named_modules() if hasattr(module, "lora_A")]
+    for target in config.lora.targets:
+        if target != "all-linear" and not any(name.endswith(f".{target}") for name in adapted):
+            raise UserError(f"--lora.targets {target} names no linear layer of this model")
     return model, base_model.load_tokenizer(config.model)
 
 

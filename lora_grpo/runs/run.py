@@ -236,6 +236,9 @@ def open_run(
         record = read_record(folder)
         check_settings(config)
         _check_files(folder, record, data_record, (entries or {}).get("user_files", {}))
+        before, isolation = record["data"].get("sandbox"), data_record.get("sandbox")
+        if before and isolation and isolation not in before:
+            record["data"]["sandbox"] = f"{before}; resumed with {isolation}"
         record["resumed"] = [*record.get("resumed", []), now()]
     else:
         if invocation.resume:

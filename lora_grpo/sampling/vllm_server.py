@@ -78,6 +78,8 @@ class VllmServer:
             if answer.status_code != 200:
                 raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
             [choice] = answer.json()["choices"]
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
             return choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
 
         return in_threads(complete, len(prompts), _MAX_REQUESTS)

@@ -230,10 +230,10 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     """
     number = min(config.monitor.rows, len(rows) // 10)
     if number < MIN_VALIDATION_ROWS:
+        message = f"no validation set: --monitor.rows or a tenth of {len(rows)} is less than {MIN_VALIDATION_ROWS}"
+        if config.monitor.early_stopping:
+            raise UserError(f"{message}; --monitor.early-stopping needs one: add rows or drop the flag")
         if config.monitor.rows:
-            message = f"no validation set: --monitor.rows or a tenth of {len(rows)} is less than {MIN_VALIDATION_ROWS}"
-            if config.monitor.early_stopping:
-                raise UserError(f"{message}; --monitor.early-stopping needs one: add rows or drop the flag")
             print(f"{message}; no best adapter is kept", file=sys.stderr)
         return list(rows), []
     import numpy as np

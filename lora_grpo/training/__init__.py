@@ -12,7 +12,7 @@ In a run with the method `sft`, the task's reference answers replace samples and
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
 sft.py               the SFTTrainer of make_trainer: tokens and labels of reference answers, its mixin
-run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C, SIGTERM and SIGHUP
+run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM
 trl_compat.py        code that depends on private methods of TRL: hooks for the mixins, and attributes of its trainers
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 logprob_check.py     before training: checks that the sampler samples from the policy being trained

@@ -26,7 +26,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     `filter_by_difficulty` replace the trainer's own.
 
     Raises:
-        Interrupted: SIGTERM, SIGHUP or Ctrl-C was received. A checkpoint was saved first.
+        Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
         RunError: the GPU ran out of memory, or no row could be graded.
     """
     max_steps = run.config.train.max_steps

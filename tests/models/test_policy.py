@@ -1,7 +1,10 @@
 import bitsandbytes
+import pytest
+from safetensors.torch import load_file, save_file
 
 from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
-from lora_grpo.models.policy import load_policy
+from lora_grpo.errors import UserError
+from lora_grpo.models.policy import load_adapter, load_policy, save_adapter
 
 
 def config(name="starter", bits=4, seed=0, **lora):
@@ -21,3 +24,17 @@ def test_the_base_is_4_bit_and_the_adapter_on_every_linear_layer():
     assert len(adapter(policy)) == 2 * 7 * num_layers
     assert policy.record["bits"] == 4 and policy.record["engine"] == "peft" and policy.record["device"] == "cpu"
     assert policy.record["trainable_parameters"] == sum(t.numel() for t in adapter(policy).values())
+
+
+def test_a_target_without_a_module_and_a_damaged_adapter_are_errors(tmp_path):
+    with pytest.raises(UserError, match=r"--lora\.targets q_prj names no linear layer"):
+        load_policy(config(targets=("v_proj", "q_prj")))
+    policy = load_policy(config(rank=4))
+    save_adapter(policy.model, policy.tokenizer, tmp_path)
+    load_adapter(policy.model, tmp_path)
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    name = next(iter(weights))
+    weights[name][0, 0] = float("nan")
+    save_file(weights, tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="is NaN or infinite"):
+        load_adapter(policy.model, tmp_path)

@@ -146,6 +146,18 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["json", "shared_helper"])
+def test_a_module_of_another_folder_does_not_replace_one_of_this_folder(tmp_path, name):
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("text = 'own'\n")
+        (tmp_path / folder / f"{folder}_{name}.py").write_text(f"import {name}\n{LOAD}def check(a, row): return 1.0\n")
+    if name != "json":  # an installed module
+        get_task(str(tmp_path / "first" / f"first_{name}.py"))
+    with pytest.raises(UserError, match="rename the file"):
+        get_task(str(tmp_path / "second" / f"second_{name}.py"))
+
+
 def test_a_file_imports_the_modules_beside_it(tmp_path):
     """As in `python my_task.py`, also later and in packages."""
     (tmp_path / "own_grader.py").write_text("import own_rules\ndef same(a, b): return own_rules.clean(a) == b\n")
