@@ -97,7 +97,9 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         file = Path(spec.file) if spec.file else None
         if file:
             label = spec.name.rpartition(":")[2]
-            function = getattr(python_file.load(file, "a file with reward functions"), label)
+            function = getattr(python_file.load(file, "a file with reward functions"), label, None)
+            if not callable(function):
+                raise UserError(f"{file}: {label!r} is {function!r:.60}; expected a function (completions, **columns)")
         else:
             label, function = _built_in(spec.name)
         seen[label] += 1
@@ -131,6 +133,8 @@ def _built_in(name: str) -> tuple[str, RewardFunction]:
     if name in PLAIN_REWARDS:
         return name, PLAIN_REWARDS[name]
     if kind == "pattern":
+        if not argument:  # it would match everything
+            raise UserError(r"reward 'pattern' needs a regular expression; write 'pattern:^\d+$=1.0'")
         try:
             return kind, matches_pattern(argument)
         except re.error as error:

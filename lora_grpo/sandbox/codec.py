@@ -138,7 +138,7 @@ class Decoder:
             return _FROM_ITEMS[tag](self._decode_all(rest[0]))
         if tag in _REBUILT:
             arguments = [self.decode(item) for item in rest]
-            if not {bool, int, float, str}.issuperset(map(type, arguments)):  # a constructor might call a handle
+            if not {int, *_SAME_IN_JSON}.issuperset(map(type, arguments)):  # a constructor might call a handle
                 raise ValueError(f"the arguments of {tag}")
             # A program that uses none of these modules does not import them.
             kind = getattr(import_module(_REBUILT[tag][0]), tag)
@@ -200,7 +200,7 @@ _TYPES: dict[str, type] = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and kind.__module__ == "builtins"
 }
 _REBUILT: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
-    "range": ("builtins", lambda value: (value.start, value.stop, value.step)),
+    **dict.fromkeys(("range", "slice"), ("builtins", lambda value: (value.start, value.stop, value.step))),
     "complex": ("builtins", lambda value: (value.real, value.imag)),
     "Decimal": ("decimal", lambda value: (str(value),)),
     "Fraction": ("fractions", lambda value: (value.numerator, value.denominator)),

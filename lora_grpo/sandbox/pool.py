@@ -19,13 +19,13 @@ from lora_grpo.sandbox import lockdown
 from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.launch import collect
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
-from lora_grpo.sandbox.worker import Worker, WorkerDied
+from lora_grpo.sandbox.worker import CandidateKilled, Worker, WorkerDied
 
 TIERS = ("landlock", "bubblewrap")
 """Safe isolation tiers, in order of preference."""
 _MAX_WORKERS = 16
 _ATTEMPTS = 5
-"""Number of workers that may die on a program, or while they start, before the program gets a verdict."""
+"""How often a program, or a worker with it or while it starts, may be killed before the program gets a verdict."""
 _TEST = "assert f() == 'open'"
 _RIGHT = Program("def f(): return 'open'", _TEST, ("f",), name="the sandbox's self-test")
 
@@ -81,15 +81,17 @@ class Pool:
                     worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied as error:
-                    self._remove(worker)
-                    worker, died = None, error
+                    died = error
+                    if not isinstance(error, CandidateKilled):
+                        self._remove(worker)
+                        worker = None
                     if self.closed:
                         raise
-            # If a new worker passes a correct program, this program is the cause.
+            # If a worker passes a correct program, this program is the cause.
             with contextlib.suppress(WorkerDied):
-                worker = self._start()
+                worker = worker or self._start()
                 if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                    return Verdict("crashed", f"{_ATTEMPTS} workers died while running it", 0.0)
+                    return Verdict("crashed", f"{died} in each of {_ATTEMPTS} attempts", 0.0)
             raise RunError(f"the sandbox's workers keep dying: {died}; check the machine's free memory")
         finally:
             self._idle.put(worker)

@@ -26,6 +26,10 @@ class WorkerDied(Exception):
     """A process of the pair exited or does not respond. Its program has no verdict and never passes."""
 
 
+class CandidateKilled(WorkerDied):
+    """The candidate was killed, or closed its socket. The pair can grade it again."""
+
+
 class Worker:
     """A pair of zygotes. One forks candidates, and the other forks their tests."""
 
@@ -49,7 +53,10 @@ class Worker:
             raise
 
     def grade(self, program: Program, exam: bytes) -> Verdict:
-        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used."""
+        """Run one program with its tests, compiled by `exam.prepare`. After WorkerDied, the pair cannot be used.
+
+        The exception is CandidateKilled, after which both children are reaped as after a verdict.
+        """
         started = time.monotonic()
         ours, theirs = socket.socketpair()
         with ours:
@@ -132,7 +139,7 @@ class Worker:
             elif number == signal.SIGSYS:
                 status, message = "blocked", "it made a system call that the sandbox forbids"
             elif number == signal.SIGKILL:  # by the kernel, if other programs use all memory, or by `_stop`
-                raise WorkerDied("a program was killed, or closed its socket")
+                raise CandidateKilled("its process was killed or closed its socket")
             else:
                 message = f"its process was killed: {signal.strsignal(number)}"
         return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])

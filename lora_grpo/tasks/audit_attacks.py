@@ -166,20 +166,23 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
 
 
 def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
-    """Return the rows whose prompt contains their reference answer.
+    """Return the rows whose prompt contains their reference or their column `answer`.
 
     The list is empty if most prompts also contain answers of other rows, as in multiple-choice questions, or if only a
     minority of the rows is affected, as by a small number that occurs in both.
     """
     found, elsewhere, pairs = [], 0, 0
     prompts = ["\n".join(subject.prompt) for subject in subjects]
-    for subject in (each for each in subjects if each.gold):
-        pattern = re.compile(rf"(?<!\w){re.escape(str(subject.gold).strip())}(?!\w)")
-        for other, prompt in zip(subjects, prompts, strict=True):
-            leaks = pattern.search(prompt) is not None
-            if other is subject:
-                found += [subject] if leaks else []
-            elif other.gold != subject.gold:
+    # A reference such as `<answer>5</answer>` is not in a prompt that contains only the answer.
+    both = ((subject.gold, subject.row.get("answer")) for subject in subjects)
+    texts = [{text.strip() for text in pair if isinstance(text, str)} - {""} for pair in both]
+    for index, own in enumerate(texts):
+        patterns = [re.compile(rf"(?<!\w){re.escape(text)}(?!\w)") for text in own]
+        for other, prompt in enumerate(prompts if own else ()):
+            leaks = any(pattern.search(prompt) for pattern in patterns)
+            if other == index:
+                found += [subjects[index]] if leaks else []
+            elif texts[other] != own:
                 pairs += 1
                 elsewhere += leaks
     usual = 2 * len(found) > len(subjects) and pairs > 0

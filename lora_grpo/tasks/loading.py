@@ -202,10 +202,14 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
 
 
 def fingerprint(rows: Sequence[Row]) -> str:
-    """Return the SHA-256 of the rows' content in order."""
+    """Return the SHA-256 of the rows' content in order, or raise UserError for text that no tokenizer accepts."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n".encode(errors="surrogatepass"))
+        try:
+            digest.update(f"{json.dumps(row, sort_keys=True, ensure_ascii=False)}\n".encode())
+        except UnicodeEncodeError as error:
+            wrong = ascii(error.object[error.start])
+            raise UserError(f"row {row['id']}: {wrong} is not a Unicode character; remove it") from None
     return digest.hexdigest()
 
 

@@ -100,11 +100,16 @@ class TaskFile:
                 f"{self.path}: check returned {found!r:.200}; expected True, False, a score from 0 to 1, or a Verdict "
                 f"with such a score; {where}"
             )
-        passed = score >= getattr(self.module, "THRESHOLD", 1.0)
+        threshold = getattr(self.module, "THRESHOLD", None)
+        passed = score >= (1.0 if threshold is None else threshold)
         return Verdict(passed, "correct" if passed else "wrong_answer", score=float(score))
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion."""
+        if not self.has_gold:  # SFT, the audit and the dry run check this first
+            raise UserError(
+                f"{self.path} defines no gold(row), which --data.few-shot needs; define it or drop the flag"
+            )
         gold = self._call("gold", self._given(row))
         if not isinstance(gold, str):
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
@@ -167,10 +172,14 @@ def read(name: str) -> TaskFile:
             raise UserError(f"{path} defines no function {function!r}; expected {expected}")
     for constant, kind, what in (
         ("SYSTEM_PROMPT", (str, type(None)), "a text"),
-        ("THRESHOLD", (int, float), "a number"),
+        ("THRESHOLD", (int, float, type(None)), "a number"),
         ("REWARDS", (tuple, list), "a tuple of texts, such as ('a',)"),
         ("AUDIT_IGNORE", (tuple, list), "a tuple of texts, such as ('a',)"),
     ):
-        if hasattr(module, constant) and not isinstance(value := getattr(module, constant), kind):
+        if not hasattr(module, constant):
+            continue
+        value = getattr(module, constant)
+        texts = value if isinstance(value, (tuple, list)) else ()
+        if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"{path}: {constant} is {value!r:.60}; expected {what}")
     return TaskFile(path, module)

@@ -55,6 +55,8 @@ def test_a_spec_is_a_name_and_a_weight(item, name, weight):
         (["near_length"], "write near_length:200 or near_length:50tokens"),
         (["pattern:^a$"], "needs its weight; write pattern:^a$=1.0"),
         (["pattern:(=1"], "not a regular expression"),
+        (["pattern=1.0"], "needs a regular expression"),
+        (["pattern:=1.0"], "needs a regular expression"),
         (["missing.py:my_reward=1"], "missing.py: No such file"),
     ],
 )
@@ -86,6 +88,11 @@ def test_checking_does_not_run_the_file_and_resolving_does(tmp_path):
         resolve(specs)
     assert f"{path}:4: importing this file raised KeyError" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_value_that_is_no_function_is_refused(file):
+    with pytest.raises(UserError, match=r"my_rewards.py: 'calls' is \[\]; expected a function"):
+        resolve(parse_reward_specs([f"{file}:calls"]))
 
 
 def test_a_users_functions_run_guarded_under_their_own_names(file):

@@ -154,6 +154,15 @@ def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypat
     assert len(set(workers)) == 4
 
 
+def test_a_program_that_closes_its_socket_and_runs_on_costs_no_worker(tier):
+    grade_well()
+    workers = generations(os.getpid())[0]
+    (verdict,) = sandbox.run([Program("import os\ndef f(x):\n os.close(3)\n while True: pass", TEST, ("f",))])
+    assert verdict.status == "crashed"
+    assert generations(os.getpid())[0] == workers
+    grade_well()
+
+
 @pytest.mark.slow
 def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
     """A stopped process neither replies nor closes its socket, so only a timeout detects it."""

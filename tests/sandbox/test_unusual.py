@@ -230,6 +230,17 @@ def f(n):
 ---
 assert f(2) == [[[]]] and str(f(90)) == "[" * 91 + "]" * 91
 """,
+    "slices of an object": """
+class Line:
+    def __getitem__(self, key): return [1, 2, 3][key]
+    def __setitem__(self, key, value): self.set = (key.start, key.stop, key.step, value)
+def f(): return Line()
+---
+line = f()
+assert line[0:2] == [1, 2] and line[::-1] == [3, 2, 1] and line[-1] == 3
+line[1:] = [5]
+assert line.set == (1, None, None, [5])
+""",
 }
 
 DIFFERENT = {

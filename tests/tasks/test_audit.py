@@ -28,6 +28,11 @@ WORDS = """
     def gold(row): return row["city"]
     """
 SENTENCES = WORDS + "def gold(row): return f\"The capital is {row['city']} and no other city\"\n"
+ANSWERS = (
+    SUMS
+    + "sums = load\ndef load(split): return [{**row, 'answer': str(row['sum'])} for row in sums(split)]\n"
+    + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n"
+)
 PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row['sum']:,}\"")
 
 BROKEN = {
@@ -53,6 +58,16 @@ BROKEN = {
     "leak": (
         SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
         "return completion.strip() == str(row['sum'])",
+        "answer in the prompt",
+    ),
+    "leak of a part of the gold": (
+        ANSWERS + "def gold(row): return f\"<answer>{row['sum']}</answer>\"\n",
+        "return completion.strip() == gold(row)",
+        "answer in the prompt",
+    ),
+    "leak without gold": (
+        ANSWERS + "del gold\n",
+        "return completion.strip() == row['answer']",
         "answer in the prompt",
     ),
     "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
@@ -95,6 +110,10 @@ GOOD = {
     "choices": (
         SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n",
         "return completion.strip() == str(row['sum'])",
+    ),
+    "choices without gold": (
+        ANSWERS + "del gold\ndef prompt(row): return 'Pick: ' + str([each['answer'] for each in load('train')])\n",
+        "return completion.strip() == row['answer']",
     ),
     "any order, as the file says": (
         SENTENCES + 'AUDIT_IGNORE = ("reversed words",)\n',

@@ -132,6 +132,14 @@ def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
     assert before[other]["sha256"] == after[other]["sha256"]
 
 
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_row_that_is_not_unicode_is_named(configure, split):
+    rows = {"train": [row("a"), row("b")], "eval": [row("c")]}
+    rows[split].append(row("half \ud83d"))
+    with pytest.raises(UserError, match=rf"row {split}/{len(rows[split]) - 1}: '\\ud83d' is not"):
+        load_data(configure(*rows.values()))
+
+
 # The context
 
 

@@ -89,6 +89,8 @@ def test_a_verdict_is_kept_and_a_threshold_decides(task):
     assert grade_all(path, ["x"], [{}]) == [Verdict(True, "fine", detail="d")]
     path, _ = task(LOAD + "THRESHOLD = 0.5\ndef check(completion, row): return float(completion)", "b.py")
     assert [verdict.passed for verdict in grade_all(path, ["0.49", "0.5"], [{}, {}])] == [False, True]
+    path, _ = task(LOAD + "THRESHOLD = None\ndef check(completion, row): return float(completion)", "c.py")
+    assert [verdict.passed for verdict in grade_all(path, ["0.99", "1"], [{}, {}])] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,9 @@ def test_training_and_evaluation_check_the_same_row(task):
         (LOAD + "check = 3", "defines no function 'check'"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected a text"),
         (LOAD + CHECK + "THRESHOLD = '0.5'", "THRESHOLD is '0.5'; expected a number"),
+        (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected a tuple of texts"),
+        (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected a tuple of texts"),
+        (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected a tuple of texts"),
         ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
         ("def load(split) return 1", "SyntaxError"),
     ],
@@ -156,6 +161,12 @@ def test_a_module_of_another_folder_does_not_replace_one_of_this_folder(tmp_path
         get_task(str(tmp_path / "first" / f"first_{name}.py"))
     with pytest.raises(UserError, match="rename the file"):
         get_task(str(tmp_path / "second" / f"second_{name}.py"))
+
+
+def test_few_shot_examples_need_a_reference(task):
+    path, _ = task(LOAD + CHECK)
+    with pytest.raises(UserError, match=r"my_task\.py defines no gold\(row\), which --data.few-shot needs"):
+        load_data(replace(RunConfig(), {"data": {"task": path, "few_shot": 1}, "train": {"prompts_per_step": 1}}))
 
 
 def test_a_file_imports_the_modules_beside_it(tmp_path):
