@@ -1,4 +1,4 @@
-"""Check whether this GPU can run the kit: `lora-grpo check-gpu` in a checkout; see --help."""
+"""Check whether this GPU can run lora_grpo: `lora-grpo check-gpu` in a checkout; see --help."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Merge a random 1 GB model with the kit and with PEFT, and compare memory and time.
+"""Merge a random 1 GB model with lora_grpo and with PEFT, and compare memory and time.
 
     python tools/benchmark_merge.py --rounds 3
     python tools/benchmark_merge.py --rounds 0 --kills 10
@@ -83,7 +83,7 @@ def make_model(folder: Path) -> None:
 def measure(command: list[str]) -> tuple[float, float, float]:
     """Return the peak memory of a command in MB, its run time in seconds, and its CPU time in seconds."""
     started = time.perf_counter()
-    waiting = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # PEFT waits as PyTorch does, and the kit as it sets itself
+    waiting = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # PEFT waits as PyTorch does, and lora_grpo sets its own values
     own = {name: value for name, value in os.environ.items() if name not in waiting}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own)
     assert process.stderr is not None

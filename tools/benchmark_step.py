@@ -188,7 +188,7 @@ def measure_steps(file: Path) -> None:
             spent["tokens"] += inputs[0].numel() // inputs[0].shape[-1]
 
     class Meter(TrainerCallback):
-        """Times whole steps. It is called before the kit's monitor, which runs validation passes."""
+        """Times whole steps. It is called before lora_grpo's monitor, which runs validation passes."""
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             spent.clear()

@@ -1,4 +1,4 @@
-"""Compare the dimensions and sizes of the models that the kit ships with the Hub. Needs a network.
+"""Compare the dimensions and sizes of the models in known_models.json with the Hub. Needs a network.
 
     python tools/check_known_models.py
 

@@ -1,4 +1,4 @@
-"""Measure what the settings that the kit recommends do, one short run of a starter recipe for each.
+"""Measure the effect of each recommended setting in a short run of a starter recipe.
 
     python tools/measure_settings.py outputs/settings    # every run, one or two minutes each
     python tools/measure_settings.py outputs/settings --runs default high-rate --seeds 0 1

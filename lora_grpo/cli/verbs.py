@@ -133,7 +133,6 @@ def check_gpu(arguments: Sequence[str]) -> None:
     """Check whether this GPU can run a recipe: a few steps with every installed engine and backend.
 
         lora-grpo check-gpu                    # at most 8 minutes, no network access
-        lora-grpo check-gpu --minutes 20
 
     The model has the shape of Qwen2.5-0.5B, with random weights. Each row of the table reports the step time by phase,
     and the planned and measured memory.

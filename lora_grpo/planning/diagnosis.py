@@ -220,7 +220,7 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
     if constant := [name for name in found.rewards if name not in covered]:
         advice = "a finer reward"
         if found.varying:
-            advice = f"nothing, if {', '.join(found.varying)} should decide; else {advice}"
+            advice = f"none is needed if {', '.join(found.varying)} is the goal; otherwise {advice}"
         findings.append((f"constant within each group: {', '.join(constant)}", advice))
     return findings
 

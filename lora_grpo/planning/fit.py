@@ -181,7 +181,7 @@ def _gib(size: int) -> float:
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
-    """Return the error message for a run that does not fit: the smallest plan's memory by part, and what to pass."""
+    """Return the error message for a run that does not fit: the memory of the smallest plan, and the flags to pass."""
     least, device = planner.least(config), planner.device
     share = config.model.gpu_memory_share
     if share is not None and least.least_share > share:

@@ -32,7 +32,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 MAX_CHARS = 32_768
-"""The longest answer that is parsed, in characters without the thinking section. Real ones have a few thousand."""
+"""The longest answer that is parsed, in characters without the thinking section. Most answers have a few thousand."""
 
 _STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
 _END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id)\|>")

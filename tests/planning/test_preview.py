@@ -138,7 +138,7 @@ FAILURES = [
     ([group({"mine": [n / 8] * 4}) for n in range(8)], {}, CANNOT, "within each group: mine", "a finer reward"),
     ([group({"mine": [None] * 4})] * 8, {}, CANNOT, "within each group: mine", "a finer reward"),
     ([group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8, {}, CAN, "within each group: other",
-     "nothing, if mine should decide"),
+     "none is needed if mine is the goal"),
     # Each varies, and their sum does not.
     ([group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8, {}, CANNOT, "their rewards do not", "reward"),
 ]  # fmt: skip
