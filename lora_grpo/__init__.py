@@ -28,11 +28,11 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and qu
 hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
-__main__.py is `lora-grpo`. commands.py, flags.py, distributed.py, progress.py and errors.py serve all folders.
+__main__.py is `lora-grpo`. commands.py, flags.py, distributed.py, progress.py and errors.py are used by all folders.
 
-A folder imports only names that another folder's `__init__.py` imports, and only from folders listed above it in the
-table of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are imported
-inside functions, so that --help and --plan start quickly.
+Code imports from another folder only the names that its `__init__.py` provides, and only from folders listed before its
+own in `LINES` of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are
+imported inside functions, so that --help and --plan start quickly.
 """
 
 __version__ = "0.1.0"

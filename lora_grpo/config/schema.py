@@ -96,7 +96,7 @@ class DataConfig:
     """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset as owner/name, owner/name:config,
     owner/name@split or owner/name:config@split. None uses the task's own dataset."""
     eval: str | None = None
-    """Evaluation set, in any of these formats."""
+    """Evaluation set, in the formats of --data.train."""
     columns: tuple[str, ...] = ()
     """Other names of columns in `train` and `eval`, as NAME=COLUMN, e.g. question=problem answer=solution."""
     train_limit: PositiveInt | None = None
@@ -215,8 +215,8 @@ class RunConfig:
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
     hours: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
-    """Maximum hours of the whole run, e.g. 2 or 0.5, without the time between stop and --resume. Training uses the time
-    that the evaluations leave. Without --train.max-steps, only the time limits the number of steps."""
+    """Maximum hours of the whole run, e.g. 2 or 0.5, excluding the time between stop and --resume. Training uses the
+    time that the evaluations leave. Without --train.max-steps, only the time limits the number of steps."""
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataConfig = field(default_factory=DataConfig)

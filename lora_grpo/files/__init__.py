@@ -8,10 +8,10 @@ with lock.holding(output_dir):                          # exit code 2 if another
         tensor.rows(0, 1024)                            # reads only these rows
 
 atomic.py       atomic writes of files and folders, and checksum manifests
-disk.py         too small and full disks as one-line errors
+disk.py         reports full or too small disks in one line
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
 lock.py         one process per folder
-python_file.py  Python files of users
+python_file.py  imports users' Python files
 text.py         Markdown tables, and escaping of text for terminals and pages
 tensors.py      safetensors files, read and written in blocks of rows
 """

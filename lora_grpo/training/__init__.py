@@ -1,4 +1,4 @@
-"""Train with TRL's GRPOTrainer and this package's sampler, or its SFTTrainer. Runs resume bit for bit.
+"""Train with TRL's GRPOTrainer and this package's sampler, or its SFTTrainer. On a CPU, runs resume bit for bit.
 
 trainer = make_trainer(run, policy, rows, sampler, validation_rows)   # TRL and the logprob check reject bad settings
 train(run, policy, trainer)                                           # resumes, trains, saves run.adapter
@@ -7,7 +7,7 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
    ▲                          │
    └──────── adapter ─────────┘
 
-The loss is TRL's own. Mixins compute its logprobs in chunks and record metrics around it.
+The loss is TRL's own. Mixins compute its logprobs in chunks and record metrics before and after it.
 In a run with the method `sft`, the task's reference answers replace samples and rewards.
 
 trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
