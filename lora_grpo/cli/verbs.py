@@ -137,7 +137,7 @@ def check_gpu(arguments: Sequence[str]) -> None:
     The model has the shape of Qwen2.5-0.5B, with random weights. Each row of the table reports the step time by phase,
     and the planned and measured memory.
     outputs/check_gpu/results.md always contains the results so far. The last line lists the working engines and
-    backends, and why others do not work. The exit code is 1 if a row failed, and 2 without a GPU.
+    backends, and why others do not work. The exit code is 1 if an engine failed, and 2 without a GPU.
     """
     from lora_grpo import planning
 

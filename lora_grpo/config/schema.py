@@ -49,7 +49,7 @@ class ModelConfig:
     name: str = STARTER
     """Base model: `starter` (bundled), a folder, or a Hub id."""
     revision: str | None = None
-    """Hub commit, branch or tag of the base model. None uses the latest commit and records it."""
+    """Hub commit, branch or tag of the base model. By default, uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
     selects unsloth if it is installed and a GPU is available, else peft."""
@@ -84,7 +84,7 @@ class LoraSettings:
     """Use DoRA (weight-decomposed LoRA), which also learns one magnitude per output row."""
     from_: Annotated[str | None, Field(alias="from")] = None
     """Run or PEFT adapter folder to continue from, e.g. after SFT. Its rank, alpha, targets, rslora and dora are used;
-    the base must be the same. None starts from a new adapter."""
+    the base must be the same. By default, starts from a new adapter."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ class DataConfig:
     `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
     train: str | None = None
     """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset as owner/name, owner/name:config,
-    owner/name@split or owner/name:config@split. None uses the task's own dataset."""
+    owner/name@split or owner/name:config@split. By default, uses the task's own dataset."""
     eval: str | None = None
     """Evaluation set, in the formats of --data.train."""
     columns: tuple[str, ...] = ()
     """Other names of columns in `train` and `eval`, as NAME=COLUMN, e.g. question=problem answer=solution."""
     train_limit: PositiveInt | None = None
-    """Number of training rows, sampled with the run's seed. None uses all."""
+    """Number of training rows, sampled with the run's seed. By default, uses all."""
     eval_limit: PositiveInt | None = None
-    """Number of evaluation rows. None uses all."""
+    """Number of evaluation rows. By default, uses all."""
     prompt_style: str = "xml"
     """Answer format requested in the system prompt: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
     eval_task: str | None = None
@@ -134,8 +134,8 @@ class SamplingConfig:
     server_url: str | None = None
     """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/gpu.md."""
     server_folder: str | None = None
-    """Folder for each step's adapter, with the same path on this machine and on the server. None uses a temporary
-    folder, which requires the server to run on this machine."""
+    """Folder for each step's adapter, with the same path on this machine and on the server. By default, uses a
+    temporary folder, which requires the server to run on this machine."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class TrainConfig:
     """Prompts per step. A GRPO step trains on prompts_per_step x num_generations completions, an SFT step on one
     reference answer per prompt."""
     micro_batch_size: PositiveInt | None = None
-    """Completions per device in each forward and backward pass; affects rounding only. None uses the largest size that
-    fits in GPU memory, or at most 8 on a CPU."""
+    """Completions per device in each forward and backward pass; affects rounding only. By default, uses the largest
+    size that fits in GPU memory, or at most 8 on a CPU."""
     learning_rate: Share = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"

@@ -6,17 +6,17 @@
     dry_run(config, data)                             # --dry-run: one prompt and the rewards of its reference answer
     check_gpu(Options(minutes=8), recipe)             # a few steps of the recipe on this GPU with every engine
 
-The plan reads the model's config.json alone. The GPU check runs each row in a separate process, with random weights and
-generated problems.
+The plan reads the model's config.json alone. The GPU check runs each engine and backend in a separate process,
+with random weights and generated problems.
 
 plan.py          builds and prints the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's fraction, longest context;
                  finds the cheapest change for a run that does not fit
 work.py          counts the steps, completions and tokens of a run, and the bytes that it writes
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
-preview.py            samples groups from the base model with the prompts of the first training steps, and prints them
-diagnosis.py          the summary of all groups with 95% intervals, the verdict, its reason, and suggested changes
-gpu_check.py          builds a random model, runs the recipe with every engine and backend, and writes results.md
+preview.py       samples groups from the base model with the prompts of the first training steps, and prints them
+diagnosis.py     the summary of all groups with 95% intervals, the verdict, its reason, and suggested changes
+gpu_check.py     builds a random model, runs the recipe with every engine and backend, and writes results.md
 """
 
 from lora_grpo.planning.dry_run import dry_run, show_settings

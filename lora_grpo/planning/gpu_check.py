@@ -72,15 +72,15 @@ class Options:
     minutes: float = 8.0
     """Time limit for the whole check, in minutes."""
     output: Annotated[Path, Flag("--output-dir", "--output")] = Path("outputs/check_gpu")
-    """Folder for the table (results.md), the measurements (results.json) and the log of every row."""
+    """Folder for the table (results.md), the measurements (results.json) and a log of every engine and backend."""
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Run the recipe for every row, write and print the table, and print a conclusion.
+    """Run the recipe with every engine and backend, write and print the table, and print a conclusion.
 
     Raises:
         UserError: torch cannot use the GPU.
-        RunError: a row failed, or no row ran.
+        RunError: an engine failed, or none ran.
     """
     gpus, why_none = nvidia_gpus()
     if not gpus:

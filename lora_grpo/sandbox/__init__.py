@@ -3,7 +3,8 @@
     print(sandbox.start(Settings()))              # selects and tests the isolation
     verdicts = sandbox.run([Program(source, test, functions=("f",)), ...])
 
-A worker is a pair of bare interpreters. One forks a process for each candidate, and the other for its tests:
+A worker is a pair of fork servers (zygotes), which import only the standard library. One forks a process for each
+candidate, and the other for its tests:
 
     pool ── programs ──► worker ─┬─► zygote of candidates ── fork ──► candidate.py   only the candidate's source
                                  │                                        ▲ │ plain values over a socket (codec.py)
