@@ -101,9 +101,9 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def build(*mebibytes, script=None):
+    def build(*mebibytes, script=None, driver="580.65.06"):
         lines = [
-            f"echo '{place}, GPU-{place}abc, Card {place}, {size}, {size - 500}'"
+            f"echo '{place}, GPU-{place}abc, Card {place}, {size}, {size - 500}, {driver}, 8.9'"
             for place, size in enumerate(mebibytes)
         ]
         tool = tmp_path / "nvidia-smi"

@@ -26,6 +26,10 @@ class Gpu:
     name: str
     memory_gib: float
     free_gib: float
+    driver: str = ""
+    """Version of the NVIDIA driver, e.g. 580.65.06."""
+    compute_capability: tuple[int, int] | None = None
+    """(8, 9) for compute capability 8.9. None: unknown."""
 
 
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
@@ -44,9 +48,12 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     output, failure = _query(tool)
     listed: dict[tuple[str, str], Gpu] = {}
     for line in output.splitlines():
-        index, uuid, name, total, free, *_ = [*line.split(", "), *[""] * 5]
+        index, uuid, name, total, free, driver, capability, *_ = [*line.split(", "), *[""] * 7]
         if total.isdigit():  # nvidia-smi also prints warnings
-            listed[index, uuid] = Gpu(name, int(total) / 1024, int(free if free.isdigit() else total) / 1024)
+            major, _, minor = capability.partition(".")
+            level = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+            free_mib = int(free if free.isdigit() else total)
+            listed[index, uuid] = Gpu(name, int(total) / 1024, free_mib / 1024, driver, level)
     if not listed:
         return [], failure or "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
@@ -65,7 +72,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 @functools.cache
 def _query(tool: str) -> tuple[str, str]:
     """Return the output of nvidia-smi, and the reason if it failed."""
-    fields = "--query-gpu=index,uuid,name,memory.total,memory.free"
+    fields = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
     command = [tool, fields, "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)

@@ -78,6 +78,16 @@ def test_the_gpus_are_those_that_cuda_sees_in_its_order(machine, monkeypatch, vi
     assert bool(why) == (not names)
 
 
+@pytest.mark.parametrize(
+    ("answer", "driver", "capability"),
+    [("550.54.14, 12.0", "550.54.14", (12, 0)), ("[N/A], [N/A]", "[N/A]", None), ("", "", None)],
+)
+def test_a_gpu_has_its_driver_and_compute_capability(machine, answer, driver, capability):
+    machine(script=f"case $1 in *driver_version,compute_cap) echo '0, GPU-1, Card, 8188, 8000, {answer}';; esac")
+    [gpu], _ = nvidia_gpus()
+    assert (gpu.driver, gpu.compute_capability, gpu.free_gib) == (driver, capability, 8000 / 1024)
+
+
 def test_a_preset_asked_for_is_taken_where_it_fits(machine):
     machine(24564)
     assert choose_preset("8gb", PRESETS) == ("8gb", "preset 8gb (requested) on Card 0 with 24 GiB")
