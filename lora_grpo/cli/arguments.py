@@ -114,13 +114,15 @@ def parse(
                 check_download(config.model)
         except model_files.HubUnavailable as error:
             problem = f"no weights of {config.model.name} ({error})"
+            if STARTER not in presets:
+                raise UserError(problem) from None
             if how.overwrite:
                 fix = f"run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run with"
                 raise UserError(f"{problem}; {fix} one of the bundled model") from None
             print(f"note: {problem}; using --preset {STARTER}", file=sys.stderr)
             arguments = [*arguments, "--preset", STARTER]
             return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
-    print(reason, file=sys.stderr)
+    print(f"{reason}; model {config.model.name}", file=sys.stderr)
     return config, how
 
 
@@ -148,7 +150,7 @@ def _with_rewards_of_task(config: RunConfig, task: str | None = None) -> RunConf
 def _show_help(base: RunConfig, arguments: Sequence[str], description: str, presets: Mapping[str, Overrides]) -> None:
     """Print the help, with the values of a preset as defaults, and exit."""
     asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
-    preset = asked[0] if asked and asked[0] in presets else STARTER
+    preset = asked[0] if asked and asked[0] in presets else next(iter(presets))
     about = f"{description}\nPresets: auto, {', '.join(presets)}. "
     about += f"The defaults shown are those of `{preset}`. --help-all lists every setting."
     config = replace(base, presets[preset])

@@ -24,7 +24,7 @@ from lora_grpo.config.hardware import (
     vllm_available,
     with_gpu_defaults,
 )
-from lora_grpo.config.presets import gpu_preset, starter_preset
+from lora_grpo.config.presets import LAPTOP_FOLDER, LAPTOP_MODEL, gpu_preset, laptop_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,
     STARTER,

@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 
 from lora_grpo import distributed
-from lora_grpo.config.schema import STARTER, RunConfig, replace
+from lora_grpo.config.schema import RunConfig, replace
 from lora_grpo.errors import UserError
 
 _USABLE_SHARE = 0.9
@@ -103,7 +103,7 @@ def use_one_gpu() -> None:
 
 
 def preset_gigabytes(preset: str) -> int | None:
-    """Return the GPU memory that a preset is named after, e.g. 16 for `16gb`; None for `starter`."""
+    """Return the GPU memory that a preset is named after, e.g. 16 for `16gb`; None for a preset that runs on a CPU."""
     return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None
 
 
@@ -121,7 +121,8 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     gpus, why_none = nvidia_gpus()
     if not gpus:
         if size is None:
-            return STARTER, f"preset starter: no NVIDIA GPU ({why_none})"
+            on_cpu = next(name for name in names if preset_gigabytes(name) is None)
+            return on_cpu, f"preset {on_cpu}: no NVIDIA GPU ({why_none})"
         if planning:
             return requested, f"preset {requested} (requested), planned for a GPU with {size} GB: none found"
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lora_grpo.config.schema import Overrides
@@ -34,6 +35,24 @@ _STARTER: Overrides = {
 }
 """The bundled model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
 
+LAPTOP_MODEL, LAPTOP_FOLDER = "HuggingFaceTB/SmolLM2-135M-Instruct", "models/SmolLM2-135M-Instruct"
+"""The model of `laptop` presets on the Hub, and the folder that `make laptop-model` writes it to."""
+
+_LAPTOP: Overrides = {
+    "model": {"max_sequence_tokens": 256},
+    "sampling": {"num_generations": 16, "max_completion_tokens": 48},
+    "train": {
+        "max_steps": 40,
+        "prompts_per_step": 8,
+        "micro_batch_size": 16,
+        "learning_rate": 2e-4,
+        "lr_scheduler": "constant",
+        "warmup_steps": 0,
+        "max_grad_norm": 1.0,
+    },
+}
+"""A real language model with 135 million parameters on a CPU: 128 short completions per step."""
+
 
 def gpu_preset(name: str, /, **changes: Any) -> Overrides:
     """Return the GPU defaults for a model, with changes by section: `gpu_preset("org/model", lora={"rank": 8})`."""
@@ -43,6 +62,12 @@ def gpu_preset(name: str, /, **changes: Any) -> Overrides:
 def starter_preset(**changes: Any) -> Overrides:
     """Return the defaults of the bundled model, with changes by section."""
     return _merge(_STARTER, changes)
+
+
+def laptop_preset(**changes: Any) -> Overrides:
+    """Return the defaults of SmolLM2-135M on a CPU, with changes by section. It is read from LAPTOP_FOLDER if there."""
+    name = LAPTOP_FOLDER if (Path(LAPTOP_FOLDER) / "config.json").is_file() else LAPTOP_MODEL
+    return _merge(_merge(_LAPTOP, {"model": {"name": name}}), changes)
 
 
 def _merge(base: Overrides, changes: Overrides) -> Overrides:

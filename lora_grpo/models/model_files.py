@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed, starter
-from lora_grpo.config import STARTER, ModelConfig
+from lora_grpo.config import LAPTOP_MODEL, STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, disk, json_files
 from lora_grpo.models.shape import KNOWN_MODELS
@@ -148,7 +148,8 @@ def _why_unavailable(settings: ModelConfig) -> str:
         reason = ""  # an adapter has no config.json
     except (httpx.RequestError, ConnectionError, errors.HfHubHTTPError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
-    return reason and f"it is not cached, and {reason}"
+    fix = "; `make laptop-model` makes a folder of it" if settings.name == LAPTOP_MODEL else ""
+    return reason and f"it is not cached, and {reason}{fix}"
 
 
 def check_download(settings: ModelConfig) -> None:

@@ -94,7 +94,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     try:
         model: Mapping[str, Any] = model_files.read_config(config.model)
     except model_files.HubUnavailable as error:
-        if not planning or name not in KNOWN_MODELS:
+        if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
             raise
         model = KNOWN_MODELS[name]
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")

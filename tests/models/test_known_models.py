@@ -11,5 +11,5 @@ def test_the_weights_have_the_published_size(name):
     shape = Shape.of(config)
     # These files contain the output head, although it is the same as the embedding.
     tied = shape.vocabulary * shape.hidden if name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B") else 0
-    headers = config["weights_bytes"] - 2 * (shape.parameters + tied)  # about 60 bytes for each tensor
-    assert 0 < headers < 1e-4 * config["weights_bytes"]
+    headers = config["weights_bytes"] - 2 * (shape.parameters + tied)  # about 110 bytes for each tensor
+    assert 0 < headers < 1.2e-4 * config["weights_bytes"]
