@@ -58,6 +58,7 @@ def silence_libraries() -> None:
     """Silence the messages that libraries log on import. Call this before they are imported."""
     for name in (
         "bitsandbytes.backends.cpu.ops",  # "Failed to load CPU gemm_4bit_forward": a kernel for inference only
+        "transformers.tokenization_utils_tokenizers",  # "Ignoring clean_up_tokenization_spaces=True for BPE"
         "torchao",  # "Failed to load ...": GPU kernels. Unsloth installs torchao and transformers imports it
         "torch.utils._pytree",  # "... is deprecated": torchao uses it
     ):

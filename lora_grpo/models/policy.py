@@ -22,6 +22,7 @@ from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sh
 from lora_grpo.models.architectures import ATTENTION, HAVE_EXPERTS
 from lora_grpo.models.base_model import require_compiler, starting
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
+from lora_grpo.tasks import chat
 
 
 @dataclass
@@ -98,6 +99,13 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
         load_adapter(model, start)
     base_model.keep_frozen(model)
     eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
+    if (end := chat.end_of_turn(tokenizer)) and tokenizer.convert_tokens_to_ids(end) not in eos_token_ids:
+        print(
+            f"warning: the chat template of {config.model.name} ends an answer with {end}, which is not one of its EOS "
+            f"tokens ({', '.join(map(tokenizer.decode, eos_token_ids))}), so completions may run to their maximum "
+            "length; correct eos_token_id in generation_config.json",
+            file=sys.stderr,
+        )
     device = next(model.parameters()).device
     path = Path(model_files.source(config.model.name))
     record = {

@@ -150,6 +150,9 @@ def show_plan(plan: Plan) -> None:
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
     yield from _settings(plan)
+    longest, declared = plan.config.model.max_sequence_tokens, plan.shape and plan.shape.context
+    if declared and longest > declared:
+        yield f"warning: --model.max-sequence-tokens {longest} exceeds the {declared} that the model declares"
     if plan.too_large:
         yield f"warning: {plan.too_large}"
 

@@ -171,6 +171,30 @@ def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 
 
+def added_system_prompt(tokenizer: Any, prompt: Sequence[Message]) -> str:
+    """Return the system prompt that the chat template adds to a prompt without one, or "" if it adds none."""
+    if prompt[0]["role"] == "system" or not getattr(tokenizer, "chat_template", None):
+        return ""
+    with contextlib.suppress(UserError):  # a template without a system role
+        before, _, after = render(tokenizer, [{"role": "system", "content": "\0"}, *prompt]).partition("\0")
+        text = render(tokenizer, prompt)
+        if text.startswith(before) and text.endswith(after):
+            return text[len(before) : len(text) - len(after)].strip()
+    return ""
+
+
+def end_of_turn(tokenizer: Any) -> str:
+    """Return the special token with which the chat template ends an answer, or "" if it uses none."""
+    tail = ""
+    if getattr(tokenizer, "chat_template", None):
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
+        with contextlib.suppress(UserError):  # a template that ends no turn
+            tail = render(tokenizer, turns).partition("\0")[2]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
+    return next((tokenizer.decode([each]) for each in ids if each in special), "")
+
+
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
     """Return a row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one."""
     if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):

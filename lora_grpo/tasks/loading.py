@@ -13,7 +13,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.chat import add_prompts, render_row
+from lora_grpo.tasks.chat import add_prompts, added_system_prompt, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 
@@ -189,6 +189,8 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
             print(f"dropped {dropped}", file=sys.stderr)
         return kept
 
+    if split == "train" and (added := added_system_prompt(tokenizer, rows[0]["prompt"])):
+        print(f"note: the model's chat template adds a system prompt of its own: {added!r}", file=sys.stderr)
     longest = config.sampling.max_completion_tokens
     room = config.model.max_sequence_tokens - longest
     prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]

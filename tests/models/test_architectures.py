@@ -165,6 +165,17 @@ def test_trusted_code_and_4_bit_weights_are_accepted():
     check_architecture({**CONFIGS["llama"], "quantization_config": stored}, ModelConfig())
 
 
+@pytest.mark.parametrize(("eos", "warned"), [("<|im_end|>", False), ("<|im_start|>", True)])
+def test_an_eos_token_that_ends_no_turn_is_a_warning(tmp_path, capsys, eos, warned):
+    folder = make_model(tmp_path / "model", CONFIGS["llama"])
+    ids = {name: i for i, name in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids[eos]}))
+    names = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "eos_token": eos}))
+    load_policy(replace(RunConfig(), {"model": {"name": str(folder), "engine": "peft"}}))
+    assert ("correct eos_token_id" in capsys.readouterr().err) == warned
+
+
 def test_a_missing_chat_template_is_noted(tmp_path, capsys):
     folder = make_model(tmp_path / "model", CONFIGS["qwen3 moe"])
     capsys.readouterr()  # progress bars
