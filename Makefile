@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 ARGS ?=
 # One more than cores, because many tests wait for other processes.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? cores + 1 : 4)))
-# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; otherwise no
-# package that needs CUDA.
-EXTRA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo ,gpu || cat $(VENV)/installed 2>/dev/null)
+# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; PyTorch's
+# CUDA 12 build if it was chosen before (EXTRA=cuda12); otherwise no package that needs CUDA.
+INSTALLED := $(shell cat $(VENV)/installed 2>/dev/null)
+GPU := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
+EXTRA := $(or $(filter cuda12,$(INSTALLED)),$(GPU),$(INSTALLED))
 
 .PHONY: add-gpu install demo laptop-model test test-all check engines gpu-rig lock clean
 
@@ -32,9 +34,10 @@ check: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# With a GPU, install the versions of requirements-gpu.lock, also into an environment that was made without one.
-$(VENV)/installed: pyproject.toml scripts/install.sh $(if $(EXTRA),requirements-gpu.lock,requirements-cpu.lock) \
-		$(if $(EXTRA),$(if $(shell cat $(VENV)/installed 2>/dev/null),,add-gpu))
+# With a GPU, install the versions of requirements-gpu.lock, also into an environment that was made without one. What is
+# asked for with EXTRA replaces what is installed.
+$(VENV)/installed: pyproject.toml scripts/install.sh requirements-$(if $(filter %gpu,$(EXTRA)),gpu,cpu).lock \
+		$(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # llama.cpp, and Unsloth's and vLLM's CPU backends for a machine without a GPU (with a GPU, the gpu extra has both).
@@ -61,7 +64,7 @@ lock: $(VENV)/installed
 gpu-rig: .venv-gpu/installed
 
 .venv-gpu/installed: pyproject.toml requirements-gpu.lock scripts/install.sh
-	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu bash scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu ANY_DRIVER=1 bash scripts/install.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

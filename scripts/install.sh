@@ -1,49 +1,69 @@
 #!/usr/bin/env bash
-# Make the virtual environment and install the project into it. Called by the Makefile with PYTHON, VENV and EXTRA set.
+# Install the project and what it needs with PYTHON: into the virtual environment VENV, which is made if necessary, or
+# without VENV into Python's own environment, as the notebook does. Called by the Makefile.
+# EXTRA: `,gpu` for CUDA 13, Unsloth and vLLM; `cuda12` for PyTorch's CUDA 12 build, PEFT only; empty for the CPU.
+# ANY_DRIVER: also install if the NVIDIA driver is too old.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: $PYTHON is not a Python 3.11 or newer; pass PYTHON=python3.13 or the path of one" >&2
     exit 2
 }
-mkdir -p "$VENV"
-exec 9<"$VENV"
-flock -n 9 || {
-    echo "error: another installation into $VENV is running; wait until it ends" >&2
-    exit 1
-}
-[ -n "$(ls -A "$VENV")" ] || touch "$VENV/made-by-make"
-# A killed pip leaves half-unpacked packages, which it would take for installed ones. Then start again, but only in a
-# folder that was empty at first: another one also holds what somebody else put there.
-clear=
-if [ -e "$VENV/installing" ]; then
-    echo "the last installation into $VENV was killed; starting again" >&2
-    clear=--clear
+case "$EXTRA" in
+*gpu) lock=requirements-gpu.lock cuda=$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\).*/\1/p' requirements-gpu.lock);;
+cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
+"") lock=requirements-cpu.lock build=cpu cuda=0;;
+*) echo "error: EXTRA=$EXTRA is unknown; pass EXTRA=,gpu, EXTRA=cuda12 or EXTRA= for the CPU" >&2; exit 2;;
+esac
+[ -n "${ANY_DRIVER-}" ] || "$PYTHON" lora_grpo/config/nvidia.py "$cuda" || exit 2
+
+if [ -n "$VENV" ]; then
+    mkdir -p "$VENV"
+    exec 9<"$VENV"
+    flock -n 9 || {
+        echo "error: another installation into $VENV is running; wait until it ends" >&2
+        exit 1
+    }
+    [ -n "$(ls -A "$VENV")" ] || touch "$VENV/made-by-make"
+    # A killed pip leaves half-unpacked packages, which it would take for installed ones. Then start again, but only in
+    # a folder that was empty at first: another one also holds what somebody else put there.
+    clear=
+    if [ -e "$VENV/installing" ]; then
+        echo "the last installation into $VENV was killed; starting again" >&2
+        clear=--clear
+    fi
+    "$PYTHON" -m venv $clear "$VENV"
+    if [ -n "$clear" ] || [ -e "$VENV/made-by-make" ]; then touch "$VENV/made-by-make" "$VENV/installing"; fi
+    # A pip that fails, without the network for example, puts back what it replaced; one that is killed does not.
+    trap '[ $? -gt 128 ] || rm -f "$VENV/installing"' EXIT
+    trap 'exit 130' INT TERM HUP
+    PYTHON=$VENV/bin/python
 fi
-"$PYTHON" -m venv $clear "$VENV"
-if [ -n "$clear" ] || [ -e "$VENV/made-by-make" ]; then touch "$VENV/made-by-make" "$VENV/installing"; fi
-# A pip that fails, without the network for example, puts back what it replaced; one that is killed does not.
-trap '[ $? -gt 128 ] || rm -f "$VENV/installing"' EXIT
-trap 'exit 130' INT TERM HUP
 
 # Python compiles the modules that a run imports. To compile all modules now would take half of the installation time.
-pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile)
-lock=requirements-cpu.lock
-[ -z "$EXTRA" ] || lock=requirements-gpu.lock
+pip=("$PYTHON" -m pip --disable-pip-version-check --quiet install --no-compile)
 torch=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "$lock")
-if [ -n "$EXTRA" ]; then
+skip='^#'
+# A running notebook keeps its own kernel.
+[ -n "$VENV" ] || skip="$skip|^(ipykernel|ipython|jupyter|pyzmq|tornado|traitlets)"
+# The CPU lock names the libraries of CUDA 13; PyTorch's CUDA 12 build brings its own.
+[ "$EXTRA" != cuda12 ] || skip="$skip|^(cuda|nvidia)-"
+if [ "$lock" = requirements-gpu.lock ]; then
     # The lock is complete, and leaves out a package that Unsloth lists but that cannot load beside this torch.
     echo "installing PyTorch with CUDA, Unsloth and vLLM: 8.4 GB on disk, several minutes" >&2
     # pip prefers a CPU build of the same version if one of its sources has it.
-    "${pip[@]}" --no-deps -r "$lock" "torch==$torch,!=$torch+cpu"
+    "${pip[@]}" --no-deps -r <(grep -Ev "$skip" "$lock") "torch==$torch,!=$torch+cpu"
     "${pip[@]}" --no-deps -e .
 else
-    # A plain version number selects the CUDA build if pip finds both.
-    "${pip[@]}" "torch==$torch+cpu" 2>/dev/null || {
+    # A plain version number selects the CUDA 13 build if pip finds several.
+    "${pip[@]}" "torch==$torch+$build" 2>/dev/null || {
         [ $? -le 128 ] || exit 137  # it was killed
+        index="set PIP_EXTRA_INDEX_URL to PyTorch's $build index, see pytorch.org, and run this again"
+        [ "$build" = cpu ] || { echo "error: pip finds no torch $torch+$build; $index" >&2; exit 1; }
         echo "pip finds no CPU build of torch $torch; trying the plain one, which brings CUDA libraries along" >&2
-        echo "(to avoid them, set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, see pytorch.org, and run this again)" >&2
+        echo "(to avoid them, $index)" >&2
     }
-    "${pip[@]}" -c "$lock" -e ".[dev]"
+    "${pip[@]}" -c <(grep -Ev "$skip" "$lock") -e ".${VENV:+[dev]}"
 fi
-echo "$EXTRA" >"$VENV/installed"
+[ -z "$VENV" ] || echo "$EXTRA" >"$VENV/installed"

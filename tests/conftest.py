@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
-from lora_grpo.config import hardware
-from lora_grpo.config.hardware import nvidia_gpus
+from lora_grpo.config import nvidia_gpus
 from lora_grpo.runs import run
 
 # Before any test imports torch. Small models gain nothing from more threads, which wait for each other.
@@ -109,6 +108,6 @@ def machine(tmp_path, monkeypatch):
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")
         tool.chmod(0o755)
-        hardware._query.cache_clear()
+        nvidia_gpus(refresh=True)
 
     return build

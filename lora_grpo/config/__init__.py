@@ -8,7 +8,8 @@
 schema.py       RunConfig and its sections: every setting with its default, unit and range
 presets.py      defaults that the recipes' presets share
 batch.py        splits an optimizer step into micro-batches
-hardware.py     detects this machine's GPU and memory; resolves `auto` to a preset, an engine and a backend
+nvidia.py       this machine's GPUs, and whether their driver can run the installed PyTorch
+hardware.py     resolves `auto` to a preset, an engine and a backend for this machine
 trl_fields.py   parses `--grpo KEY=VALUE`, and checks it against TRL's GRPOConfig
 """
 
@@ -18,12 +19,12 @@ from lora_grpo.config.hardware import (
     choose_engine,
     choose_preset,
     local_sampler,
-    nvidia_gpus,
     use_one_gpu,
     uses_vllm,
     vllm_available,
     with_gpu_defaults,
 )
+from lora_grpo.config.nvidia import driver_problem, nvidia_gpus
 from lora_grpo.config.presets import LAPTOP_FOLDER, LAPTOP_MODEL, gpu_preset, laptop_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,

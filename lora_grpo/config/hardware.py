@@ -1,87 +1,21 @@
-"""Detects this machine's GPU and memory without importing torch, and chooses the preset and the engines for it."""
+"""Chooses the preset and the engines for this machine, without importing torch."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import psutil
 
 from lora_grpo import distributed
+from lora_grpo.config.nvidia import driver_problem, nvidia_gpus
 from lora_grpo.config.schema import RunConfig, replace
 from lora_grpo.errors import UserError
 
 _USABLE_SHARE = 0.9
 """A preset fits a GPU with at least this fraction of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    name: str
-    memory_gib: float
-    free_gib: float
-    driver: str = ""
-    """Version of the NVIDIA driver, e.g. 580.65.06."""
-    compute_capability: tuple[int, int] | None = None
-    """(8, 9) for compute capability 8.9. None: unknown."""
-
-
-def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
-    """Return the GPUs that are visible to a CUDA program, and the reason if there are none.
-
-    The output of nvidia-smi is cached, because each call can take a second; `refresh` calls it again.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    if visible in ("", "-1"):
-        return [], "CUDA_VISIBLE_DEVICES hides every GPU"
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return [], "nvidia-smi is not on the PATH"
-    if refresh:
-        _query.cache_clear()
-    output, failure = _query(tool)
-    listed: dict[tuple[str, str], Gpu] = {}
-    for line in output.splitlines():
-        index, uuid, name, total, free, driver, capability, *_ = [*line.split(", "), *[""] * 7]
-        if total.isdigit():  # nvidia-smi also prints warnings
-            major, _, minor = capability.partition(".")
-            level = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
-            free_mib = int(free if free.isdigit() else total)
-            listed[index, uuid] = Gpu(name, int(total) / 1024, free_mib / 1024, driver, level)
-    if not listed:
-        return [], failure or "nvidia-smi lists no GPU"
-    if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
-        return [*listed.values()], ""
-    gpus = []
-    for name in visible.split(","):
-        matching = [
-            gpu for (index, uuid), gpu in listed.items() if name == index or (name[:4] == "GPU-" and name in uuid)
-        ]
-        if not matching:  # like CUDA, stop at the first that does not exist
-            break
-        gpus += matching
-    return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches none of the {len(listed)} GPUs"
-
-
-@functools.cache
-def _query(tool: str) -> tuple[str, str]:
-    """Return the output of nvidia-smi, and the reason if it failed."""
-    fields = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
-    command = [tool, fields, "--format=csv,noheader,nounits"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"nvidia-smi did not answer ({type(error).__name__})"
-    if result.returncode != 0:
-        lines = (result.stderr or result.stdout).strip().splitlines()
-        return "", f"nvidia-smi failed: {lines[0] if lines else f'exit code {result.returncode}'}"
-    return result.stdout, ""
 
 
 def machine_memory() -> tuple[int, int]:
@@ -110,7 +44,11 @@ def preset_gigabytes(preset: str) -> int | None:
 def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
     """Return the requested preset, or the one that `auto` means on this machine, and the reason in one line.
 
-    With `planning`, a machine without a GPU is assumed to have one with the memory that the preset is named after.
+    With `planning`, a machine without a GPU is assumed to have one with the memory that the preset is named after, and
+    a driver that is too old is part of the reason.
+
+    Raises:
+        UserError: no such preset, or the GPU or its driver cannot run it.
     """
     names = list(presets)
     if requested not in (*names, "auto"):
@@ -124,7 +62,8 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
             on_cpu = next(name for name in names if preset_gigabytes(name) is None)
             return on_cpu, f"preset {on_cpu}: no NVIDIA GPU ({why_none})"
         if planning:
-            return requested, f"preset {requested} (requested), planned for a GPU with {size} GB: none found"
+            why = f"{requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
+            return requested, f"preset {why}"
         raise UserError(
             f"preset {requested} needs an NVIDIA GPU with {size} GB and found none ({why_none}); "
             "pass --preset starter for the CPU"
@@ -132,12 +71,14 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
     sizes = {name: preset_gigabytes(name) or 0 for name in names}
     fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_SHARE]
-    if requested in fitting:
-        return requested, f"preset {requested} (requested) on {gpu}"
     largest = max(fitting, key=sizes.__getitem__)
-    if size is not None:
+    if size is not None and requested not in fitting:
         raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")
-    return largest, f"preset {largest}: {gpu}"
+    preset, why = (requested, f"{requested} (requested) on {gpu}") if size else (largest, f"{largest}: {gpu}")
+    problem = driver_problem(gpus[0])
+    if problem and preset_gigabytes(preset) and not planning:
+        raise UserError(f"{problem}; or pass --preset starter for the CPU")
+    return preset, f"preset {why}" + (f"; {problem}" if problem else "")
 
 
 def vllm_available() -> bool:
@@ -148,7 +89,7 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
     """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
     if config.model.engine != "auto":
         return config.model.engine
-    can_use = _supports_unsloth(config) and nvidia_gpus()[0] and importlib.util.find_spec("unsloth")
+    can_use = _supports_unsloth(config) and _uses_gpu(config) and importlib.util.find_spec("unsloth")
     return "unsloth" if can_use else "peft"
 
 
@@ -158,7 +99,7 @@ def uses_vllm(config: RunConfig) -> bool:
         return True
     if config.sampling.backend != "auto":
         return config.sampling.backend == "vllm"
-    return vllm_available() and bool(nvidia_gpus()[0]) and not config.lora.dora
+    return vllm_available() and _uses_gpu(config) and not config.lora.dora
 
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
@@ -177,6 +118,12 @@ def with_gpu_defaults(config: RunConfig) -> RunConfig:
         backend = "transformers" if config.lora.dora else "vllm"
     resolved: RunConfig = replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
     return resolved
+
+
+def _uses_gpu(config: RunConfig) -> bool:
+    gpus, _ = nvidia_gpus()
+    # With too old a driver, presets for a CPU run there, and those for a GPU are only planned, as with a newer driver.
+    return bool(gpus) and not (preset_gigabytes(config.preset) is None and driver_problem(gpus[0]))
 
 
 def _supports_unsloth(config: RunConfig) -> bool:

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 from lora_grpo import starter
 from lora_grpo.commands import command
-from lora_grpo.config import nvidia_gpus, use_one_gpu
+from lora_grpo.config import driver_problem, nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, json_files, lock, markdown_table
 from lora_grpo.flags import Flag
@@ -86,6 +86,8 @@ def check_gpu(options: Options, recipe: Path) -> None:
     if not gpus:
         on_cpu = command("train gsm8k", "--preset", "starter")
         raise UserError(f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try {on_cpu}")
+    if problem := driver_problem(gpus[0]):
+        raise UserError(problem)
     with lock.holding(options.output):
         use_one_gpu()  # also applies to the processes started below
         gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"

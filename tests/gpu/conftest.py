@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from gpu_runs import COIN
 
-from lora_grpo.config.hardware import nvidia_gpus
+from lora_grpo.config import nvidia_gpus
 from lora_grpo.planning.gpu_check import PROBLEMS, QWEN, build_command
 
 

@@ -50,13 +50,13 @@ def make_plan_on(name, mebibytes, folder, *flags):
     from helpers.model_configs import QWEN25_HALF
 
     from lora_grpo.cli import parse
-    from lora_grpo.config import hardware, replace
+    from lora_grpo.config import nvidia_gpus, replace
     from lora_grpo.planning import make_plan
 
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\necho '0, GPU-0, {name}, {mebibytes}, {mebibytes - 500}'\n")
     tool.chmod(0o755)
-    hardware._query.cache_clear()
+    nvidia_gpus(refresh=True)
     presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
     config, invocation = parse(["--plan", *flags], recipe="gsm8k_lora", description="", presets=presets)
     [size] = [size for size in SIZES if f"-{size}-" in config.model.name]

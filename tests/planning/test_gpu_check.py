@@ -196,7 +196,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
     done = script("--output", str(tmp_path / "out"), path=str(tmp_path))
     assert done.returncode == 2 and done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: no NVIDIA GPU found (nvidia-smi is not on the PATH)")
+    assert line.startswith("error: no NVIDIA GPU found (nvidia-smi is not on the PATH; ")
     assert not (tmp_path / "out").exists()
 
 
