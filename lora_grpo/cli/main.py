@@ -26,8 +26,9 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    # Otherwise huggingface_hub (1.33) requests a list of agents before anything else, for 3 s if there is no answer.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # huggingface_hub, TRL and vLLM send usage statistics otherwise. huggingface_hub (1.33) also requests a list of
+    # agents before anything else, for 3 s if there is no answer.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode

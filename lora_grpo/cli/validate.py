@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lora_grpo import distributed
 from lora_grpo.commands import command, to_start_again
-from lora_grpo.config import RunConfig, batch_shape, choose_engine, parse_grpo_overrides
+from lora_grpo.config import RunConfig, batch_shape, choose_engine, parse_grpo_overrides, vllm_serves
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
@@ -66,6 +66,11 @@ def _check_sampling(config: RunConfig) -> None:
     sampling, url = config.sampling, config.sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
+    if sampling.backend == "vllm" and not url and not vllm_serves(config):
+        raise UserError(
+            "--sampling.backend vllm computes 4-bit layers in bfloat16, and the trainer in float16 on this GPU; pass "
+            "--sampling.backend transformers or --model.bits 16"
+        )
     if url and sampling.backend == "transformers":
         raise UserError("--sampling.server-url needs vLLM; leave --sampling.backend transformers out")
     if sampling.server_folder and not url:

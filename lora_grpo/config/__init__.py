@@ -22,6 +22,7 @@ from lora_grpo.config.hardware import (
     use_one_gpu,
     uses_vllm,
     vllm_available,
+    vllm_serves,
     with_gpu_defaults,
 )
 from lora_grpo.config.nvidia import driver_problem, nvidia_gpus

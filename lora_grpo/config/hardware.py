@@ -85,6 +85,17 @@ def vllm_available() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
+def vllm_serves(config: RunConfig) -> bool:
+    """Return whether vLLM computes in the trainer's dtype.
+
+    vLLM (0.27) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
+    uses float16, and only Unsloth has vLLM do so too.
+    """
+    gpus, _ = nvidia_gpus()
+    is_old = bool(gpus) and (gpus[0].compute_capability or (8, 0)) < (8, 0)
+    return not is_old or config.model.bits == 16 or choose_engine(config) == "unsloth"
+
+
 def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
     """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
     if config.model.engine != "auto":
@@ -94,12 +105,12 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
 
 
 def uses_vllm(config: RunConfig) -> bool:
-    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, there is a GPU, and DoRA is off."""
+    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, a GPU runs it, and DoRA is off."""
     if config.sampling.server_url:
         return True
     if config.sampling.backend != "auto":
         return config.sampling.backend == "vllm"
-    return vllm_available() and _uses_gpu(config) and not config.lora.dora
+    return vllm_available() and _uses_gpu(config) and vllm_serves(config) and not config.lora.dora
 
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:

@@ -8,13 +8,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig, batch_shape, choose_engine, hardware, use_one_gpu, uses_vllm, vllm_available
+from lora_grpo.config import (
+    RunConfig,
+    batch_shape,
+    choose_engine,
+    hardware,
+    replace,
+    use_one_gpu,
+    uses_vllm,
+    vllm_available,
+)
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.models import base_model, model_files
@@ -81,12 +91,15 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             "or a newer driver, or pass --preset starter"
         )
     model_files.announce_download(config.model)
+    # Unsloth (2026.10) ignores a revision if vLLM samples, so engines get the folder of the commit.
+    folder, commit = model_files.find(config.model.name, config.model.revision)
+    local = replace(config, {"model": {"name": str(folder), "revision": None}})
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         with starting("Unsloth", instead=_PEFT):
-            model, tokenizer = _load_unsloth(config)
+            model, tokenizer = _load_unsloth(local)
     else:
-        model, tokenizer = _load_peft(config)
+        model, tokenizer = _load_peft(local)
     variables = prepare_tokenizer(tokenizer, config, start)
     if not getattr(tokenizer, "chat_template", None):
         print(
@@ -98,7 +111,12 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     if start:
         load_adapter(model, start)
     base_model.keep_frozen(model)
-    eos_token_ids = base_model.eos_token_ids(base.generation_config, tokenizer, config.model.name)
+    generation_config = base_model.generation_config(local.model)
+    eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, config.model.name)
+    # Read by TRL. The model that Unsloth builds from vLLM's weights has only the token in config.json.
+    base.generation_config.eos_token_id = eos_token_ids
+    saved = model.peft_config["default"]
+    saved.base_model_name_or_path, saved.revision = model_files.source(config.model.name), commit
     if (end := chat.end_of_turn(tokenizer)) and tokenizer.convert_tokens_to_ids(end) not in eos_token_ids:
         print(
             f"warning: the chat template of {config.model.name} ends an answer with {end}, which is not one of its EOS "
@@ -107,11 +125,10 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             file=sys.stderr,
         )
     device = next(model.parameters()).device
-    path = Path(model_files.source(config.model.name))
     record = {
         "base_model": config.model.name,
-        "revision": getattr(base.config, "_commit_hash", None),
-        "fingerprint": model_files.weights_fingerprint(path) if path.is_dir() else None,
+        "revision": commit,
+        "fingerprint": None if commit else model_files.weights_fingerprint(folder),
         "engine": engine,
         "bits": config.model.bits,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -217,6 +234,11 @@ def _import_unsloth() -> None:
     for name in ("STANDBY", "STANDBY_UTIL_OVERRIDE", "NO_FLASHINFER"):
         os.environ.setdefault(f"UNSLOTH_VLLM_{name}", "1")
     os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_sampler.py
+    # Otherwise Unsloth counts users: each start downloads files named after the machine's kind and memory.
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.
+    generated = Path("~/.cache/unsloth/unsloth_compiled_cache").expanduser()
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(generated))
     import unsloth  # noqa: F401
 
 
@@ -243,14 +265,12 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
                 options["gpu_memory_utilization"] = share * total / free
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
-            model_name=model_files.source(config.model.name),
+            model_name=config.model.name,
             max_seq_length=config.model.max_sequence_tokens,
             load_in_4bit=config.model.bits == 4,
             dtype=base_model.compute_dtype(),
-            revision=config.model.revision,
             trust_remote_code=config.model.trust_remote_code,
-            # Otherwise Unsloth loads its own mirror of known models and ignores the revision.
-            use_exact_model_name=True,
+            use_exact_model_name=True,  # otherwise Unsloth looks for its own copy of the model on the internet
             **options,
         )
     except (OSError, TransportError, SafetensorError) as error:
@@ -271,4 +291,8 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
         use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
         random_state=config.seed,
     )
+    if vllm is not None:
+        # Unsloth's rollouts write the adapter's settings to this folder, by default in the working directory.
+        scratch, load_lora = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-"), model.load_lora
+        model.load_lora = lambda folder, **options: load_lora(str(Path(scratch.name, folder)), **options)
     return model, tokenizer

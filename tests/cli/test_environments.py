@@ -132,3 +132,17 @@ def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
     assert done.returncode == (1 if before else 2) and one_line(done)
     reason = os.strerror(getattr(errno, number))
     assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
+
+
+def test_a_command_has_libraries_send_no_usage_statistics():
+    """vLLM reads the variable as huggingface_hub does, which sends TRL's."""
+    code = """if True:
+        import os
+        from lora_grpo.cli import run_command
+        def main():
+            from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY
+            print(os.environ.get("DO_NOT_TRACK"), HF_HUB_DISABLE_TELEMETRY)
+        run_command(main)"""
+    given = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name and name != "DO_NOT_TRACK"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout == "1 True\n"

@@ -1,6 +1,7 @@
 import pytest
 
-from lora_grpo.config import choose_preset, nvidia_gpus
+from lora_grpo.cli import parse
+from lora_grpo.config import RunConfig, choose_preset, hardware, nvidia_gpus, replace, starter_preset, uses_vllm
 from lora_grpo.errors import UserError
 
 PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
@@ -98,3 +99,28 @@ def test_a_preset_too_large_for_the_card_offers_one_that_fits(machine):
     assert "preset 24gb needs a GPU with 24 GB, got Card 0 with 12 GiB; pass --preset 12gb" in message
     machine(2048)
     assert refusal("8gb").endswith("pass --preset starter")
+
+
+@pytest.mark.parametrize(
+    ("capability", "engine", "bits", "samples"),
+    [
+        ("7.5", "peft", 4, False),  # vLLM would compute in bfloat16
+        ("7.5", "peft", 16, True),
+        ("7.5", "unsloth", 4, True),  # which has vLLM compute in float16
+        ("8.0", "peft", 4, True),
+        ("[N/A]", "peft", 4, True),
+    ],
+)
+def test_vllm_samples_where_it_computes_in_the_dtype_of_the_trainer(
+    machine, monkeypatch, capability, engine, bits, samples
+):
+    machine(script=f"echo '0, GPU-1, Card, 15360, 15000, 580.65.06, {capability}'")
+    monkeypatch.setattr(hardware, "vllm_available", lambda: True)
+    assert uses_vllm(replace(RunConfig(), {"model": {"engine": engine, "bits": bits}})) is samples
+    flags = ["--plan", "--sampling.backend", "vllm", "--model.engine", engine, "--model.bits", str(bits)]
+    names = {"recipe": "r", "description": "", "presets": {"starter": starter_preset()}}
+    if samples:
+        assert parse(flags, **names)[0].sampling.backend == "vllm"
+    else:
+        with pytest.raises(UserError, match=r"pass --sampling\.backend transformers or --model\.bits 16"):
+            parse(flags, **names)

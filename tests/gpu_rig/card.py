@@ -155,10 +155,13 @@ def dequantize(weight, state=None, out=None, use_global_buffer=False):
 
 def import_unsloth():
     """Import Unsloth, which runs ldconfig to find a driver, and have it load models into the CPU's memory."""
+    from lora_grpo.models import policy
+
     run, os.system = os.system, lambda command: 1
+    policy._import_unsloth()
+    os.system = run
     import unsloth
 
-    os.system = run
     unsloth.models.llama.fast_rms_layernorm = rms_norm
     unsloth.models.llama.fast_rope_embedding = rotate
     fast_lora = sys.modules["unsloth.kernels.fast_lora"]
@@ -177,7 +180,6 @@ def main():
     autocast_on_cpu()
     sys.argv = sys.argv[2:]
     if "unsloth" in sys.argv:
-        os.environ.update(UNSLOTH_VLLM_STANDBY="1", UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE="1")
         import_unsloth()
     sys.path[0] = str(Path(sys.argv[0]).parent)
     with OnCpu():

@@ -40,15 +40,16 @@ pytestmark = [
 def train(tmp_path_factory):
     """Return a function that runs the recipe and returns what it wrote."""
     rollouts = tmp_path_factory.mktemp("rollouts") / "rollouts.json"
-    work = tmp_path_factory.mktemp("work")  # Unsloth writes its generated trainer into the working directory
+    work, home = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("home")
 
     def run(engine, dtype, folder, *more, card=None):
         command = [PYTHON, *([HERE / "card.py", card] if card else []), HERE / "recipe.py", rollouts, dtype]
         command += [*ARGUMENTS.split(), "--model.engine", engine, "--output-dir", folder, *more]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(home)}
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         assert "not written" not in done.stdout  # the report
+        assert [*work.iterdir()] == []  # caches are in the home folder
         return read(folder)
 
     return run

@@ -60,6 +60,16 @@ def test_vllm_gets_what_the_plan_says(started, gpu, capability, engine):
     assert vllm["enable_lora"] and vllm["enable_prefix_caching"] and vllm["enable_sleep_mode"]
 
 
+def test_vllm_loads_the_commit_of_the_revision(started):
+    """Unsloth passes no revision to vLLM."""
+    for (gpu, engine), line in started.items():
+        if gpu != "WSL2":
+            name, commit = line["config"]["model"]["name"], line["config"]["model"]["revision"]
+            vllm, folder = line["vllm"], f"hub/models--{name.replace('/', '--')}/snapshots/{commit}"
+            is_commit = vllm["model"].endswith(folder) or (vllm["model"], vllm["revision"]) == (name, commit)
+            assert is_commit, (gpu, engine, vllm["model"])
+
+
 @pytest.mark.parametrize("gpu", [gpu for gpu, *_ in GPUS])
 def test_unsloth_expects_room_for_the_planned_cache(started, gpu):
     """It expects a little more, because it does not count vLLM's activations."""

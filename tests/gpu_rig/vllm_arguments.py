@@ -3,8 +3,9 @@
     python tests/gpu_rig/vllm_arguments.py '[["NVIDIA GeForce RTX 4090", 24564, "23.64", "8.9"]]' FOLDER
 
 A GPU is a name, the MiB that nvidia-smi lists, the GiB that torch reports, and a compute capability. FOLDER gets
-stand-ins for nvidia-smi and a CUDA toolkit, and models without weights. For each GPU, the recipe's preset is planned,
-and its policy loaded, with Unsloth and with PEFT, until vLLM would start.
+stand-ins for nvidia-smi and a CUDA toolkit, and a Hub cache of models without weights. For each GPU, the recipe's
+preset is planned for an old commit of its model, and its policy loaded, with Unsloth and with PEFT, until vLLM would
+start.
 """
 
 import json
@@ -20,6 +21,10 @@ SIZES = {
     "1.5B": {"hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 28, "intermediate_size": 8960},
     "3B": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 36, "intermediate_size": 11008},
 }
+
+
+OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
+"""Commits of each model. The new one, which is the branch `main`, is another model."""
 
 
 class Extension(types.ModuleType):
@@ -50,7 +55,7 @@ def make_plan_on(name, mebibytes, folder, *flags):
     from helpers.model_configs import QWEN25_HALF
 
     from lora_grpo.cli import parse
-    from lora_grpo.config import nvidia_gpus, replace
+    from lora_grpo.config import nvidia_gpus
     from lora_grpo.planning import make_plan
 
     tool = folder / "nvidia-smi"
@@ -58,13 +63,17 @@ def make_plan_on(name, mebibytes, folder, *flags):
     tool.chmod(0o755)
     nvidia_gpus(refresh=True)
     presets = runpy.run_path(str(ROOT / "recipes" / "gsm8k_lora.py"))["PRESETS"]
-    config, invocation = parse(["--plan", *flags], recipe="gsm8k_lora", description="", presets=presets)
+    flags = ["--plan", "--model.revision", OLD, *flags]
+    config, invocation = parse(flags, recipe="gsm8k_lora", description="", presets=presets)
     [size] = [size for size in SIZES if f"-{size}-" in config.model.name]
-    model = folder / f"{size}-without-weights"
-    model.mkdir(exist_ok=True)
+    repository = folder / "hub" / f"models--{config.model.name.replace('/', '--')}"
     shape = {**QWEN25_HALF, **SIZES[size], "max_position_embeddings": 32768, "architectures": ["Qwen2ForCausalLM"]}
-    (model / "config.json").write_text(json.dumps(shape))
-    return make_plan(replace(config, {"model": {"name": str(model)}}), invocation)
+    for commit, config_json in {OLD: shape, NEW: {"model_type": "unheard_of"}}.items():
+        (repository / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        (repository / "snapshots" / commit / "config.json").write_text(json.dumps(config_json))
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(NEW)
+    return make_plan(config, invocation)
 
 
 def main():
@@ -72,7 +81,7 @@ def main():
     sys.path[:0] = [str(ROOT / "tests")]
     for tool in ("nvcc", "ninja", "libcuda.so"):  # Unsloth uses FlashInfer only if it finds these
         (folder / tool).touch(mode=0o755)
-    os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", LIBRARY_PATH=str(folder))
+    os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", LIBRARY_PATH=str(folder), HF_HUB_CACHE=f"{folder}/hub")
     import card
 
     card.pretend(gpus[0][0], *gpus[0][2:])
@@ -85,7 +94,7 @@ def main():
     from lora_grpo.sampling import build
 
     def start(self, *arguments, **options):
-        raise Started(options)
+        raise Started({**dict(zip(["model"], arguments, strict=False)), **options})
 
     def pins_memory_on_wsl():
         cuda.in_wsl, cuda._get_wsl_kernel_version = lambda: True, lambda: (6, 6, 87)
@@ -98,7 +107,7 @@ def main():
 
     llm.LLM.__init__ = start
     approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
-    load = {"unsloth": policy._load_unsloth, "peft": build._engine}
+    load = {"unsloth": policy.load_policy, "peft": build._engine}
     print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
     os.environ.pop("VLLM_WSL2_ENABLE_PIN_MEMORY", None)
     for name, mebibytes, gibibytes, capability in gpus:

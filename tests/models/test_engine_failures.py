@@ -111,3 +111,10 @@ def test_a_start_of_vllm_fails(broken, statement, said):
         with pytest.raises(RunError, match=f"^vLLM does not start .*; pass {instead}$") as failed:
             load()
         assert said in str(failed.value) and "\n" not in str(failed.value)
+
+
+def test_unsloth_neither_counts_users_nor_writes_into_the_working_directory(broken):
+    names = ("UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_COMPILE_LOCATION")  # read on import and later
+    broken(unsloth=f"import os\nraise ImportError(' '.join(os.environ.get(each, 'unset') for each in {names}))")
+    with pytest.raises(RunError, match="ImportError: 1 /"):
+        load_policy(config())
