@@ -174,13 +174,14 @@ class TrainConfig:
 
 
 AlarmName = Literal[
-    "nan", "logprob_mismatch", "collapse", "zero_variance", "constant_reward", "entropy", "truncated", "hacking"
+    "nan", "logprob_mismatch", "policy_ratio", "collapse", "zero_variance", "constant_reward", "entropy", "truncated",
+    "hacking",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "collapse")
+    stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "policy_ratio", "collapse")
     """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
     rows: NonNegativeInt = 64
     """Size of the validation set, which is split from the training rows: at least 16, and at most a tenth of the rows.

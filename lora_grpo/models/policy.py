@@ -241,6 +241,22 @@ def _import_unsloth() -> None:
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(generated))
     import unsloth  # noqa: F401
 
+    _compile_one_chunk()
+
+
+def _compile_one_chunk() -> None:
+    """Have Unsloth's loss pass compile the logprobs of one chunk of tokens, and recompute its logits for the gradient.
+
+    By default, unsloth_zoo 2026.10.7 compiles a graph with 4 chunks per completion, which takes minutes to trace
+    (tools/benchmark_compile.py), and keeps the logits of all of them. Losses and gradients are equal (tests/gpu_rig).
+    """
+    from unsloth_zoo import rl_replacements
+
+    # The variable is read by the pass with gradients only. Both passes import the function by name in every call.
+    if os.environ.setdefault("UNSLOTH_GRPO_LOGPROB_RECOMPUTE", "1") == "1":
+        name = "chunked_hidden_states_selective_log_softmax"
+        setattr(rl_replacements, name, getattr(rl_replacements, f"{name}_recompute"))
+
 
 def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     import torch

@@ -29,6 +29,15 @@ _MIN_ENTROPY = 0.05
 _NEAR_MAXIMUM = 0.9
 """Fraction of the maximum reward above which low entropy and equal rewards mean success."""
 _HACKING_P = 0.01
+_CLIP_RATIO = "clip_ratio/region_mean"
+_MAX_CLIPPED = 0.02
+"""Largest accepted fraction of clipped tokens before the first update.
+
+With vLLM, the ratio compares the pass with gradients and the pass without. Both have the same policy, so only rounding
+clips tokens. By the comments of unsloth_zoo 2026.10.7, rounding in 16 bits changes the logprob of a batch's worst token
+by about 0.25 nats; clipping starts at 0.18 (epsilon 0.2). Completions that attend to each other change some by 2.4 or
+more: 10% were clipped in tests/gpu_rig. Smaller errors are not noticed, nor is any without vLLM, where the ratio is 1
+by construction. The importance sampling correction is not a part of the ratio."""
 _EQUAL = 1e-6
 """Largest relative difference between equal values, by rounding in float32."""
 
@@ -58,6 +67,8 @@ class Alarms:
     """Whether the task has reference answers, which SFT could train on."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
+    checks_ratio: bool = False
+    """Whether only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
     hacked: bool = False
     """Whether the last validation pass had a higher reward but fewer correct answers."""
     _steps: list[Metrics] = field(default_factory=list)
@@ -118,7 +129,7 @@ class Alarms:
         self._overflows = 0 if math.isfinite(last.get("grad_norm", 0.0)) else self._overflows + 1
         if self._overflows >= (3 if self.float16 else 1):
             names.append("grad_norm")
-        messages: dict[str, str | None] = dict.fromkeys(("nan", "logprob_mismatch"))
+        messages: dict[str, str | None] = dict.fromkeys(("nan", "logprob_mismatch", "policy_ratio"))
         if names:
             messages["nan"] = (
                 f"{' and '.join(names)} is not finite, which corrupts the adapter; lower --train.learning-rate, and "
@@ -131,6 +142,14 @@ class Alarms:
                 f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass "
                 "--resume, and if it happens again start over with --sampling.backend transformers, without "
                 "--sampling.server-url"
+            )
+        clipped = last.get(_CLIP_RATIO, 0.0) if "reward" in last else 0.0  # steps that reuse rollouts have none
+        if self.checks_ratio and clipped > _MAX_CLIPPED:
+            messages["policy_ratio"] = (
+                f"{clipped:.0%} of the tokens were clipped before the first update on them, expected at most "
+                f"{_MAX_CLIPPED:.0%}: Unsloth's loss pass computes wrong logprobs, as when packed completions attend "
+                "to each other; start over with --model.engine peft, or with UNSLOTH_GRPO_SEQ_PACKING=0 in the "
+                "environment"
             )
         return messages
 

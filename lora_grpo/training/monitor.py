@@ -43,6 +43,8 @@ class Monitor:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state of a resumed run without repeating its alarms, or validate the base of a new run."""
+        import torch
+
         step = state.global_step
         passes = self.validation.earlier() if self.validation else {}
         if step and 0 in passes:
@@ -57,6 +59,8 @@ class Monitor:
             with self.budget.validating():
                 lines = self.validation.sample(0, state)
             self._raise(self._update(0, lines))
+        if self.run.record["policy"]["engine"] == "unsloth" and torch.cuda.is_available():
+            print("the first step compiles Unsloth's kernels and can take minutes", file=sys.stderr)
         self.budget.begin_training()
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step

@@ -1,11 +1,14 @@
 """Run the recipe on given rollouts, and record the gradients of each step.
 
-    python tests/gpu_rig/card.py CARD tests/gpu_rig/recipe.py ROLLOUTS DTYPE --model.engine ... --output-dir FOLDER
+    python tests/gpu_rig/card.py CARD tests/gpu_rig/recipe.py ROLLOUTS DTYPE PACKING --model.engine ...
+
+PACKING is `exact`, `leaking` (packed rows attend to each other), or `trusted` (the same, but Unsloth's gradient pass
+has already verified its packing on rows that hid it).
 
 The first run samples with the policy itself and writes its completions and their logprobs to the file ROLLOUTS. Later
 runs read them, so another engine trains on the same batches. As on a GPU with vLLM, the trainer corrects for the
 difference between the sampler's logprobs and its own. The adapter's gradients, before clipping, are written to
-FOLDER/gradients/STEP.pt.
+FOLDER/gradients/STEP.pt, and the functions that compute logprobs to FOLDER/overrides.json.
 """
 
 import json
@@ -70,7 +73,36 @@ class RecordGradients(TrainerCallback):
         torch.save({name: each.grad.clone() for name, each in trained.items()}, self.folder / f"{state.global_step}.pt")
 
 
-def write_overrides(trainer, calls):
+def leak(model, packing):
+    """Have attention ignore where packed rows end."""
+    import unsloth
+
+    unsloth.models.llama.get_packed_info_from_kwargs = lambda options, device: None
+    if packing == "trusted":
+        model._unsloth_seq_packing_grad_ok = True
+        model._unsloth_seq_packing_grad_verified_T = model._unsloth_seq_packing_grad_verified_seg = 1 << 20
+
+
+def record_logprob_functions():
+    """Return a set that fills with (variant, with gradients) of each call in Unsloth's loss pass."""
+    from unsloth_zoo import rl_replacements
+
+    found, name = set(), "chunked_hidden_states_selective_log_softmax"
+
+    def recorded(function):
+        def call(*args, **options):
+            variant = "recompute" if function.__name__.endswith("_recompute") else "unrolled"
+            found.add((variant, torch.is_grad_enabled()))
+            return function(*args, **options)
+
+        return call
+
+    for each in (name, f"{name}_recompute"):
+        setattr(rl_replacements, each, recorded(getattr(rl_replacements, each)))
+    return found
+
+
+def write_overrides(trainer, calls, logprob_functions):
     """Write which overrides the run called, and which calls of the class below they would reject."""
     classes = [each for each in type(trainer).__mro__[1:] if each not in MIXINS]
     mixed_in = [(mixin, name) for mixin, name in overrides(classes[0]) if isinstance(trainer, mixin)]
@@ -79,19 +111,25 @@ def write_overrides(trainer, calls):
         "mixed_in": [f"{mixin.__name__}.{name}" for mixin, name in mixed_in],
         "rejected": {name: rejected_calls(mixin, name, classes[0]) for mixin, name in mixed_in},
         "called": dict(calls),
+        "logprobs": sorted(logprob_functions),
     }
     (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(found, indent=1))
 
 
 def main():
-    rollouts, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
-    sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *sys.argv[3:]]
+    rollouts, dtype, packing = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
+    sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *sys.argv[4:]]
     make_trainer, calls = pipeline.make_trainer, count_calls(setattr)
 
-    trainers = []
+    trainers, logprob_functions = [], set()
 
-    def make_recording_trainer(run, *args):
-        trainer = make_trainer(run, *args)
+    def make_recording_trainer(run, policy, *args):
+        nonlocal logprob_functions
+        if policy.engine == "unsloth":
+            logprob_functions = record_logprob_functions()
+        if packing != "exact":
+            leak(policy.model, packing)
+        trainer = make_trainer(run, policy, *args)
         trainer.add_callback(RecordGradients(run.folder / "gradients"))
         trainers.append(trainer)
         return trainer
@@ -107,7 +145,7 @@ def main():
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:  # the recipe ends with sys.exit
         for trainer in trainers:
-            write_overrides(trainer, calls)
+            write_overrides(trainer, calls, logprob_functions)
 
 
 if __name__ == "__main__":

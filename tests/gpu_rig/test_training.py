@@ -38,32 +38,33 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Return a function that runs the recipe and returns what it wrote."""
+    """Return a function that runs the recipe and returns what it wrote and printed."""
     rollouts = tmp_path_factory.mktemp("rollouts") / "rollouts.json"
     work, home = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("home")
 
-    def run(engine, dtype, folder, *more, card=None):
-        command = [PYTHON, *([HERE / "card.py", card] if card else []), HERE / "recipe.py", rollouts, dtype]
+    def run(engine, dtype, folder, *more, card=None, packing="exact", code=0, **variables):
+        command = [PYTHON, *([HERE / "card.py", card] if card else []), HERE / "recipe.py", rollouts, dtype, packing]
         command += [*ARGUMENTS.split(), "--model.engine", engine, "--output-dir", folder, *more]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(home)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(home), **variables}
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert done.returncode == code, done.stdout[-2000:] + done.stderr[-4000:]
         assert "not written" not in done.stdout  # the report
         assert [*work.iterdir()] == []  # caches are in the home folder
-        return read(folder)
+        return SimpleNamespace(**read(folder), printed=done.stdout + done.stderr)
 
     return run
 
 
 def read(folder):
-    return SimpleNamespace(
-        folder=folder,
-        record=json.loads((folder / "run.json").read_text()),
-        steps=[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
-        gradients=[torch.load(folder / "gradients" / f"{step}.pt") for step in range(STEPS)],
-        overrides=json.loads((folder / "overrides.json").read_text()),
-        adapter=load_file(folder / "adapter" / "adapter_model.safetensors"),
-    )
+    adapter = folder / "adapter" / "adapter_model.safetensors"
+    return {
+        "folder": folder,
+        "record": json.loads((folder / "run.json").read_text()),
+        "steps": [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        "gradients": [torch.load(path) for path in sorted((folder / "gradients").iterdir())],
+        "overrides": json.loads((folder / "overrides.json").read_text()),
+        "adapter": load_file(adapter) if adapter.exists() else None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,9 @@ def flat(gradients):
 def test_unsloth_trains_on_the_pretended_gpu(unsloth, default):
     for run in (unsloth, default):
         assert run.record["policy"]["engine"] == "unsloth" and run.record["status"] == "complete"
+        assert max(step["clip_ratio/region_mean"] for step in run.steps) == 0 and not run.record.get("alarms")
         assert run.overrides["trainer"] == "UnslothGRPOTrainer"
+        assert "first step compiles" in run.printed
         assert [step["step"] for step in run.steps] == [1, 2, 3]
 
 
@@ -131,6 +134,41 @@ def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
     assert peft.steps[0].keys() <= unsloth.steps[0].keys()
     for ours, theirs in zip(unsloth.steps, peft.steps, strict=True):
         assert ours["entropy"] == pytest.approx(theirs["entropy"], abs=0.3)  # about 50 sampled tokens
+
+
+def test_one_chunk_is_compiled_and_the_loss_is_the_same(unsloth, train, tmp_path):
+    """As without recompute, Unsloth's default. The runs do not compile; the tool traces the functions they call."""
+    plain = train(
+        *("unsloth", "float32", tmp_path / "run", "--model.bits", "16"),
+        card=T4,
+        UNSLOTH_GRPO_LOGPROB_RECOMPUTE="0",
+    )
+    assert plain.overrides["logprobs"] == [["unrolled", False], ["unrolled", True]]
+    assert unsloth.overrides["logprobs"] == [["recompute", False], ["recompute", True]]
+    for ours, theirs in zip(unsloth.steps, plain.steps, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-7)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5) and theirs["grad_norm"] > 0.01
+    command = [PYTHON, ROOT / "tools" / "benchmark_compile.py", "2"]
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=home, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    chunks = {(line["variant"], line["gradient"]): line["chunks"] for line in lines}
+    assert chunks == {("default", True): 8, ("default", False): 8, ("lora_grpo", True): 1, ("lora_grpo", False): 1}
+
+
+def test_packed_rows_that_attend_to_each_other_are_noticed(train, peft, tmp_path):
+    """By Unsloth's check, which compares the first packed rows with single rows, or by the alarm if that check passed.
+
+    The check accepts 0.7 nats. The first two rows here differ by 0.24, so it notices in the second micro-batch.
+    """
+    flags = ("unsloth", "float32", tmp_path / "caught", "--model.bits", "16", "--train.max-steps", "1")
+    caught = train(*flags, card=T4, packing="leaking", UNSLOTH_ENABLE_LOGGING="1")
+    for phase in ("grad", "no-grad"):
+        assert f"GRPO seq-packing ({phase}) verify: T=" in caught.printed
+        assert f"GRPO seq-packing ({phase}) fell back at T=" in caught.printed
+    missed = train(*flags[:2], tmp_path / "missed", *flags[3:], card=T4, packing="trusted", code=1)
+    assert [(alarm["name"], alarm["step"]) for alarm in missed.record["alarms"]] == [("policy_ratio", 1)]
+    assert abs(missed.steps[0]["loss"] - peft.steps[0]["loss"]) > 1e-3
 
 
 def test_phases_and_the_logprob_mismatch_are_logged(unsloth, default):

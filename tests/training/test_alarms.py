@@ -61,6 +61,24 @@ def test_a_sampler_that_differs_from_the_trainer_raises_an_alarm():
     assert raised(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
 
 
+@pytest.mark.parametrize(
+    ("clipped", "checks", "reused", "names"),
+    [
+        (0.1, True, False, ["policy_ratio"]),
+        (0.01, True, False, []),  # rounding
+        (0.1, True, True, []),  # the policy was updated on these rollouts before
+        (0.1, False, False, []),  # PEFT, dropout, a narrow clipping range
+    ],
+)
+def test_tokens_clipped_before_the_first_update_raise_an_alarm(clipped, checks, reused, names):
+    step = fine(1, **{"clip_ratio/region_mean": clipped})
+    if reused:
+        del step["reward"]
+    found = alarms(step, health=Alarms(FULL, checks_ratio=checks))
+    assert [alarm.name for alarm in found] == names
+    assert all("--model.engine peft" in alarm.message for alarm in found)
+
+
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_reward_that_falls_by_half_is_a_collapse(scale):
     steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
