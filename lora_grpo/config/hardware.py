@@ -100,7 +100,7 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
     """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
     if config.model.engine != "auto":
         return config.model.engine
-    can_use = _supports_unsloth(config) and _uses_gpu(config) and importlib.util.find_spec("unsloth")
+    can_use = supports_unsloth(config) and _uses_gpu(config) and importlib.util.find_spec("unsloth")
     return "unsloth" if can_use else "peft"
 
 
@@ -124,7 +124,7 @@ def with_gpu_defaults(config: RunConfig) -> RunConfig:
     """Return the configuration with `auto` resolved as on a machine with a GPU and the `gpu` extra."""
     engine, backend = config.model.engine, config.sampling.backend
     if engine == "auto":
-        engine = "unsloth" if _supports_unsloth(config) else "peft"
+        engine = "unsloth" if supports_unsloth(config) else "peft"
     if backend == "auto":
         backend = "transformers" if config.lora.dora else "vllm"
     resolved: RunConfig = replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
@@ -137,7 +137,8 @@ def _uses_gpu(config: RunConfig) -> bool:
     return bool(gpus) and not (preset_gigabytes(config.preset) is None and driver_problem(gpus[0]))
 
 
-def _supports_unsloth(config: RunConfig) -> bool:
+def supports_unsloth(config: RunConfig) -> bool:
+    """Return whether Unsloth can train a run, wherever it is installed."""
     # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
     other_reference = config.lora.from_ and config.train.beta
     return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference

@@ -10,10 +10,12 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import (
     Invocation,
+    MeasuredEngine,
     RunConfig,
     choose_engine,
     hardware,
     local_sampler,
+    measured_engine,
     replace,
     uses_vllm,
     with_gpu_defaults,
@@ -45,6 +47,8 @@ class Plan:
     derived: tuple[str, ...]
     """Names of the settings that the plan resolved."""
     assumptions: tuple[str, ...]
+    measured: MeasuredEngine | None = None
+    """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
     shape: Shape | None = None
@@ -84,6 +88,10 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     device, is_present = _find_device(config, planning=planning)
     if not is_present:
         config = with_gpu_defaults(config)
+    # run.json then names both, so a later measurement does not change them when the run is resumed.
+    fastest = measured_engine(config, device.name) if is_present and not invocation.resume else None
+    if fastest:
+        config = replace(config, {"model": {"engine": fastest.engine}, "sampling": {"backend": fastest.backend}})
     engine, sampler = choose_engine(config), local_sampler(config)
     assumptions = _assumptions(config, device, is_present=is_present)
     name, derived = config.model.name, []
@@ -99,7 +107,8 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         model = KNOWN_MODELS[name]
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
     check_architecture(model, config.model, config.lora.targets)
-    plan = Plan(config, engine, Work.of(config, resumed=invocation.resume), tuple(derived), tuple(assumptions))
+    work = Work.of(config, resumed=invocation.resume)
+    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return config, dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
@@ -135,8 +144,7 @@ def show_plan(plan: Plan) -> None:
     shape, fit = plan.shape, plan.fit
     print(_line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else "")))
     if shape and fit:
-        processes = distributed.world_size()
-        print(_line("engine", plan.engine + (f", {processes} processes" if processes > 1 else "")))
+        print(_engine(plan))
         print("\n".join(_table(fit)))
         declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
         print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
@@ -149,6 +157,8 @@ def show_plan(plan: Plan) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
+    if plan.measured:
+        yield _engine(plan)
     yield from _settings(plan)
     longest, declared = plan.config.model.max_sequence_tokens, plan.shape and plan.shape.context
     if declared and longest > declared:
@@ -182,6 +192,12 @@ def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list
     if config.sampling.server_url:
         assumptions.append("the vLLM server's own memory is not included")
     return assumptions
+
+
+def _engine(plan: Plan) -> str:
+    processes, best = distributed.world_size(), plan.measured
+    text = plan.engine + (f", {processes} processes" if processes > 1 else "")
+    return _line("engine", f"{text}, with {best.backend} the fastest in check-gpu on {best.date}" if best else text)
 
 
 def _settings(plan: Plan) -> Iterator[str]:
