@@ -130,14 +130,15 @@ def report(arguments: Sequence[str]) -> None:
 
 
 def check_gpu(arguments: Sequence[str]) -> None:
-    """Check whether this GPU can run a recipe: a few steps with every installed engine and backend.
+    """Check whether this GPU can run a recipe, and which engine and sampling backend is the fastest.
 
-        lora-grpo check-gpu                    # at most 8 minutes, no network access
+        lora-grpo check-gpu                    # at most 30 minutes, no network access
+        lora-grpo check-gpu --short            # the default engine first, at most 5 minutes for each run
 
-    The model has the shape of Qwen2.5-0.5B, with random weights. Each row of the table reports the step time by phase,
-    and the planned and measured memory.
-    outputs/check_gpu/results.md always contains the results so far. The last line lists the working engines and
-    backends, and why others do not work. The exit code is 1 if an engine failed, and 2 without a GPU.
+    The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the
+    step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C.
+    The fastest engine becomes the meaning of `auto` on this GPU. The exit code is 1 if a run failed or had no time to
+    finish a step, and 2 without a GPU.
     """
     from lora_grpo import planning
 

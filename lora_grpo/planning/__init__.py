@@ -4,7 +4,7 @@
     show_plan(plan)                                   # --plan; exit 2 if the run does not fit
     preview(config, data)                             # --preview: sample 8 groups from the base model; can GRPO learn?
     dry_run(config, data)                             # --dry-run: one prompt and the rewards of its reference answer
-    check_gpu(Options(minutes=8), recipe)             # a few steps of the recipe on this GPU with every engine
+    check_gpu(Options(minutes=30), recipe)            # a few steps of the recipe on this GPU with every engine
 
 The plan reads the model's config.json alone. The GPU check runs each engine and backend in a separate process,
 with random weights and generated problems.
@@ -16,7 +16,9 @@ work.py          counts the steps, completions and tokens of a run, and the byte
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
 preview.py       samples groups from the base model with the prompts of the first training steps, and prints them
 diagnosis.py     the summary of all groups with 95% intervals, the verdict, its reason, and suggested changes
-gpu_check.py     builds a random model, runs the recipe with every engine and backend, and writes results.md
+gpu_check.py     runs the recipe on a random model with each engine and backend, and measures time and memory
+gpu_findings.py  the table of the GPU check, its conclusions, and the choice of the fastest engine
+random_model.py  builds a model with a published shape and random weights
 """
 
 from lora_grpo.planning.dry_run import dry_run, show_settings

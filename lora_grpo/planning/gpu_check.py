@@ -104,7 +104,8 @@ def check_gpu(options: Options, recipe: Path) -> None:
         if code != 0:
             torch = versions()["torch"]
             raise UserError(f"torch {torch} cannot use {gpu}: {message}; install torch's CUDA build or a newer driver")
-        machine = {"gpu": gpu, "versions": versions(), "git_revision": git_revision(), "started": now()}
+        packages = {"driver": gpus[0].driver, **versions()}
+        machine = {"gpu": gpu, "versions": packages, "git_revision": git_revision(), "started": now()}
         model = LARGER_QWEN if gpus[0].memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
             results = run_rows(SHORT if options.short else ROWS, model, options, recipe, machine)
@@ -158,6 +159,8 @@ def run_rows(
                     result |= {"status": "skipped", "reason": "no run to resume"}
                 elif seconds > 0:
                     _run_row(row, result, [sys.executable, str(recipe), *flags], Path(folder), logs, seconds)
+                else:
+                    result["reason"] = "no time left; pass more --minutes"
             finally:
                 write_table(options.output, machine, results)
             rate = f"{result['step_time']:.2f} s per step" if result["status"] == "ran" else result["reason"]
@@ -166,7 +169,7 @@ def run_rows(
 
 
 def _described(row: Row) -> Result:
-    return {"name": row.name, **asdict(row), "status": "not run", "reason": "no time left; pass more --minutes"}
+    return {"name": row.name, **asdict(row), "status": "not run", "reason": None}
 
 
 def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float) -> None:
@@ -186,7 +189,7 @@ def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, l
     if code is None and "step_time" not in result:
         more = "leave out --short, or pass more --minutes"
         result["reason"] = f"no step within {seconds:.0f} s ({more}); last: {message}"
-    elif code == UserError.exit_code and row.bits == 16:  # the plan: more bits than the GPU has room for
+    elif code == UserError.exit_code and row != _ENGINES[-1]:  # not supported on this GPU, or no room for 16 bits
         result |= {"status": "skipped", "reason": message}
     elif code:
         result |= {"status": "failed", "reason": f"{message} ({log})"}

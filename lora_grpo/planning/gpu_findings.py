@@ -81,7 +81,7 @@ def _compare_bits(four: Result, sixteen: Result) -> str:
     rate = "rollouts/tokens_per_second"
     speed, steps = sixteen[rate] / four[rate], four["step_time"] / sixteen["step_time"]
     peaks = [(four[name], sixteen[name]) for name in ("gpu_peak_gib", "torch_peak_gib")]
-    memory = next((f" for {high - low:.1f} GiB more" for low, high in peaks if None not in (low, high)), "")
+    memory = next((f" for {high - low:.1f} GiB more" for low, high in peaks if low and high), "")
     advice = "pass --model.bits 16" if steps > 1 else "stay with 4 bits"
     return f"16 bits: {speed:.1f}x the tokens per second, {steps:.1f}x the steps{memory}; {advice}"
 

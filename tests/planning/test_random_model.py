@@ -2,7 +2,7 @@
 
 from helpers.model_configs import TINY_QWEN2 as TINY
 
-from lora_grpo.planning.gpu_check import build
+from lora_grpo.planning.random_model import build
 
 
 def test_transformers_finds_every_weight_and_no_other(tmp_path):
