@@ -28,6 +28,13 @@ class SharedVllmSampler(Sampler):
             self.model.save_lora(self._folder.name)
             self._adapter = self.model.load_lora(self._folder.name)
 
+    def sleep(self) -> None:
+        """Release vLLM's cache until the next `wake_up`. TRL's trainer also wakes the engine up before its rollouts."""
+        engine = self.model.vllm_engine
+        # Unsloth's standby mode patches vLLM's allocator to leave the weights, which are the trained ones, in place.
+        if engine.model_config.enable_sleep_mode and not engine.llm_engine.is_sleeping():
+            engine.sleep(level=1)
+
     def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
         """Do nothing, because vLLM fits the batch to its memory."""
 

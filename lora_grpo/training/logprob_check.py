@@ -2,7 +2,8 @@
 
 Samplers have silently used the base, or the adapter of an earlier step (unsloth#8701). Rewards then change only by
 chance, and nothing fails. The check perturbs the adapter, samples completions, and compares the sampler's logprobs with
-the trainer's, with and without the perturbation. It then restores the adapter.
+the trainer's, with and without the perturbation. It then restores the adapter. Each engine has loaded another adapter
+and slept before, as between two steps, because engines have also lost the adapter in their sleep (vllm#53888).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.models import base_model
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling import Decoded, Sampler, SamplingParams, completion_seed
+from lora_grpo.training.trl_compat import sample_rollouts
 
 if TYPE_CHECKING:
     import torch
@@ -42,52 +44,71 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
     """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
 
     Returns:
-        Mean absolute differences per token, in nats: `difference` between sampler and trainer with the perturbed
-        adapter, its `tolerance`, and `moved` between the trainer with and without the perturbation. None if the sampler
-        returns no logprobs.
+        Mean absolute differences per token, in nats: `difference` between rollouts and trainer with the perturbed
+        adapter, its `tolerance`, and `moved` between the trainer with and without the perturbation.
+        `evaluation_difference` is that of a sampler that only evaluates. None if the sampler returns no logprobs.
 
     Raises:
-        RunError: the sampler uses the base, a stale adapter, or another model.
+        RunError: the engine uses the base, a stale adapter, or another model, or lost the adapter in its sleep.
     """
     import torch
 
     prompts = sorted(prompts, key=len)[:_PROMPTS]
     prompt_ids, allowed, noise = sampler.encode(prompts), tolerance(), _FIRST_NOISE
-    temperature = trainer.temperature if sampler.serves_training else 1.0
-    params = SamplingParams(1, temperature, top_p=1.0, max_tokens=min(_MAX_TOKENS, trainer.max_completion_length))
-    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
+    paths = _paths(trainer, sampler, prompts)
+
+    def score(decoded: Sequence[Decoded]) -> list[list[float]]:
+        return trainer_log_probs(trainer, prompt_ids, [ids for ids, _ in decoded], trainer.temperature)
+
     with torch.random.fork_rng(), _perturbing(trainer.model) as perturb:
+        # As in the step before: the engine loads this adapter, samples, and sleeps.
+        first, *_ = [sample() for sample in paths.values()]
+        if first[0][1] is None:
+            return None
+        before = score(first)
         for _ in range(_TRIALS):
             perturb(noise)
-            groups = sampler.sample(prompts, params, seeds)
-            sampled = [each.logprobs for [each] in groups if each.logprobs is not None]
-            if not sampled:
-                return None
-            completions = [each.token_ids for [each] in groups]
-            after = trainer_log_probs(trainer, prompt_ids, completions, temperature)
-            perturb(0)
-            before = trainer_log_probs(trainer, prompt_ids, completions, temperature)
-            moved = _difference(before, after)
+            moved = _difference(before, score(first))
             if MOVED * allowed <= moved <= _MAX_MOVED:
                 break
             noise *= 2 if moved < MOVED * allowed else 2 / 3
-    if moved < MOVED * allowed:
-        raise RunError(
-            "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
-            f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
-            "model (--lora.targets)"
-        )
-    difference = _difference(sampled, after)
-    if difference > allowed:
-        is_stale = _difference(sampled, before) <= allowed
-        served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
-        raise RunError(
-            f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-            f"nats per token, expected at most {allowed:g}; it must load the same base in the same precision and "
-            "decode it as TRL does"
-        )
-    tokens = sum(map(len, completions))
-    return {"difference": difference, "moved": moved, "tolerance": allowed, "tokens": tokens}
+        if moved < MOVED * allowed:
+            raise RunError(
+                "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
+                f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
+                "model (--lora.targets)"
+            )
+        found = {"moved": moved, "tolerance": allowed, "tokens": sum(len(ids) for ids, _ in first)}
+        for name, sample in paths.items():
+            decoded = sample()
+            sampled = [logprobs or [] for _, logprobs in decoded]
+            found[name] = difference = _difference(sampled, score(decoded))
+            if difference > allowed:
+                perturb(0)
+                is_stale = _difference(sampled, score(decoded)) <= allowed
+                served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
+                raise RunError(
+                    f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
+                    f"nats per token ({name}), expected at most {allowed:g}; it must load the same base in the same "
+                    "precision and decode it as TRL does; --sampling.backend transformers samples without vLLM"
+                )
+    return found
+
+
+def _paths(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> dict[str, Callable[[], list[Decoded]]]:
+    """Return functions that sample a completion of each prompt, by the name of the difference that they measure."""
+    max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
+    params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
+    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
+
+    def sample() -> list[Decoded]:
+        return [(each.token_ids, each.logprobs) for [each] in sampler.sample(prompts, params, seeds)]
+
+    if sampler.serves_training or not hasattr(trainer, "vllm_generation"):
+        return {"difference": sample}
+    # The adapter of a rollout of Unsloth's trainer takes another path to vLLM: tensors instead of a file.
+    ids = sampler.encode(prompts)
+    return {"difference": lambda: sample_rollouts(trainer, ids, max_tokens), "evaluation_difference": sample}
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.models import load_adapter
+from lora_grpo.sampling import Decoded
 
 
 class TrlHooks:
@@ -162,6 +163,24 @@ def enable_importance_sampling(trainer: Any) -> None:
     trainer.use_vllm = True
     trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
     trainer._last_loaded_step = -1
+
+
+def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) -> list[Decoded]:
+    """Sample a completion of each of R prompts as a step with TRL's own vLLM does, but from the whole distribution.
+
+    With Unsloth, `_generate_single_turn` wakes the engine up, loads the adapter, samples, and lets the engine sleep.
+    """
+    generation, kept = trainer.vllm_generation, (trainer._last_loaded_step, trainer.args.report_to)
+    plain = {"max_completion_length": max_tokens, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    settings = {name: getattr(generation, name) for name in (*plain, "generation_kwargs")}
+    vars(generation).update(plain, generation_kwargs={})
+    trainer.args.report_to = []  # TRL would send durations to trackers that have not started
+    try:
+        token_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+    finally:
+        vars(generation).update(settings)
+        trainer._last_loaded_step, trainer.args.report_to = kept  # the first step loads its adapter itself
+    return [(list(ids), row) for ids, row in zip(token_ids, logprobs, strict=True)]
 
 
 def enable_chunked_logprobs(trainer: Any) -> None:

@@ -28,15 +28,17 @@ def test_the_frozen_base_is_the_same_to_the_bit(found):
 
 
 def test_the_sampler_drew_from_the_policy_that_was_trained(found):
-    if found["backend"] != "vllm" or found["engine"] != "peft":
+    if found["backend"] != "vllm":
         pytest.skip("this sampler is the trained model's own")
     logprob_check = found["record"]["logprob_check"]
-    assert logprob_check["difference"] <= logprob_check["tolerance"] < logprob_check["moved"]
+    differences = [value for name, value in logprob_check.items() if "difference" in name]
+    assert len(differences) == (2 if found["engine"] == "unsloth" else 1)  # its trainer makes the rollouts
+    assert max(differences) <= logprob_check["tolerance"] < logprob_check["moved"]
 
 
 def test_a_sleeping_engine_gives_its_memory_back(found):
-    if found["backend"] != "vllm" or found["engine"] != "peft":
-        pytest.skip("no engine of its own")
+    if found["backend"] != "vllm":
+        pytest.skip("no engine")
     cache = found["record"]["memory"]["planned_gib"]["kv_cache"]
     assert found["free_asleep_gib"] - found["free_awake_gib"] >= 0.8 * cache
 

@@ -119,6 +119,38 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
         check_logprobs(trainer, sampler, prompts)
 
 
+def ignore_adapters(engine, monkeypatch):
+    add = engine._engine.add_request
+    monkeypatch.setattr(engine._engine, "add_request", lambda *requested, lora_request=None: add(*requested))
+
+
+def keep_the_first_adapter(engine, monkeypatch):
+    load, loaded = engine.load_adapter, []
+    monkeypatch.setattr(engine, "load_adapter", lambda adapter: (loaded or loaded.append(load(adapter)) or loaded)[0])
+
+
+def lose_adapters_in_sleep(engine, monkeypatch):
+    sleep = engine._engine.sleep
+    monkeypatch.setattr(engine._engine, "sleep", lambda level: ignore_adapters(engine, monkeypatch) or sleep(level))
+
+
+@pytest.mark.parametrize("broken", [None, ignore_adapters, keep_the_first_adapter, lose_adapters_in_sleep])
+def test_a_broken_vllm_is_found(parts, prompts, monkeypatch, broken):
+    """Sleeping releases no memory on a CPU, but vLLM otherwise does what it does on a GPU."""
+    run, _, trainer, sampler, _, _ = parts
+    if run.config.sampling.backend != "vllm":
+        pytest.skip("no engine")
+    monkeypatch.setattr(sampler.engine, "_sleeps", True)
+    if broken:
+        broken(sampler.engine, monkeypatch)
+        with pytest.raises(RunError, match="as it was before the adapter changed"):
+            check_logprobs(trainer, sampler, prompts)
+    else:
+        assert check_logprobs(trainer, sampler, prompts)["difference"] < 2e-5
+        assert sampler.engine._engine.is_sleeping()
+    sampler.engine.wake_up()
+
+
 def test_another_base_is_found(parts, prompts):
     """The base of the trainer is changed: one norm of 25, by a tenth."""
     _, policy, trainer, sampler, _, _ = parts
