@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lora_grpo.sampling.sampler import Decoded, Sampler, SamplingParams
-from lora_grpo.sampling.vllm_sampler import request_options, token_logprobs
+from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams, by_prompt
+from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options
 
 
 class SharedVllmSampler(Sampler):
@@ -16,6 +16,7 @@ class SharedVllmSampler(Sampler):
     """
 
     serves_training = False
+    streams = True
 
     def wake_up(self, *, adapter: bool) -> None:
         """Save and select the current adapter, or select the base model."""
@@ -35,17 +36,15 @@ class SharedVllmSampler(Sampler):
         if engine.model_config.enable_sleep_mode and not engine.llm_engine.is_sleeping():
             engine.sleep(level=1)
 
-    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
-        """Do nothing, because vLLM fits the batch to its memory."""
-
-    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
-        import vllm
-
-        requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(params.num_samples)]
+    def stream(
+        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[SampledTokens]]]:
+        """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
+        engine = VllmEngine(self.model.vllm_engine.llm_engine, sleeps=False)
+        requests = [ids for ids in self.encode(prompts) for _ in range(params.num_samples)]
         options = request_options(params, seeds, self.eos_token_ids, logprobs=True)
-        sampling = [vllm.SamplingParams(**each) for each in options]
-        results = self.model.fast_generate(requests, sampling, use_tqdm=False, lora_request=self._adapter)
-        return [(list(each.token_ids), token_logprobs(each)) for result in results for each in result.outputs]
+        for index, decoded in by_prompt(engine.stream(requests, options, self._adapter), params.num_samples):
+            yield index, self._to_samples(decoded)
 
 
 class GenerateSampler(Sampler):

@@ -35,7 +35,14 @@ class Engine:
         self.loaded = None  # (id, tensors) of the only adapter
         self.model_config = SimpleNamespace(enable_sleep_mode=True, max_model_len=32768)
         config = SimpleNamespace(model_config=self.model_config)
-        self.llm_engine = SimpleNamespace(is_sleeping=lambda: self.asleep, vllm_config=config)
+        self.waiting = []
+        self.llm_engine = SimpleNamespace(
+            is_sleeping=lambda: self.asleep,
+            vllm_config=config,
+            has_unfinished_requests=lambda: bool(self.waiting),
+            add_request=lambda *request, lora_request: self.waiting.append((*request, lora_request)),
+            step=self.step,
+        )
 
     def sleep(self, level=1):
         self.asleep = True
@@ -66,6 +73,14 @@ class Engine:
         yield
         for parameter, value in zip(own.values(), trained, strict=True):
             parameter.copy_(value)
+
+    def step(self):
+        """Complete all requests of the engine."""
+        names, prompts, params, adapters = zip(*self.waiting, strict=True)
+        self.waiting = []
+        for name, output in zip(names, self.generate(prompts, [*params], lora_request=adapters[0]), strict=True):
+            output.request_id, output.outputs[0].finish_reason = name, "length"
+            yield output
 
     @torch.no_grad()
     def generate(self, prompts, sampling_params, use_tqdm=False, lora_request=None):

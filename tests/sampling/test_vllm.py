@@ -1,5 +1,7 @@
 """Evaluate with the real vLLM, which `make engines` installs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.sampling import sample
@@ -10,6 +12,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.models import base_model
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import add_prompts, render_row
@@ -144,6 +147,19 @@ def test_closing_a_stream_aborts_the_rest(sampler, prompts):
     assert len(kept) == 3 and kept == {index: expected[index] for index in kept}
     assert not sampler.engine._engine.has_unfinished_requests()
     assert sample(sampler, prompts[:20], 2, **SAMPLED) == expected
+
+
+@PLAIN
+def test_the_engine_of_unsloth_yields_prompts_as_they_finish(sampler, prompts, adapter):
+    engine = SimpleNamespace(llm_engine=sampler.engine._engine)
+    load = {"save_lora": lambda folder: None, "load_lora": lambda folder: sampler.engine.load_adapter(adapter)}
+    shared = SharedVllmSampler(SimpleNamespace(vllm_engine=engine, **load), TOKENIZER, sampler.eos_token_ids)
+    expected = sample(sampler, prompts[:20], 2, **SAMPLED)
+    shared.wake_up(adapter=True)
+    params, seeds = SamplingParams(2, 1.0, 0.95, 48), [completion_seed(3, "test", number) for number in range(40)]
+    streamed = dict(shared.stream(prompts[:20], params, seeds))
+    assert streamed == dict(enumerate(expected))
+    assert [*streamed] != sorted(streamed)
 
 
 @PLAIN
