@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lora_grpo.config import RunConfig, prompts_to_read
+from lora_grpo.config import RunConfig, batch_shape, prompts_to_read
 from lora_grpo.errors import UserError
 from lora_grpo.models.shape import Shape
 
@@ -21,8 +21,10 @@ GIB = 1024**3
 CONTEXT, WORKSPACE = int(0.5 * GIB), int(0.4 * GIB)
 """CUDA context of one process, and cuBLAS workspace with the fragmentation of torch's allocator. Both are estimates,
 because they differ between GPUs and drivers."""
-VLLM_WORKSPACE = int(0.5 * GIB)
-"""CUDA graphs and activations of a vLLM engine. An estimate."""
+VLLM_WORKSPACE, CUDA_GRAPHS = int(0.5 * GIB), int(0.5 * GIB)
+"""Activations of a vLLM engine, which are part of its `gpu_memory_utilization`, and its CUDA graphs, which come on top:
+vLLM 0.27 runs dense models with `v1/worker/gpu/model_runner.py`, whose `profile_cudagraph_memory` returns 0. Both are
+estimates."""
 LIBRARIES = int(0.6 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
 
@@ -33,6 +35,9 @@ SELECTION_BYTES = 64
 its workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK, _SFT_CHUNK = 2048, 8192, 256
 """Tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs, and tokens per chunk in its loss for SFT."""
+_HOST_BUFFERS, _HOST_BUFFER, _LEAST_OFFLOADED = 200, 2 * 128 * 1024, 512
+"""Host buffers of unsloth_zoo's gradient checkpointing and their size in bytes before they grow, and the context in
+tokens from which Unsloth uses them (unsloth/models/_utils.py, 2026.10.7)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,13 @@ class Step:
     """Everything except the 4-bit weights is float32, without autocast."""
     packed: bool = False
     """Each prompt of a micro-batch is read once for its group."""
+    free: int = 0
+    """Bytes of the GPU that are free before the run, by which Unsloth chooses the rows that it scores at once."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the inputs of the layers wait for the backward pass in host memory."""
+        return self.fused and self.config.train.gradient_checkpointing and self.length >= _LEAST_OFFLOADED
 
     @property
     def length(self) -> int:
@@ -74,7 +86,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
     activations, layer = _activations(shape, step, adapter)
     width = 4 if step.on_cpu else 2
-    return {
+    sizes = {
         # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
         "weights": weight_bytes(shape, model.bits, double_quantized=step.sampler != "shared", width=width),
         # float32, see `trl_compat.use_float32_adapter`. The KL reference copies the adapter that the run starts from.
@@ -92,26 +104,51 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         # vLLM reserves memory for an adapter on all linear layers, whatever the targets are.
         "vllm_adapter": 2 * sum(shape.adapter_tensors(reserved_rank(lora.rank))) if engine else 0,
         "vllm_workspace": VLLM_WORKSPACE if engine else 0,
+        "cuda_graphs": CUDA_GRAPHS if engine else 0,
         "context": 0 if step.on_cpu else CONTEXT,
         "workspace": 0 if step.on_cpu else WORKSPACE,
         "libraries": LIBRARIES if step.on_cpu else 0,
     }
+    fixed = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")
+    # The old logprobs correct for vLLM's, and those of the reference are in the KL penalty.
+    is_scored = step.fused and step.config.method == "grpo" and (engine or step.config.train.beta)
+    free = step.free - sum(sizes[name] for name in fixed)
+    return sizes | {"scoring": _scoring_bytes(shape, step, free) if is_scored else 0}
+
+
+def host_bytes(shape: Shape, step: Step) -> int:
+    """Return the bytes of host memory that hold data of the GPU.
+
+    Unsloth's gradient checkpointing has one buffer for each layer (unsloth_zoo/gradient_checkpointing.py). PyTorch
+    rounds each up to a power of two, because it is pinned. A vLLM engine with its own weights copies them when it
+    sleeps; those that Unsloth's engine shares with the trainer stay on the GPU.
+    """
+    inputs = 0
+    if step.offloads:
+        inputs = shape.layers * 2 ** math.ceil(math.log2(2 * step.tokens * shape.hidden))
+        inputs += max(0, _HOST_BUFFERS - shape.layers) * _HOST_BUFFER
+    sizes = parts(shape, step)
+    return inputs + (sizes["vllm_weights"] + sizes["vllm_adapter"] if step.sampler == "vllm" else 0)
 
 
 def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Return the parts that are allocated in each phase of a step, from the result of `parts`.
 
-    The phases are the three that need the most memory: `sampling` (generating completions), `loss` (which needs the
-    logits), and `backward` (the backward pass through the layers). The sampler frees its cache after sampling. A vLLM
+    The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
+    logits), `backward` (the backward pass through the layers) and, with Unsloth, `scoring` (logprobs of all completions
+    of the step, without gradients). The sampler frees its cache after sampling. A vLLM
     engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
     """
-    of_sampling = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter"}
+    of_sampling = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter", "vllm_workspace"}
     of_training = {"gradients", "activations"}
     absent = {
-        "sampling": of_training | {"logits", "one_layer"},
-        "loss": of_sampling | {"one_layer"},
-        "backward": of_sampling | {"logits"},
+        "sampling": of_training | {"logits", "one_layer", "scoring"},
+        "scoring": of_sampling | {"logits", "one_layer"},
+        "loss": of_sampling | {"one_layer", "scoring"},
+        "backward": of_sampling | {"logits", "scoring"},
     }
+    if not sizes["scoring"]:
+        del absent["scoring"]
     return {
         phase: {name: size for name, size in sizes.items() if name not in names and size}
         for phase, names in absent.items()
@@ -168,16 +205,17 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     Attention saves its queries, its outputs, and its keys and values repeated to the width of the queries. Each adapter
     saves its intermediate result. In float32, a tensor that is both an output and the next input is saved only once.
 
-    In layers of Unsloth, according to its source code (not measured), norms and the layers after them save their inputs
-    (kernels/rms_layernorm.py), and the feed-forward block also saves its two products (kernels/fast_lora.py).
+    In layers of Unsloth, norms and the layers after them save their inputs (kernels/rms_layernorm.py), attention saves
+    its outputs twice, and the feed-forward block also saves its two products (kernels/fast_lora.py). Keys and values
+    are repeated only on GPUs before compute capability 8.0.
     """
     h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
     statistics = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
     heads = q + kv if shape.head_norms else 0
+    ranks = step.config.lora.rank * len(shape.linears())
     if step.fused:
         return 8 * h + 10 * q + 4 * i + 2 * heads + 4 * heads // shape.head + statistics
     norms = 4 * h * (shape.norms - 2) + 4 * heads + 4 * heads // shape.head
-    ranks = step.config.lora.rank * len(shape.linears())
     if step.on_cpu:
         return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics
     return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics
@@ -187,13 +225,14 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     """Return the bytes that the forward pass saves, and the bytes that the backward pass of one layer adds.
 
     With checkpointing, the forward pass saves only the input of each layer, and one layer at a time is recomputed.
-    Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter.
+    Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter. If
+    Unsloth moves the inputs to host memory, the last one stays on the GPU, with two buffers for the others.
     """
     h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
     checkpointing = step.config.train.gradient_checkpointing
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
-        added = 6 * h + 2 * i
+        added = 4 * h + 2 * i
     elif step.on_cpu:
         added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
     else:
@@ -208,12 +247,14 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
         kept += width * shape.queries * (2 * (rows - step.tokens) + step.tokens)
         added = max(added, width * (shape.queries * (2 * rows + step.tokens) - 4 * i * step.tokens))
         mask, layer_mask = (1 + width) * rows * step.config.sampling.max_completion_tokens, 0
+    elif step.fused:  # Unsloth needs no mask, and has one buffer for the matrices that forward passes dequantize
+        mask, layer_mask = unpacked, 0
     else:  # a padded batch has its mask as booleans and, for each layer, as numbers
         mask = rows * step.length
         layer_mask = width * mask
     copy = 0 if step.on_cpu else 2 * adapter
     if checkpointing:
-        left = width * step.tokens * h * shape.layers + mask + layer_mask
+        left = width * step.tokens * h * (3 if step.offloads else shape.layers) + mask + layer_mask
         return left, kept + added + copy // shape.layers
     return shape.layers * (kept + layer_mask) + mask + copy, added
 
@@ -221,8 +262,8 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (training/token_logprobs.py), in SFT in chunks of
-    tokens.
+    Logits are computed in tiles of tokens and vocabulary entries (training/token_logprobs.py), by Unsloth and in SFT in
+    chunks of tokens. Unsloth recomputes them for the backward pass (models/policy.py).
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.config.sampling.max_completion_tokens
@@ -230,6 +271,15 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     if step.config.method == "sft":
         # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
         return last_norm + 2 * width * step.tokens * shape.hidden + 16 * _SFT_CHUNK * shape.vocabulary
+    if step.fused:
+        # unsloth_zoo 2026.10.7: logits of a chunk and their gradient; compiled kernels allocate no more than that.
+        chunks = step.micro_batch_size * max(4, step.length // 4096)
+        chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
+        # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
+        row = 2 * step.length * shape.vocabulary
+        spread = 4 * step.tokens * shape.hidden  # the gradient of the completions' states, with zeros for the prompts'
+        states = (4 * step.tokens + 2 * completions) * shape.hidden
+        return states + max(chunk, row, spread)
     hidden_gradient = 4 * completions * shape.hidden
     rows, entries = min(completions, _TOKEN_CHUNK), min(shape.vocabulary, _VOCABULARY_CHUNK)
     single = (rows, entries) == (completions, shape.vocabulary)
@@ -238,3 +288,21 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     between = (12 if single else 16) * rows * entries
     head = 8 * rows * entries + 4 * shape.hidden * (rows + entries)
     return last_norm + hidden_gradient + tiles + max(between, head)
+
+
+def _scoring_bytes(shape: Shape, step: Step, free: int) -> int:
+    """Return the bytes of a forward pass without gradients over as many rows as Unsloth takes at once.
+
+    Unsloth takes the most for which its own estimate is at most 0.8 of the free memory (`autotune_batch_and_chunks` of
+    unsloth_zoo 2026.10.7), in equal parts. The estimate is far above what 64 rows need, so this pass rarely decides
+    whether a run fits.
+    """
+    rows, length = batch_shape(step.config).parallel_samples, step.length
+
+    def estimate(count: int) -> float:
+        logits = count / rows * shape.vocabulary / max(4, length // 4096)
+        return 16 * count * length * (shape.hidden + logits)
+
+    fitting = next((count for count in range(rows, 0, -1) if estimate(count) <= 0.8 * free), min(4, rows))
+    together = math.ceil(rows / (rows // fitting))
+    return together * length * (10 * shape.hidden + 6 * shape.inner)

@@ -22,6 +22,11 @@ USABLE_SHARE = 0.9
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
 
+_UNSLOTH_MICRO_BATCH = 16
+"""Largest default micro-batch size with Unsloth, in completions. Its gradient checkpointing holds the inputs of all
+layers in pinned host memory: 2.3 GiB for 16 completions of a 3B model, 9 GiB for 64. 16 completions of 1,024 tokens
+keep a GPU busy, and Unsloth's notebooks use 4 to 8."""
+
 Suggestion = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
 
@@ -37,6 +42,8 @@ class Device:
     total: int
     free: int
     on_cpu: bool = False
+    host: int | None = None
+    """Available memory of the machine that has the GPU. None: not checked."""
 
     @property
     def usable(self) -> int:
@@ -55,6 +62,8 @@ class Fit:
     parts: dict[str, int]
     """The result of `memory.parts`, in bytes."""
     device: Device
+    host: int = 0
+    """The result of `memory.host_bytes`."""
     gpu_memory_share: float | None = None
     """vLLM's `gpu_memory_utilization`, a fraction of the GPU's total memory. None without vLLM."""
     least_share: float = 0.0
@@ -71,8 +80,8 @@ class Fit:
 
     @property
     def training(self) -> int:
-        """Memory of the larger of the two training phases (loss and backward), in bytes."""
-        return max(sum(self.phases[name].values()) for name in ("loss", "backward"))
+        """Memory of the largest phase of training, in bytes."""
+        return max(sum(parts.values()) for name, parts in self.phases.items() if name != "sampling")
 
     @property
     def needed(self) -> int:
@@ -84,8 +93,12 @@ class Fit:
         return self.sampling <= self.device.usable and self.least_share <= (self.gpu_memory_share or 1.0)
 
     @property
+    def host_fits(self) -> bool:
+        return self.device.host is None or self.host <= self.device.host
+
+    @property
     def fits(self) -> bool:
-        return self.sampling_fits and self.training <= self.device.usable
+        return self.sampling_fits and self.training <= self.device.usable and self.host_fits
 
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
@@ -98,6 +111,7 @@ class Fit:
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},
+            "planned_host_gib": _gib(self.host),
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
 
@@ -121,9 +135,10 @@ class Planner:
         sampler = "transformers" if replaced else self.sampler
         reached = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
         packed = self.packs and config.method == "grpo" and reached
-        step = memory.Step(config, micro, sequences, sampler, self.fused, self.device.on_cpu, packed)
+        on_cpu, free = self.device.on_cpu, self.device.free
+        step = memory.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free)
         sizes = memory.parts(self.shape, step)
-        fit = Fit(micro, sequences, sampler, sizes, self.device)
+        fit = Fit(micro, sequences, sampler, sizes, self.device, memory.host_bytes(self.shape, step))
         if sampler not in ("vllm", "shared"):
             return fit
         engine = sum(sizes[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
@@ -172,6 +187,8 @@ class Planner:
             return [(batch.micro_batch_size, completions)]
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
+        elif self.fused:
+            sizes = [size for size in sizes if size <= _UNSLOTH_MICRO_BATCH]
         parallel = [completions >> halvings for halvings in range(completions.bit_length())]
         return [(micro, sequences) for sequences in parallel for micro in sizes]
 
@@ -188,6 +205,12 @@ def refusal(planner: Planner, config: RunConfig) -> str:
         return (
             f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
             f"{least.least_share:g}; leave the flag out"
+        )
+    if not least.host_fits:
+        return (
+            f"{config.model.name} needs {least.host / GIB:.2f} GiB of host memory for what leaves the GPU, "
+            f"{(device.host or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in .wslconfig, "
+            "or pass a smaller --model.name"
         )
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)

@@ -53,6 +53,8 @@ class Plan:
     """The reason why the memory is not planned; None if it is."""
     shape: Shape | None = None
     fit: Fit | None = None
+    unquantized: Fit | None = None
+    """The plan with a base in 16 bits, if it fits a GPU; None if it does not, or if the base has 16 bits."""
     longest_context: int = 0
     disk_bytes: int | None = None
     """The disk space of the run's files; None if the memory is not planned, because the adapter's size is unknown."""
@@ -125,10 +127,14 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     fit = planner.choose(config)
     if fit is None:
         raise UserError(refusal(planner, config))
+    unquantized = None
+    if config.model.bits == 4 and not device.on_cpu and "quantization_config" not in model:
+        unquantized = planner.choose(replace(config, {"model": {"bits": 16}}))
     plan = dataclasses.replace(
         plan,
         shape=shape,
         fit=fit,
+        unquantized=unquantized if unquantized and unquantized.fits else None,
         longest_context=planner.longest_context(config),
         disk_bytes=plan.work.disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], shape.vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
@@ -149,6 +155,13 @@ def show_plan(plan: Plan) -> None:
         declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
         print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     print("\n".join(_settings(plan)))
+    if other := plan.unquantized:
+        print(
+            _line(
+                "16 bits",
+                f"also fit: {other.needed / GIB:.2f} GiB with --model.bits 16; check-gpu measures which is faster",
+            )
+        )
     print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -174,7 +187,7 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
         total = int(gpus[0].memory_gib * GIB)
         # Processes that start at different times see different free memory but must compute the same plan.
         free = total if distributed.world_size() > 1 else int(gpus[0].free_gib * GIB)
-        return Device(gpus[0].name, total, free), True
+        return Device(gpus[0].name, total, free, host=hardware.machine_memory()[1]), True
     if planning and (gigabytes := hardware.preset_gigabytes(config.preset)):
         return Device(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), False
     return Device("this machine", *hardware.machine_memory(), on_cpu=True), True
@@ -211,6 +224,9 @@ def _settings(plan: Plan) -> Iterator[str]:
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
         yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
+        if fit.host:
+            available = "" if fit.device.host is None else f"; {fit.device.host / GIB:.2f} GiB are available"
+            yield _line("host memory", f"{fit.host / GIB:.2f} GiB for what leaves the GPU{available}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     yield _line("work", plan.work.text(config))

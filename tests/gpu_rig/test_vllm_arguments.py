@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.gpus import GPUS
 
 from lora_grpo.models.memory import GIB, VLLM_WORKSPACE
 
@@ -19,17 +20,6 @@ PYTHON = Path(os.environ.get("LORA_GRPO_RIG_PYTHON", ROOT / ".venv-gpu" / "bin" 
 pytestmark = [
     pytest.mark.gpu_rig,
     pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} does not exist: make gpu-rig"),
-]
-
-GPUS = [
-    # Name, MiB listed by nvidia-smi, approximate GiB reported by torch (the driver keeps some), compute capability.
-    ("NVIDIA GeForce RTX 4060", 8188, "7.63", "8.9"),
-    ("NVIDIA GeForce RTX 3060", 12288, "11.63", "8.6"),
-    ("Tesla T4", 15360, "14.74", "7.5"),
-    ("NVIDIA GeForce RTX 4080", 16376, "15.69", "8.9"),
-    ("NVIDIA GeForce RTX 4090", 24564, "23.64", "8.9"),
-    ("NVIDIA GeForce RTX 5090", 32607, "31.36", "12.0"),
-    ("NVIDIA H100 80GB HBM3", 81559, "79.18", "9.0"),
 ]
 
 

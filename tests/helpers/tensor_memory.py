@@ -9,10 +9,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the bytes of every storage that is made while it is entered, until it is gone."""
+    """Counts the bytes of every storage that is made while it is entered, until it is gone.
 
-    def __init__(self):
+    Only tensors that `counts` accepts are counted.
+    """
+
+    def __init__(self, counts=lambda tensor: True):
         super().__init__()
+        self._counts = counts
         self.live = self.peak = self.largest = 0
         self._seen = WeakIdKeyDictionary()
 
@@ -21,7 +25,7 @@ class TensorMemory(TorchDispatchMode):
         known = {id(storage) for storage in before}
         made = func(*args, **(kwargs or {}))
         for tensor in tree_iter(made):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and self._counts(tensor):
                 storage = tensor.untyped_storage()
                 if id(storage) not in known and storage not in self._seen:
                     self._add(storage)

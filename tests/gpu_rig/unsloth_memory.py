@@ -1,0 +1,272 @@
+"""Print the bytes that Unsloth allocates in a training step on each GPU, one JSON line per GPU.
+
+    python tests/gpu_rig/unsloth_memory.py '[["NVIDIA GeForce RTX 4090", 24564, "23.64", "8.9"]]' FOLDER
+
+Arguments as in vllm_arguments.py. The recipe's preset is planned for each GPU. Then Unsloth's own layers, gradient
+checkpointing and logprobs run with the planned model, micro-batch and lengths, on fake tensors, which have a size but
+no data: those on `cpu:0` stand for the GPU's, those on `cpu` are the host's. Two layers run, because each further one
+only adds a buffer of the host. What replaces compiled code allocates what that code allocates: Triton's kernels write
+into tensors that Unsloth makes, dequantization returns a matrix, attention follows PyTorch's FlashAttention, and the
+kernels that `torch.compile` makes for logprobs allocate only their results.
+"""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import card
+import vllm_arguments
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+GPU = "cpu:0"
+
+
+def fake_linear(linear, dtype):
+    """Return a layer in NF4 with double quantization, made of fake tensors, which bitsandbytes' parameters reject."""
+    import torch
+    from bitsandbytes.functional import QuantState
+    from bitsandbytes.nn import Linear4bit
+
+    layer, size = Linear4bit.__new__(Linear4bit), linear.weight.numel()
+    torch.nn.Module.__init__(layer)
+    layer.in_features, layer.out_features, layer.bias = linear.in_features, linear.out_features, linear.bias
+    layer.compute_dtype, layer.compute_type_is_set = dtype, True
+    layer.weight = torch.nn.Parameter(torch.empty(size // 2, 1, dtype=torch.uint8, device=GPU), requires_grad=False)
+    layer.weight.compress_statistics, layer.weight.quant_type = True, "nf4"
+    scales = QuantState(
+        torch.empty(size // 64 // 256 + 1, device=GPU), code=torch.empty(256, device=GPU), blocksize=256,
+        dtype=torch.float32,
+    )  # fmt: skip
+    layer.quant_state = layer.weight.quant_state = QuantState(
+        torch.empty(size // 64, dtype=torch.uint8, device=GPU), shape=linear.weight.shape, blocksize=64, dtype=dtype,
+        code=torch.empty(16, device=GPU), quant_type="nf4", offset=torch.empty((), device=GPU), state2=scales,
+    )  # fmt: skip
+    return layer
+
+
+def onto_gpu(model):
+    import torch
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.device.index is None:
+                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        moved = torch.nn.Parameter(moved, requires_grad=tensor.requires_grad)
+                    tensors[name] = moved
+
+
+def fake_policy(values, config, dtype):
+    """Return the policy that Unsloth makes of an NF4 base, with gradients of the adapter."""
+    import torch
+    import unsloth.models.llama
+    import unsloth.models.qwen2
+    import unsloth.models.qwen3
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    patches = {"llama": unsloth.models.llama.FastLlamaModel, "qwen2": unsloth.models.qwen2.FastQwen2Model}
+    {**patches, "qwen3": unsloth.models.qwen3.FastQwen3Model}[values["model_type"]].pre_patch()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, dtype=dtype), dtype=dtype)
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, fake_linear(module, dtype))
+    onto_gpu(model)
+    model.tie_weights()
+    model.is_loaded_in_4bit, model._saved_temp_tokenizer = True, types.SimpleNamespace()
+    model.max_seq_length = config.model.max_sequence_tokens
+    model = unsloth.FastLanguageModel.get_peft_model(
+        model,
+        r=config.lora.rank,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        lora_alpha=config.lora.alpha,
+        use_gradient_checkpointing="unsloth",
+        max_seq_length=config.model.max_sequence_tokens,
+    )
+    onto_gpu(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    model.for_training()
+    return model
+
+
+def replace_kernels(scratch):
+    """Replace what cannot run on fake tensors by functions that allocate the same."""
+    import torch
+    import transformers
+    import triton.runtime.interpreter
+    from unsloth.kernels import rms_layernorm
+    from unsloth.models import llama
+    from unsloth.utils import attention_dispatch
+    from unsloth_zoo.temporary_patches import common
+
+    class Attention(torch.autograd.Function):
+        """Allocates what `_flash_attention_forward` and `_flash_attention_backward` of PyTorch 2.13 allocate."""
+
+        @staticmethod
+        def forward(ctx, q, k, v):
+            rows, heads, length, size = q.shape
+            out = q.new_empty(rows, length, heads, size).transpose(1, 2)
+            ctx.save_for_backward(q, k, v, out, q.new_empty(rows, heads, length, dtype=torch.float32))
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient):
+            q, k, v, *_ = ctx.saved_tensors
+            sums = [q.new_empty(q.shape, dtype=torch.float32)]
+            sums += [torch.empty_like(q), torch.empty_like(q)] if k.shape != q.shape else []  # one per query head
+            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+    def dequantize(weight, state=None, out=None, use_global_buffer=False):
+        if state is None:
+            return weight
+        if use_global_buffer:  # one buffer for all layers, as large as the largest matrix
+            if scratch.get("weight") is None or scratch["weight"].numel() < state.shape.numel():
+                scratch["weight"] = torch.empty(state.shape.numel(), dtype=state.dtype, device=GPU)
+            out = scratch["weight"][: state.shape.numel()].view(state.shape)
+        else:
+            out = torch.empty(state.shape, dtype=state.dtype, device=GPU)
+        return out.t() if weight.shape[0] == 1 else out
+
+    def compiled(*options, **more):
+        def forward(logits, *others):
+            return tuple(logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
+
+        return lambda kernel: {"post_forward": forward, "post_backward": lambda z, *_: torch.empty_like(z)}[
+            kernel.__name__
+        ]
+
+    def capability():
+        return torch.cuda.get_device_capability()[0]
+
+    for name in ("unsloth.kernels", "unsloth.kernels.utils", "unsloth.kernels.fast_lora"):
+        sys.modules[name].fast_dequantize = dequantize
+    for name in [name for name in dir(torch.nn.init) if name.endswith("_") and name[0] != "_"]:
+        setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
+    torch.nn.Module.to = lambda module, *args, **kwargs: module  # fake tensors cannot be swapped
+    triton.runtime.interpreter.InterpretedFunction.run = lambda *args, **kwargs: None
+    rms_layernorm._multirow_checked = lambda *args: None
+    common._maybe_compile = compiled
+    transformers.Trainer._inner_training_loop.__name__ = "_fast_inner_training_loop"  # get_peft_model asks
+    attention_dispatch.scaled_dot_product_attention = lambda q, k, v, **options: Attention.apply(q, k, v)
+    attention_dispatch._sdpa_takes_gqa = lambda *args: capability() >= 8  # older GPUs repeat keys and values
+    llama.get_packed_info_from_kwargs = lambda options, device: options.get("packed_seq_lengths")
+    attention_dispatch.packed_segment_lengths = lambda lengths, total: lengths
+    card.on_cpu = lambda device: GPU if isinstance(device, int) or str(device).startswith("cuda") else device
+
+
+def scored_rows(config, plan):
+    """Return the rows that Unsloth scores at once without gradients, by its own estimate, and the chunks of each."""
+    import torch
+    from unsloth_zoo.rl_replacements import autotune_batch_and_chunks
+
+    free = plan.fit.device.free - sum(plan.fit.parts[name] for name in (*FIXED, "cuda_graphs"))
+    torch.cuda.mem_get_info = lambda *args: (free, plan.fit.device.total)
+    samples, lengths = plan.fit.max_num_seqs, config.model.max_sequence_tokens
+    rows, chunks = autotune_batch_and_chunks(samples, lengths, plan.shape.hidden, plan.shape.vocabulary, 16)
+    return -(-samples // (samples // rows)), chunks
+
+
+def count(config, plan, scored, dtype):
+    """Return the bytes on the GPU in each phase, apart from weights, adapter, gradients, optimizer, and on the host."""
+    import torch
+    from helpers.tensor_memory import TensorMemory
+    from torch._subclasses import FakeTensorMode
+    from trl.models.utils import disable_gradient_checkpointing
+    from unsloth_zoo import gradient_checkpointing as offload
+    from unsloth_zoo.rl_replacements import chunked_hidden_states_selective_log_softmax_recompute as logprobs
+
+    values = {**json.loads((Path(config.model.name) / "config.json").read_text()), "num_hidden_layers": LAYERS}
+    rows, length = plan.fit.micro_batch_size, config.model.max_sequence_tokens
+    completion, (together, chunks) = config.sampling.max_completion_tokens, scored
+    scratch, sizes = {}, {}
+    replace_kernels(scratch)
+
+    def ids(*shape):
+        return torch.zeros(shape, dtype=torch.long, device=GPU)
+
+    def score(rows, kept, chunks, packed=False):
+        """As unsloth_zoo scores the last `kept` tokens of each row. Packed, all rows are one."""
+        count, tokens = rows * kept, (1, rows * length) if packed else (rows, length)
+        options = {"packed_seq_lengths": (length,) * rows, "position_ids": ids(*tokens)} if packed else {}
+        hidden = policy(input_ids=ids(*tokens), **options, use_cache=False).logits
+        states = hidden[0, :-1][ids(count)].unsqueeze(0) if packed else hidden[:, -kept - 1 : -1]
+        head = policy.get_output_embeddings().weight
+        return hidden, logprobs(states, head, ids(*states.shape[:2]), chunks)
+
+    def on_gpu(tensor):
+        return tensor.device.index == 0
+
+    def phase(name):
+        sizes[name] = max(sizes.get(name, 0), held.peak)
+        held.peak = held.live
+
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
+    mixed = torch.autocast("cuda", dtype=dtype)
+    with card.OnCpu(), FakeTensorMode(allow_non_fake_inputs=True):
+        policy = fake_policy(values, config, dtype)
+        for _ in range(2):  # Unsloth's second buffer on the GPU is used from the second step
+            sizes = {}
+            with TensorMemory(on_gpu) as held:
+                with mixed:
+                    hidden, found = score(rows, completion, chunks * rows, packed=True)
+                    phase("backward")  # the forward pass, whose peak is lower
+                    with torch.no_grad():  # Unsloth compares with one row at a time until it trusts its packing
+                        score(1, length - 1, 1)
+                hidden.register_hook(lambda gradient: phase("loss"))
+                found.sum().backward()
+                phase("backward")
+                del hidden, found
+        buffers = [*offload._allocated_slots(offload.GPU_BUFFERS), *offload._allocated_slots(offload.GPU_BUFFERS_B)]
+        kept = sum(each.untyped_storage().nbytes() for each in [*buffers, scratch["weight"]])
+        host = [offload._pinned_block_bytes(each.untyped_storage().nbytes()) for each in offload.CPU_BUFFERS]
+        with TensorMemory(on_gpu) as held, torch.no_grad(), disable_gradient_checkpointing(policy), mixed:
+            score(together, completion, chunks * together)
+            phase("scoring")
+    on_host = sum(host) + (plan.shape.layers - LAYERS) * (host[0] - host[-1])
+    return {**{name: size + kept for name, size in sizes.items()}, "host": on_host}
+
+
+LAYERS = 2
+FIXED = ("weights", "adapter", "gradients", "optimizer", "context", "workspace")
+"""Parts of the plan that are not counted here."""
+
+
+def main():
+    gpus, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    card.pretend(gpus[0][0], *gpus[0][2:])
+    card.autocast_on_cpu()
+    vllm_arguments.import_unsloth()
+    import torch
+
+    alike = {}
+    for name, mebibytes, gibibytes, capability in gpus:
+        flags = ("--model.engine", "unsloth", "--sampling.backend", "vllm")
+        config, plan = vllm_arguments.make_plan_on(name, mebibytes, folder, *flags)
+        scored, is_old = scored_rows(config, plan), float(capability) < 8
+        key = (config.model.name, plan.fit.micro_batch_size, scored, is_old)
+        alike.setdefault(key, []).append((name, gibibytes, capability, config, plan))
+    for (_, _, scored, is_old), group in alike.items():
+        if process := os.fork():  # Unsloth keeps buffers in its modules
+            assert os.waitpid(process, 0)[1] == 0
+            continue
+        card.pretend(*group[0][:3])
+        counted = count(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
+        for name, _, _, _, plan in group:
+            phases = {
+                phase: sum(size for part, size in sizes.items() if part not in (*FIXED, "cuda_graphs"))
+                for phase, sizes in plan.fit.phases.items()
+            }
+            planned = {**phases, "host": plan.fit.host}
+            print(json.dumps({"gpu": name, "planned": planned, "counted": counted}), flush=True)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
