@@ -156,12 +156,7 @@ def show_plan(plan: Plan) -> None:
         print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     print("\n".join(_settings(plan)))
     if other := plan.unquantized:
-        print(
-            _line(
-                "16 bits",
-                f"also fit: {other.needed / GIB:.2f} GiB with --model.bits 16; check-gpu measures which is faster",
-            )
-        )
+        print(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
     print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)

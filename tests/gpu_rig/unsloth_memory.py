@@ -165,7 +165,7 @@ def scored_rows(config, plan):
     import torch
     from unsloth_zoo.rl_replacements import autotune_batch_and_chunks
 
-    free = plan.fit.device.free - sum(plan.fit.parts[name] for name in (*FIXED, "cuda_graphs"))
+    free = plan.fit.device.free - sum(plan.fit.parts[name] for name in FIXED)
     torch.cuda.mem_get_info = lambda *args: (free, plan.fit.device.total)
     samples, lengths = plan.fit.max_num_seqs, config.model.max_sequence_tokens
     rows, chunks = autotune_batch_and_chunks(samples, lengths, plan.shape.hidden, plan.shape.vocabulary, 16)
@@ -181,7 +181,9 @@ def count(config, plan, scored, dtype):
     from unsloth_zoo import gradient_checkpointing as offload
     from unsloth_zoo.rl_replacements import chunked_hidden_states_selective_log_softmax_recompute as logprobs
 
-    values = {**json.loads((Path(config.model.name) / "config.json").read_text()), "num_hidden_layers": LAYERS}
+    from lora_grpo.models import model_files
+
+    values = {**model_files.read_config(config.model), "num_hidden_layers": LAYERS}
     rows, length = plan.fit.micro_batch_size, config.model.max_sequence_tokens
     completion, (together, chunks) = config.sampling.max_completion_tokens, scored
     scratch, sizes = {}, {}
@@ -233,13 +235,13 @@ def count(config, plan, scored, dtype):
 
 
 LAYERS = 2
-FIXED = ("weights", "adapter", "gradients", "optimizer", "context", "workspace")
+FIXED = ("weights", "adapter", "gradients", "optimizer", "context", "workspace", "cuda_graphs")
 """Parts of the plan that are not counted here."""
 
 
 def main():
     gpus, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", HF_HUB_CACHE=f"{folder}/hub")
     card.pretend(gpus[0][0], *gpus[0][2:])
     card.autocast_on_cpu()
     vllm_arguments.import_unsloth()
@@ -259,12 +261,10 @@ def main():
         card.pretend(*group[0][:3])
         counted = count(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
         for name, _, _, _, plan in group:
-            phases = {
-                phase: sum(size for part, size in sizes.items() if part not in (*FIXED, "cuda_graphs"))
-                for phase, sizes in plan.fit.phases.items()
-            }
-            planned = {**phases, "host": plan.fit.host}
-            print(json.dumps({"gpu": name, "planned": planned, "counted": counted}), flush=True)
+            fixed = sum(plan.fit.parts[part] for part in FIXED)
+            planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.fit.phases.items()}
+            planned["host"] = plan.fit.host
+            print(json.dumps({"gpu": name, "fixed": fixed, "planned": planned, "counted": counted}), flush=True)
         os._exit(0)
 
 

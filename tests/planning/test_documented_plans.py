@@ -7,7 +7,7 @@ from helpers.fresh_imports import RECIPES, ROOT
 
 from lora_grpo.cli.arguments import parse
 from lora_grpo.config import LAPTOP_MODEL
-from lora_grpo.models import KNOWN_MODELS
+from lora_grpo.models import GIB, KNOWN_MODELS
 from lora_grpo.planning import make_plan
 
 PRESETS = {path.stem: runpy.run_path(str(path))["PRESETS"] for path in RECIPES}
@@ -24,6 +24,7 @@ def rows(start):
 
 
 GPUS = {row[0]: row for row in rows("`nvidia-smi` shows")}
+MEMORY = {row[0]: row[1:] for row in rows("GPU")}
 MODELS = [[cell.partition("`")[0] for cell in row] for row in rows("preset | `--model.name`")]
 
 
@@ -41,6 +42,10 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     assert plan.fit.fits and plan.fit.max_num_seqs == 64
     assert plan.fit.micro_batch_size == int(micro)
     assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.03)
+    chunks, *documented = MEMORY[gpu]
+    assert int(chunks) == 4 * plan.fit.micro_batch_size
+    found = [sum(plan.fit.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
+    assert [float(cell.split()[0]) * GIB for cell in documented] == pytest.approx([*found, plan.fit.host], rel=0.02)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

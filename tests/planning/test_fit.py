@@ -1,5 +1,6 @@
 """What is worked out from a card's memory, for every preset and for cards of every size."""
 
+import dataclasses
 import re
 import runpy
 
@@ -100,3 +101,34 @@ def test_processes_share_a_step(processes, monkeypatch):
     found = fit(SHAPE, CONFIG, card(24), sampler="vllm")
     assert 64 // processes % found.micro_batch_size == 0
     assert found.max_num_seqs == 64 // processes
+
+
+def test_unsloth_gets_at_most_16_completions_unless_more_are_asked_for():
+    for asked, micro in ((None, 16), (64, 64)):
+        config = replace(CONFIG, {"train": {"micro_batch_size": asked}})
+        assert fit(SHAPE, config, card(24), sampler="shared", fused=True).micro_batch_size == micro
+
+
+def test_what_unsloth_moves_to_host_memory_must_fit_there():
+    there = card(24)
+    found = fit(SHAPE, CONFIG, there, sampler="shared", fused=True)
+    inputs = 2 * 16 * CONFIG.model.max_sequence_tokens * SHAPE.hidden
+    assert SHAPE.layers * inputs <= found.host < 2 * SHAPE.layers * inputs
+    assert found.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
+    less = dataclasses.replace(there, host=found.host - 1)
+    assert fit(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
+    with pytest.raises(UserError, match=r"needs 0.*GiB of host memory"):
+        fit(SHAPE, CONFIG, dataclasses.replace(there, host=10**8), sampler="shared", fused=True)
+    # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
+    found = fit(SHAPE, CONFIG, there, sampler="vllm")
+    assert found.host == found.parts["vllm_weights"] + found.parts["vllm_adapter"]
+    assert fit(SHAPE, CONFIG, there, sampler="transformers").host == 0
+
+
+def test_cuda_graphs_come_on_top_of_vllms_share():
+    for sampler in ("vllm", "shared"):
+        found = fit(SHAPE, CONFIG, card(24), sampler=sampler, fused=sampler == "shared")
+        names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace", *["weights"] * (sampler == "shared"))
+        inside = sum(found.parts[name] for name in names)
+        assert found.gpu_memory_share * card(24).total == pytest.approx(inside, rel=0.01)
+        assert all(phase["cuda_graphs"] > 0.4 * GIB for phase in found.phases.values())
