@@ -12,6 +12,7 @@ start_adapter.py  --lora.from: checks the adapter that a run starts from, and co
 policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
 shape.py          the dimensions of a transformer, read from its config.json, or from known_models.json
 memory.py         estimates the memory of each part of a GRPO step from the shape
+unsloth_memory.py the terms of Unsloth's loss pass and gradient checkpointing
 """
 
 from lora_grpo.models import base_model, memory, model_files

@@ -14,6 +14,7 @@ from typing import Literal
 
 from lora_grpo.config import RunConfig, batch_shape, prompts_to_read
 from lora_grpo.errors import UserError
+from lora_grpo.models import unsloth_memory
 from lora_grpo.models.shape import Shape
 
 GIB = 1024**3
@@ -35,9 +36,6 @@ SELECTION_BYTES = 64
 its workspace, and two sums in double precision."""
 _TOKEN_CHUNK, _VOCABULARY_CHUNK, _SFT_CHUNK = 2048, 8192, 256
 """Tokens and vocabulary entries per tile in TRL 1.14's chunked logprobs, and tokens per chunk in its loss for SFT."""
-_HOST_BUFFERS, _HOST_BUFFER, _LEAST_OFFLOADED = 200, 2 * 128 * 1024, 512
-"""Host buffers of unsloth_zoo's gradient checkpointing and their size in bytes before they grow, and the context in
-tokens from which Unsloth uses them (unsloth/models/_utils.py, 2026.10.7)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Step:
     @property
     def offloads(self) -> bool:
         """Whether the inputs of the layers wait for the backward pass in host memory."""
-        return self.fused and self.config.train.gradient_checkpointing and self.length >= _LEAST_OFFLOADED
+        return self.fused and self.config.train.gradient_checkpointing and self.length >= unsloth_memory.LEAST_OFFLOADED
 
     @property
     def length(self) -> int:
@@ -112,22 +110,18 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     fixed = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")
     # The old logprobs correct for vLLM's, and those of the reference are in the KL penalty.
     is_scored = step.fused and step.config.method == "grpo" and (engine or step.config.train.beta)
-    free = step.free - sum(sizes[name] for name in fixed)
-    return sizes | {"scoring": _scoring_bytes(shape, step, free) if is_scored else 0}
+    rows, free = batch_shape(step.config).parallel_samples, step.free - sum(sizes[name] for name in fixed)
+    scoring = unsloth_memory.scoring_bytes(shape, rows, step.length, free)
+    return sizes | {"scoring": scoring if is_scored else 0}
 
 
-def host_bytes(shape: Shape, step: Step) -> int:
-    """Return the bytes of host memory that hold data of the GPU.
+def host_bytes(shape: Shape, step: Step, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of host memory that hold data of the GPU. `sizes` is the result of `parts`.
 
-    Unsloth's gradient checkpointing has one buffer for each layer (unsloth_zoo/gradient_checkpointing.py). PyTorch
-    rounds each up to a power of two, because it is pinned. A vLLM engine with its own weights copies them when it
-    sleeps; those that Unsloth's engine shares with the trainer stay on the GPU.
+    A vLLM engine with its own weights copies them when it sleeps; those that Unsloth's engine shares with the trainer
+    stay on the GPU.
     """
-    inputs = 0
-    if step.offloads:
-        inputs = shape.layers * 2 ** math.ceil(math.log2(2 * step.tokens * shape.hidden))
-        inputs += max(0, _HOST_BUFFERS - shape.layers) * _HOST_BUFFER
-    sizes = parts(shape, step)
+    inputs = unsloth_memory.host_bytes(shape, step.tokens) if step.offloads else 0
     return inputs + (sizes["vllm_weights"] + sizes["vllm_adapter"] if step.sampler == "vllm" else 0)
 
 
@@ -136,8 +130,8 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
     logits), `backward` (the backward pass through the layers) and, with Unsloth, `scoring` (logprobs of all completions
-    of the step, without gradients). The sampler frees its cache after sampling. A vLLM
-    engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
+    of the step, without gradients). The sampler frees its cache after sampling. A vLLM engine sleeps during training
+    (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
     """
     of_sampling = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter", "vllm_workspace"}
     of_training = {"gradients", "activations"}
@@ -263,7 +257,7 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
     Logits are computed in tiles of tokens and vocabulary entries (training/token_logprobs.py), by Unsloth and in SFT in
-    chunks of tokens. Unsloth recomputes them for the backward pass (models/policy.py).
+    chunks of tokens.
     """
     width = 4 if step.on_cpu else 2
     completions = step.micro_batch_size * step.config.sampling.max_completion_tokens
@@ -272,14 +266,7 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
         # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
         return last_norm + 2 * width * step.tokens * shape.hidden + 16 * _SFT_CHUNK * shape.vocabulary
     if step.fused:
-        # unsloth_zoo 2026.10.7: logits of a chunk and their gradient; compiled kernels allocate no more than that.
-        chunks = step.micro_batch_size * max(4, step.length // 4096)
-        chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
-        # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
-        row = 2 * step.length * shape.vocabulary
-        spread = 4 * step.tokens * shape.hidden  # the gradient of the completions' states, with zeros for the prompts'
-        states = (4 * step.tokens + 2 * completions) * shape.hidden
-        return states + max(chunk, row, spread)
+        return unsloth_memory.loss_bytes(shape, step.micro_batch_size, step.length, completions)
     hidden_gradient = 4 * completions * shape.hidden
     rows, entries = min(completions, _TOKEN_CHUNK), min(shape.vocabulary, _VOCABULARY_CHUNK)
     single = (rows, entries) == (completions, shape.vocabulary)
@@ -288,21 +275,3 @@ def _logit_bytes(shape: Shape, step: Step) -> int:
     between = (12 if single else 16) * rows * entries
     head = 8 * rows * entries + 4 * shape.hidden * (rows + entries)
     return last_norm + hidden_gradient + tiles + max(between, head)
-
-
-def _scoring_bytes(shape: Shape, step: Step, free: int) -> int:
-    """Return the bytes of a forward pass without gradients over as many rows as Unsloth takes at once.
-
-    Unsloth takes the most for which its own estimate is at most 0.8 of the free memory (`autotune_batch_and_chunks` of
-    unsloth_zoo 2026.10.7), in equal parts. The estimate is far above what 64 rows need, so this pass rarely decides
-    whether a run fits.
-    """
-    rows, length = batch_shape(step.config).parallel_samples, step.length
-
-    def estimate(count: int) -> float:
-        logits = count / rows * shape.vocabulary / max(4, length // 4096)
-        return 16 * count * length * (shape.hidden + logits)
-
-    fitting = next((count for count in range(rows, 0, -1) if estimate(count) <= 0.8 * free), min(4, rows))
-    together = math.ceil(rows / (rows // fitting))
-    return together * length * (10 * shape.hidden + 6 * shape.inner)

@@ -138,7 +138,7 @@ class Planner:
         on_cpu, free = self.device.on_cpu, self.device.free
         step = memory.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free)
         sizes = memory.parts(self.shape, step)
-        fit = Fit(micro, sequences, sampler, sizes, self.device, memory.host_bytes(self.shape, step))
+        fit = Fit(micro, sequences, sampler, sizes, self.device, memory.host_bytes(self.shape, step, sizes))
         if sampler not in ("vllm", "shared"):
             return fit
         engine = sum(sizes[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
