@@ -82,7 +82,7 @@ def read_given(
         allow_abbrev=False,
     )
     _add_flags(parser, kind, defaults, shown)
-    found, unknown = parser.parse_known_args(words)
+    found, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         known = [name for name in parser._option_string_actions if name.startswith("--")]
         raise UserError(f"unknown argument {unknown[0]}; {suggestion(unknown[0], known, otherwise='see --help')}")

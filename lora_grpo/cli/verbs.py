@@ -1,4 +1,4 @@
-"""The commands of `lora-grpo`: train, evaluate, merge, export-gguf, push, report, check-gpu.
+"""The commands of `lora-grpo`: train, evaluate, chat, merge, export-gguf, push, report, check-gpu.
 
 The docstring of a command is the description that its `--help` shows. A script in `scripts/` runs one of them.
 """
@@ -70,6 +70,21 @@ def evaluate(arguments: Sequence[str]) -> None:
     from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 
     evaluate_and_report(read_flags(EvaluateOptions, arguments, evaluate.__doc__))
+
+
+def chat(arguments: Sequence[str]) -> None:
+    """Ask a run, an adapter, a model or a GGUF file questions, and see the answers before and after training.
+
+        lora-grpo chat outputs/gsm8k_lora                       # type questions; Ctrl-D ends
+        lora-grpo chat outputs/gsm8k_lora "Tom has 3 plums and buys 4. How many plums does he have?"
+        lora-grpo chat outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf
+
+    Prompts have the system prompt and the chat template of the training. Each question is answered alone, as in
+    training.
+    """
+    from lora_grpo.cli.chat import ChatOptions, run_chat
+
+    run_chat(read_flags(ChatOptions, arguments, chat.__doc__))
 
 
 def merge(arguments: Sequence[str]) -> None:
@@ -146,7 +161,8 @@ def check_gpu(arguments: Sequence[str]) -> None:
 
 
 VERBS = {
-    verb.__name__.replace("_", "-"): verb for verb in (train, evaluate, merge, export_gguf, push, report, check_gpu)
+    verb.__name__.replace("_", "-"): verb
+    for verb in (train, evaluate, chat, merge, export_gguf, push, report, check_gpu)
 }
 
 

@@ -125,6 +125,18 @@ def _program(path: Path) -> list[str]:
     )
 
 
+def _request(prompt: str, params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Return the body of a request for one completion."""
+    return {
+        "prompt": prompt,
+        "n_predict": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "seed": seed,
+        **_ONLY_TEMPERATURE_AND_TOP_P,
+    }
+
+
 class GgufTokenizer:
     """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
 
@@ -216,22 +228,23 @@ class GgufSampler(Sampler):
         """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
 
         def complete(index: int) -> SampledTokens:
-            body = {
-                "prompt": prompts[index // params.num_samples],
-                "n_predict": params.max_tokens,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                "seed": seeds[index],
-                "return_tokens": True,
-                **_ONLY_TEMPERATURE_AND_TOP_P,
-            }
-            answer = self.post("/completion", body)
+            body = _request(prompts[index // params.num_samples], params, seeds[index])
+            answer = self.post("/completion", body | {"return_tokens": True})
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
             if truncated and len(tokens) < params.max_tokens:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
             return SampledTokens(tokens, answer["content"], truncated)
 
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
+
+    def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
+        """Yield the text of one completion while it is generated."""
+        with self._client.stream(
+            "POST", "/completion", json=_request(prompt, params, seed) | {"stream": True}
+        ) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: ")).get("content", "")
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's answer, or raise a RunError if it has ended or rejects the request."""

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -139,6 +140,40 @@ class Sampler:
         """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
         samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds))
         yield from by_prompt(enumerate(samples), params.num_samples)
+
+    def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
+        """Yield the text of one completion while it is generated, with `generate`. The sampler must be awake."""
+        import torch
+        from transformers import TextIteratorStreamer
+
+        closed = threading.Event()
+        streamer = TextIteratorStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        ids = torch.tensor(self.encode([prompt]), device=next(self.model.parameters()).device)
+        sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
+
+        def generate() -> None:
+            torch.manual_seed(seed)
+            try:
+                self.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    **(sampling if params.temperature else {"do_sample": False}),
+                    max_new_tokens=params.max_tokens,
+                    eos_token_id=self.eos_token_ids,
+                    pad_token_id=self.tokenizer.pad_token_id,
+                    streamer=streamer,
+                    stopping_criteria=[lambda rows, scores: torch.full((len(rows),), closed.is_set())],
+                )
+            finally:
+                streamer.end()  # an error would otherwise leave the reader waiting
+
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(generate)
+            try:
+                yield from streamer
+                running.result()  # raises what `generate` raised
+            finally:
+                closed.set()  # after Ctrl-C, or if the caller reads no further
 
     def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
         texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)

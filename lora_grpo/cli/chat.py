@@ -1,0 +1,108 @@
+"""`lora-grpo chat`: ask a model questions, and watch the answers before and after training as they are generated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from lora_grpo.config import check_fields
+from lora_grpo.files import printable
+from lora_grpo.flags import Flag
+from lora_grpo.models import ModelSpec, Overrides, choose_adapter, resolve
+from lora_grpo.runs import system_prompt
+from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
+from lora_grpo.tasks import chat
+
+_PROMPT_BYTES = 8192
+"""Room for a question in the context of llama.cpp."""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Flags of `lora-grpo chat`. The settings of a run are the defaults for its adapter."""
+
+    source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF")]
+    """Folder of a run, an adapter or a model, a Hub id, `starter`, or a GGUF file."""
+    question: Annotated[str | None, Flag("QUESTION")] = None
+    """Answer this question and exit; default: read questions from the terminal, one per line, until Ctrl-D."""
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
+    system: str | None = None
+    """The system prompt; default: the one of the run, if all of its rows had the same. Pass "" for none."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Sampling temperature; 0 means greedy."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the samples."""
+    max_completion_tokens: PositiveInt | None = None
+    """Maximum length of an answer in tokens; default: the run's value, else 512."""
+    bits: Literal[4, 16] | None = None
+    """Precision of the weights: 4 (NF4, as in training) or 16; default: the run's value, else 16."""
+    base: str | None = None
+    """Base model of an adapter, if the one in the adapter's configuration has moved."""
+    revision: str | None = None
+    """Hub commit, branch or tag of the model."""
+    trust_remote_code: bool = False
+    """Run Python code from the model's repository."""
+
+
+def run_chat(options: ChatOptions) -> None:
+    """Answer one question, or every line of the terminal. With an adapter, the model before training answers first.
+
+    Every question is answered alone, as in training: the model does not see the questions before it.
+    """
+    check_fields(options)
+    source = choose_adapter(options.source, options.what)
+    model: ModelSpec | GgufModel
+    if source.lower().endswith(".gguf"):
+        model = read_gguf(Path(source).expanduser())
+    else:
+        model = resolve(source, Overrides(options.bits, options.base, options.revision, options.trust_remote_code))
+    run = model.run
+    system = system_prompt(run) if run and options.system is None else options.system
+    trained = run["config"]["sampling"]["max_completion_tokens"] if run else 512
+    max_tokens = options.max_completion_tokens or trained
+    params = SamplingParams(1, options.temperature, 1.0, max_tokens)
+    sampler: Sampler
+    if isinstance(model, GgufModel):
+        sampler = GgufSampler(model, [{"prompt": [{"content": (system or "") + " " * _PROMPT_BYTES}]}], max_tokens)
+    else:
+        tokenizer = build.load_tokenizer(model)
+        if model.run is None:  # the template of a run's model has the variables of its training
+            chat.set_variables(tokenizer, {}, max_tokens)
+        sampler = build.load_sampler(model, "transformers", tokenizer, 0, options.seed)
+    before = "start" if isinstance(model, ModelSpec) and model.start else "base"
+    answers = {before: False, model.label: True} if model.adapter else {model.label: True}
+    try:
+        for question in [options.question] if options.question else _questions():
+            messages = [{"role": "user", "content": question}]
+            if system:
+                messages = [{"role": "system", "content": system}, *messages]
+            prompt = chat.render(sampler.tokenizer, messages)
+            for name, adapter in answers.items():
+                print(f"{name}: ", end="", flush=True)
+                with sampler.awake(adapter=adapter):
+                    for text in sampler.stream_text(prompt, params, options.seed):
+                        print("\n".join(map(printable, text.split("\n"))), end="", flush=True)
+                print()
+    finally:
+        sampler.close()
+
+
+def _questions() -> Iterator[str]:
+    """Yield the lines that are typed or piped in."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - lets `input` edit the line and recall earlier ones
+
+        print("Type a question. Ctrl-D ends.", file=sys.stderr)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line
