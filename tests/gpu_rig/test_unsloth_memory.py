@@ -5,11 +5,14 @@ Not covered: the CUDA context, fragmentation, workspaces and vLLM's CUDA graphs,
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 from helpers.gpus import GPUS
+
+from lora_grpo.models import GIB
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -37,3 +40,11 @@ def test_a_step_takes_what_the_plan_says(counted, gpu):
     line = counted[gpu]
     for name in ("scoring", "loss", "backward", "host"):
         assert line["planned"][name] == pytest.approx(line["counted"][name], rel=0.1), name
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu, *_ in GPUS])
+def test_the_documented_bytes_are_those_counted(counted, gpu):
+    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    [cells] = [re.findall(r"\(([\d.]+)\)", line) for line in lines if line.startswith(f"| {gpu} |") and "(" in line]
+    found = [(counted[gpu]["fixed"] + counted[gpu]["counted"][name]) / GIB for name in ("scoring", "loss", "backward")]
+    assert [*map(float, cells)] == pytest.approx([*found, counted[gpu]["counted"]["host"] / GIB], abs=0.02)
