@@ -16,6 +16,7 @@ RECIPES = {
     "gsm8k": "gsm8k_lora.py",
     "code": "code_lora.py",
     "sft": "sft_lora.py",
+    "laptop": "laptop_lora.py",
     "length": "length_lora.py",
     "task": "your_task.py",
 }

@@ -146,7 +146,8 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
         return steps | {"0% right": f"{advice}another --output-dir" if has_gold else "train on easier rows"}
     if config.method == "sft" and not none_right:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
-        steps["GRPO"] = f"{command(recipe, '--lora.from', folder, *named)} with {same}"
+        preset = ["--preset", config.preset] if config.preset == "laptop" else []
+        steps["GRPO"] = f"{command(recipe, *preset, '--lora.from', folder, *named)} with {same}"
     # The flags that lift the limits that ended the run, or that a run twice as long would reach.
     flags = [] if run.out_of_time else [f"--train.max-steps {2 * config.train.max_steps}"]
     if run.stopped_early:

@@ -11,6 +11,8 @@ adapter.
     python recipes/sft_lora.py --dry-run                         # settings, one prompt and answer; trains nothing
 """
 
+from pathlib import Path
+
 from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
@@ -25,7 +27,10 @@ PRESETS = {
     "starter": starter_preset(
         data={"task": "starter", "eval_limit": 400}, train={**TRAIN, "micro_batch_size": 16, "learning_rate": 2e-3}
     ),
-    "laptop": laptop_preset(data={"task": "starter", "eval_limit": 200}, train={**TRAIN, "learning_rate": 5e-4}),
+    "laptop": laptop_preset(
+        data={"task": str(Path(__file__).with_name("laptop_lora.py")), "eval_limit": 100},
+        train={"max_steps": 5, "prompts_per_step": 16, "learning_rate": 1e-3},
+    ),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
     "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),

