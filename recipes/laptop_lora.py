@@ -29,7 +29,6 @@ MESSAGES = (
     "{n} {item}, please. Ship them to {city}, attention {name}.",
     "{name} in {city} ordered {other_n} {item}. No wait, make that {n}.",
     "{name} moved from {other_city} to {city} and needs {n} {item}.",
-    "{other_name} asks you to ship {n} {item} to {name} in {city}.",
     "{name} in {city} returns the {other_item} and takes {n} {item} instead.",
 )
 
@@ -47,10 +46,10 @@ def load(split):
     names, cities, items = NAMES.split(), CITIES.split(), ITEMS.split()
     generator, orders = random.Random(0), {}
     while len(orders) < TRAIN_ROWS + EVAL_ROWS:
-        (name, other_name), (city, other_city) = generator.sample(names, 2), generator.sample(cities, 2)
+        name, (city, other_city) = generator.choice(names), generator.sample(cities, 2)
         (item, other_item), (n, other_n) = generator.sample(items, 2), generator.sample(range(2, 100), 2)
-        words = {"n": in_words(n), "other_n": in_words(other_n), "name": name, "other_name": other_name, "city": city}
-        words |= {"other_city": other_city, "item": item, "other_item": other_item}
+        words = {"n": in_words(n), "other_n": in_words(other_n), "name": name, "city": city, "other_city": other_city}
+        words |= {"item": item, "other_item": other_item}
         message = generator.choice(MESSAGES).format(**words)
         orders[message[0].upper() + message[1:]] = {"name": name, "city": city, "item": item, "quantity": n}
     rows = [{"question": message, "order": order} for message, order in orders.items()]
