@@ -40,7 +40,7 @@ def broken(tmp_path, monkeypatch, machine):
         monkeypatch.syspath_prepend(tmp_path / "packages")
 
     yield add
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("unsloth", "vllm")]:
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("unsloth", "unsloth_zoo", "vllm")]:
         del sys.modules[name]
     os.environ.clear()
     os.environ.update(kept)
@@ -68,6 +68,9 @@ def test_an_import_of_an_engine_fails(broken, statement, said, engine):
     assert said in str(failed.value) and "\n" not in str(failed.value)
 
 
+CHUNKS = "chunked_hidden_states_selective_log_softmax = chunked_hidden_states_selective_log_softmax_recompute = None"
+"""The functions of unsloth_zoo.rl_replacements that are replaced before a start."""
+
 STARTS = {
     "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')": "CUDA out of memory. Tried",
     "raise RuntimeError('Engine core initialization failed\\nmore') from OSError('no kernel image')": "no kernel image",
@@ -80,6 +83,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
     broken(
         unsloth="import torch\nclass FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
         f"        {statement}\n",
+        unsloth_zoo__rl_replacements=CHUNKS,
         vllm="",
     )
     monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
@@ -89,7 +93,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
 
 
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
-    broken(unsloth="FastLanguageModel = None")
+    broken(unsloth="FastLanguageModel = None", unsloth_zoo__rl_replacements=CHUNKS)
     base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH
