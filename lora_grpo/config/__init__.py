@@ -21,6 +21,7 @@ from lora_grpo.config.hardware import (
     choose_preset,
     local_sampler,
     use_one_gpu,
+    uses_gpu,
     uses_vllm,
     vllm_available,
     vllm_serves,

@@ -100,7 +100,7 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
     """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
     if config.model.engine != "auto":
         return config.model.engine
-    can_use = supports_unsloth(config) and _uses_gpu(config) and importlib.util.find_spec("unsloth")
+    can_use = supports_unsloth(config) and uses_gpu(config) and importlib.util.find_spec("unsloth")
     return "unsloth" if can_use else "peft"
 
 
@@ -110,7 +110,7 @@ def uses_vllm(config: RunConfig) -> bool:
         return True
     if config.sampling.backend != "auto":
         return config.sampling.backend == "vllm"
-    return vllm_available() and _uses_gpu(config) and vllm_serves(config) and not config.lora.dora
+    return vllm_available() and uses_gpu(config) and vllm_serves(config) and not config.lora.dora
 
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
@@ -131,7 +131,8 @@ def with_gpu_defaults(config: RunConfig) -> RunConfig:
     return resolved
 
 
-def _uses_gpu(config: RunConfig) -> bool:
+def uses_gpu(config: RunConfig) -> bool:
+    """Return whether the run computes on a GPU of this machine."""
     gpus, _ = nvidia_gpus()
     # With too old a driver, presets for a CPU run there, and those for a GPU are only planned, as with a newer driver.
     return bool(gpus) and not (preset_gigabytes(config.preset) is None and driver_problem(gpus[0]))

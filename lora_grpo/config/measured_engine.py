@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from lora_grpo.config.hardware import supports_unsloth
+from lora_grpo.config.hardware import supports_unsloth, uses_gpu
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, json_files
@@ -59,14 +59,16 @@ def measured_engine(config: RunConfig, gpu: str) -> MeasuredEngine | None:
     ignored with a line on stderr.
     """
     is_open = config.model.engine == config.sampling.backend == "auto"
-    if not is_open or config.lora.dora or not supports_unsloth(config):
+    if not is_open or config.lora.dora or not supports_unsloth(config) or not uses_gpu(config):
         return None
+    path = None
     try:
-        value = json.loads(_measured_file().read_text(encoding="utf-8"))
+        path = _measured_file()
+        value = json.loads(path.read_text(encoding="utf-8"))
         found: MeasuredEngine = json_files.validated(value, MeasuredEngine, "damaged file", "run check-gpu again")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
-        print(f"note: ignoring the measurements of check-gpu: {first_line(error)}", file=sys.stderr)
+        print(f"note: ignoring the measurements of check-gpu: {path}: {first_line(error)}", file=sys.stderr)
         return None
     return found if found.machine == _machine(gpu) else None

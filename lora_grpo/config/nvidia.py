@@ -19,6 +19,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+_OLDEST_ON_CUDA_13 = (7, 5)
+"""Compute capability of the oldest GPUs that CUDA 13 supports (Turing)."""
 MIN_DRIVER = {12: 525, 13: 580}
 """Major version of CUDA: the oldest driver that runs programs built for it, of any minor version.
 
@@ -76,7 +78,7 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
 
 
 def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
-    """Return in one line why the driver cannot run a CUDA version, and the fix; an empty string if it can.
+    """Return in one line why this GPU or its driver cannot run a CUDA version, and the fix; empty if it can.
 
     Args:
         cuda: major version of CUDA. None: that of the installed PyTorch.
@@ -85,14 +87,18 @@ def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
     if cuda is None:
         version, cuda = _torch_build()
         user = f"torch {version}"
-    major = gpu.driver.partition(".")[0]
+    major, capability = gpu.driver.partition(".")[0], gpu.compute_capability or _OLDEST_ON_CUDA_13
+    on_cuda_12 = "run PEFT on CUDA 12: `make install EXTRA=cuda12` (docs/gpu.md)"
+    if cuda > 12 and capability < _OLDEST_ON_CUDA_13:
+        level = ".".join(map(str, capability))
+        return f"{gpu.name} has compute capability {level}; CUDA 13, which {user} needs, runs from 7.5; {on_cuda_12}"
     # A forward-compatibility package gives an older driver of a data-center GPU a newer libcuda.
     if not major.isdigit() or int(major) >= MIN_DRIVER.get(cuda, 0) or _libcuda_version() >= cuda:
         return ""
     fix = _install_driver(cuda)
     # PyTorch's CUDA 12.6 build supports compute capability 5.0 to 9.0.
-    if cuda > 12 and int(major) >= MIN_DRIVER[12] and (gpu.compute_capability or (0, 0)) < (10, 0):
-        fix += "; or run PEFT on CUDA 12: `make install EXTRA=cuda12` (docs/gpu.md)"
+    if cuda > 12 and int(major) >= MIN_DRIVER[12] and capability < (10, 0):
+        fix += f"; or {on_cuda_12}"
     return f"NVIDIA driver {gpu.driver} cannot run CUDA {cuda}, which {user} needs; {fix}"
 
 

@@ -206,27 +206,32 @@ def refusal(planner: Planner, config: RunConfig) -> str:
             f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
             f"{least.least_share:g}; leave the flag out"
         )
+    advice = f"pass {_advice(planner, config)}"
     if not least.host_fits:
         return (
             f"{config.model.name} needs {least.host / GIB:.2f} GiB of host memory for what leaves the GPU, "
             f"{(device.host or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in .wslconfig, "
-            "or pass a smaller --model.name"
+            f"or {advice}"
         )
+    if dataclasses.replace(planner, device=dataclasses.replace(device, free=device.total)).least(config).fits:
+        advice = f"close other programs that use the {'memory' if device.on_cpu else 'GPU'}, or {advice}"
     phase, sizes = max(least.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
-    enough = _cheapest(planner, config)
-    advice = "a smaller --model.name"
-    if enough:
-        changes = [(flag(name), value) for suggestion in enough for name, value in suggestion.items()]
-        flags = [
-            f"no {name}" if value is None else name if value is True else f"{name} {value}" for name, value in changes
-        ]
-        advice = f"{' '.join(flags)} (needs {planner.least(_changed(config, *enough)).needed / GIB:.2f} GiB)"
     return (
         f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
         f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
-        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); pass {advice}"
+        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {advice}"
     )
+
+
+def _advice(planner: Planner, config: RunConfig) -> str:
+    """Return the flags of the cheapest change with which the run fits, and the memory that it then needs."""
+    enough = _cheapest(planner, config)
+    if not enough:
+        return "a smaller --model.name"
+    changes = [(flag(name), value) for suggestion in enough for name, value in suggestion.items()]
+    flags = [f"no {name}" if value is None else name if value is True else f"{name} {value}" for name, value in changes]
+    return f"{' '.join(flags)} (needs {planner.least(_changed(config, *enough)).needed / GIB:.2f} GiB)"
 
 
 def _ladders(planner: Planner, config: RunConfig) -> Iterator[list[Suggestion]]:

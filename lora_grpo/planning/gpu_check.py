@@ -7,10 +7,12 @@ with random weights.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -30,6 +32,7 @@ from lora_grpo.flags import Flag
 from lora_grpo.planning.gpu_findings import Result, check_results, conclude, fastest, write_table
 from lora_grpo.planning.random_model import LARGER_QWEN, QWEN, build_command
 from lora_grpo.runs import git_revision, now, read_metrics, versions
+from lora_grpo.sandbox import die_with_parent
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def check_gpu(options: Options, recipe: Path) -> None:
     if problem := driver_problem(gpus[0]):
         raise UserError(problem)
     with lock.holding(options.output):
+        for left in options.output.glob(".check-*"):  # models of checks that were killed
+            shutil.rmtree(left)
         use_one_gpu()  # also applies to the processes started below
         gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
         _progress(f"{gpu}\n")
@@ -155,8 +160,8 @@ def run_rows(
             try:
                 if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                     result |= {"status": "skipped", "reason": f"{' and '.join(missing)} not installed"}
-                elif row.resumes and not best:
-                    result |= {"status": "skipped", "reason": "no run to resume"}
+                elif row in (_16_BITS, _RESUMED) and not best:
+                    result |= {"status": "skipped", "reason": "no engine ran"}
                 elif seconds > 0:
                     _run_row(row, result, [sys.executable, str(recipe), *flags], Path(folder), logs, seconds)
                 else:
@@ -174,6 +179,7 @@ def _described(row: Row) -> Result:
 
 def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float) -> None:
     """Run the recipe, and add its status and measurements to the result, even if the check is interrupted."""
+    may_refuse = not row.resumes and (row.bits == 16 or row == _ENGINES[1])  # memory for 16 bits; vLLM's dtype on a T4
     run = folder / f"{row.engine}-{row.backend}-{row.bits}"
     log = logs / f"{run.name}{'-resumed' if row.resumes else ''}.log"
     before = len(read_metrics(run))
@@ -189,7 +195,7 @@ def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, l
     if code is None and "step_time" not in result:
         more = "leave out --short, or pass more --minutes"
         result["reason"] = f"no step within {seconds:.0f} s ({more}); last: {message}"
-    elif code == UserError.exit_code and row != _ENGINES[-1]:  # not supported on this GPU, or no room for 16 bits
+    elif code == UserError.exit_code and may_refuse:
         result |= {"status": "skipped", "reason": message}
     elif code:
         result |= {"status": "failed", "reason": f"{message} ({log})"}
@@ -241,7 +247,13 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
     with log.open("wb") as file:
         before = _used_gib()
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=environment
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env=environment,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # a killed check must not leave a run behind
         )
         try:
             while process.poll() is None and time.monotonic() < deadline:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import save_measured_engine
-from lora_grpo.errors import RunError
+from lora_grpo.errors import RunError, first_line
 from lora_grpo.files import atomic, markdown_table
 
 Result = dict[str, Any]
@@ -65,13 +65,22 @@ def _engines(results: Sequence[Result]) -> list[Result]:
 
 
 def conclude(results: Sequence[Result], gpu: str) -> list[str]:
-    """Save the fastest engine and backend for `auto` if all were measured, and return the conclusions."""
+    """Save the fastest engine and backend for `auto` if all others were slower, and return the conclusions."""
     best, engines = fastest(results), _engines(results)
     names = [each["name"] for each in engines if each["status"] == "ran"]
     lines = [f"this GPU works with {', '.join(names) or 'no engine and backend'}"]
-    if best and not any(each["status"].startswith("not ") for each in engines):
-        path = save_measured_engine(best["engine"], best["backend"], gpu)
-        lines.append(f"the fastest is {best['name']}, {best['step_time']:.2f} s per step; auto now means it ({path})")
+    # A step that compiles does not count, and what fails today may be the fastest tomorrow.
+    unmeasured = [each["name"] for each in engines if each["status"] != "skipped" and each.get("steps", 0) < 2]
+    unmeasured += [each["name"] for each in engines if each["status"] == "failed" and each["name"] not in unmeasured]
+    if best and unmeasured:
+        lines.append(f"the choice of auto does not change: {', '.join(unmeasured)} failed or had no time for two steps")
+    elif best:
+        found = f"the fastest is {best['name']}, {best['step_time']:.2f} s per step"
+        try:
+            path = save_measured_engine(best["engine"], best["backend"], gpu)
+            lines.append(f"{found}; auto now means it ({path})")
+        except OSError as error:
+            lines.append(f"{found}; auto does not change, because this was not saved: {first_line(error)}")
     for sixteen in (each for each in results if each["bits"] == 16 and each["status"] == "ran"):
         lines += [_compare_bits(four, sixteen) for four in engines if f"{four['name']}, 16 bits" == sixteen["name"]]
     return lines

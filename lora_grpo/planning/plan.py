@@ -17,6 +17,7 @@ from lora_grpo.config import (
     local_sampler,
     measured_engine,
     replace,
+    uses_gpu,
     uses_vllm,
     with_gpu_defaults,
 )
@@ -178,11 +179,13 @@ def summary(plan: Plan) -> Iterator[str]:
 def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
     """Return the device to plan for, and whether it is present."""
     gpus, _ = hardware.nvidia_gpus()
-    if gpus:
-        total = int(gpus[0].memory_gib * GIB)
-        # Processes that start at different times see different free memory but must compute the same plan.
-        free = total if distributed.world_size() > 1 else int(gpus[0].free_gib * GIB)
-        return Device(gpus[0].name, total, free, host=hardware.machine_memory()[1]), True
+    if gpus and uses_gpu(config):
+        total, free = int(gpus[0].memory_gib * GIB), int(gpus[0].free_gib * GIB)
+        memory, available = hardware.machine_memory()
+        if (processes := distributed.world_size()) > 1:
+            # They start at different times and see different free memory, but must compute the same plan.
+            free, available = total, memory // processes
+        return Device(gpus[0].name, total, free, host=available), True
     if planning and (gigabytes := hardware.preset_gigabytes(config.preset)):
         return Device(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), False
     return Device("this machine", *hardware.machine_memory(), on_cpu=True), True

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.config import ModelConfig, RunConfig, batch_shape, nvidia_gpus, uses_vllm, vllm_available
+from lora_grpo.config import ModelConfig, RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.models import (
     ModelSpec,
@@ -67,7 +67,8 @@ def _local_sampler(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Samp
 def choose_backend(requested: str) -> str:
     """Resolve the value of `--backend` to `vllm` or `transformers`. `auto` is vLLM on a GPU if it is installed."""
     if requested == "auto":
-        return "vllm" if vllm_available() and nvidia_gpus()[0] else "transformers"
+        gpus, _ = nvidia_gpus()
+        return "vllm" if vllm_available() and gpus and not driver_problem(gpus[0]) else "transformers"
     if requested == "vllm" and not vllm_available():
         raise UserError("--backend vllm needs vllm; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make engines`)")
     return requested

@@ -72,7 +72,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
             if MOVED * allowed <= moved <= _MAX_MOVED:
                 break
             noise *= 2 if moved < MOVED * allowed else 2 / 3
-        if moved < MOVED * allowed:
+        if not moved >= MOVED * allowed:  # also NaN
             raise RunError(
                 "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
                 f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
@@ -83,7 +83,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
             decoded = sample()
             sampled = [logprobs or [] for _, logprobs in decoded]
             found[name] = difference = _difference(sampled, score(decoded))
-            if difference > allowed:
+            if not difference <= allowed:  # also NaN
                 perturb(0)
                 is_stale = _difference(sampled, score(decoded)) <= allowed
                 served = "as it was before the adapter changed" if is_stale else "other than the one being trained"

@@ -1,6 +1,7 @@
 """Which drivers can run which PyTorch, as every command says it; nvidia-smi and torch are stand-ins."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,11 @@ def start(tmp_path):
         arguments = [sys.executable, "-m", "lora_grpo", *COMMANDS[command]]
         done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
         assert "Traceback" not in done.stderr
-        return done.returncode, [line for line in done.stderr.splitlines() if "NVIDIA driver" in line], done.stdout
+        return (
+            done.returncode,
+            [line for line in done.stderr.splitlines() if re.search("NVIDIA driver|CUDA 1", line)],
+            done.stdout,
+        )
 
     return run
 
@@ -56,6 +61,8 @@ def card(driver, capability="8.9"):
         (card("570.211.01"), "13.0", ["570.211.01", "CUDA 13", "580", "EXTRA=cuda12"]),  # CUDA 12.8
         (card("570.211.01", "12.0"), "13.0", ["570.211.01", "CUDA 13", "580"]),
         (card("470.256.02"), "12.6", ["470.256.02", "CUDA 12", "525"]),
+        (card("580.95.05", "7.0"), "13.0", ["compute capability 7.0", "CUDA 13", "EXTRA=cuda12"]),
+        (card("580.95.05", "7.0"), "12.6", None),
         (card("550.54.14"), "12.6", None),
         (card("580.65.06"), "13.0", None),
         (NO_DRIVER, "13.0", ["couldn't communicate", "580"]),

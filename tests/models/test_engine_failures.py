@@ -83,6 +83,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
     broken(
         unsloth="import torch\nclass FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
         f"        {statement}\n",
+        unsloth_zoo="",
         unsloth_zoo__rl_replacements=CHUNKS,
         vllm="",
     )
@@ -93,7 +94,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
 
 
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
-    broken(unsloth="FastLanguageModel = None", unsloth_zoo__rl_replacements=CHUNKS)
+    broken(unsloth="FastLanguageModel = None", unsloth_zoo="", unsloth_zoo__rl_replacements=CHUNKS)
     base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH

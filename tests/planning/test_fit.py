@@ -119,10 +119,23 @@ def test_what_unsloth_moves_to_host_memory_must_fit_there():
     assert fit(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
     with pytest.raises(UserError, match=r"needs 0.*GiB of host memory"):
         fit(SHAPE, CONFIG, dataclasses.replace(there, host=10**8), sampler="shared", fused=True)
+    asked = replace(CONFIG, {"train": {"micro_batch_size": 16}})
+    planner = Planner(SHAPE, less, "shared", fused=True)
+    assert re.search(r"or pass --train\.micro-batch-size 8 \(needs ", refusal(planner, asked))
+
     # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
     found = fit(SHAPE, CONFIG, there, sampler="vllm")
     assert found.host == found.parts["vllm_weights"] + found.parts["vllm_adapter"]
     assert fit(SHAPE, CONFIG, there, sampler="transformers").host == 0
+
+
+@pytest.mark.parametrize(("taken", "helps"), [(20, True), (0.3, False)])
+def test_closing_other_programs_is_advised_only_if_it_helps(taken, helps):
+    config, shape = PRESETS["gsm8k_lora"][24]
+    there = card(24 if helps else 4, taken)
+    assert (
+        "; close other programs that use the GPU, or pass " in refusal(Planner(shape, there, "vllm"), config)
+    ) is helps
 
 
 def test_cuda_graphs_come_on_top_of_vllms_share():

@@ -255,7 +255,7 @@ def planned(tmp_path, *, resume=False, **changes):
     return config.model.engine, config.sampling.backend, next(summary(plan))
 
 
-def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_path, capsys):
+def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     before = planned(tmp_path)
     speed = {("unsloth", "4"): 0.5, ("unsloth", "16"): 0.4}
@@ -280,6 +280,9 @@ def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_p
     for changes in ({"sampling": {"backend": "transformers"}}, {"model": {"engine": "peft"}}, {"lora": {"dora": True}}):
         asked = replace(RunConfig(), changes)
         assert planned(tmp_path, **changes)[:2] == (asked.model.engine, asked.sampling.backend)
+    # A preset for the CPU beside a GPU whose driver is too old.
+    monkeypatch.setattr("lora_grpo.config.hardware.driver_problem", lambda gpu: "too old")
+    assert planned(tmp_path, preset="starter")[:2] == ("auto", "auto")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def test_a_check_with_an_open_or_failed_row_is_no_success(
     with pytest.raises(RunError, match=re.escape(message)):
         check_gpu(Options(output=tmp_path / "out", short=True), stand_in(script + "\n" + finishes()))
     statuses = [row["status"] for row in table_of(tmp_path / "out")]
-    assert ("ran" in statuses) == ("vllm" in script) == (tmp_path / "cache").exists()
+    assert ("ran" in statuses) == ("vllm" in script) and not (tmp_path / "cache").exists()
 
 
 def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path):
@@ -306,9 +309,54 @@ def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path
     path = tmp_path / "cache" / "lora_grpo" / "check-gpu.json"
     assert json.loads(path.read_text())["engine"] == "peft"
     path.unlink()
-    results[2]["status"] = "not finished"
-    conclude(results, "Card")
-    assert not path.exists()
+    for change in ({"status": "not finished", "steps": 0}, {"status": "failed"}, {"steps": 1}):
+        conclude([*results[:2], {**results[2], **change}, *results[3:]], "Card")
+        assert not path.exists()
+    path.parent.rmdir()
+    path.parent.touch()  # not a folder, so the choice cannot be saved, which does not fail the check
+    assert "peft + transformers, 11.00 s per step" in conclude(results, "Card")[1]
+    conclude(
+        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
+    )
+    path.parent.unlink()
+    conclude(
+        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
+    )
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("condition", "statuses"),
+    [
+        ("value('--sampling.backend') == 'vllm' and 'peft' in sys.argv", "ran skipped ran ran ran"),
+        ("bits == '16'", "ran ran ran skipped ran"),
+        ("resumes", "ran ran ran ran failed"),
+        ("'unsloth' in sys.argv", "ran ran failed ran ran"),
+        ("True", "failed skipped failed skipped skipped"),
+    ],
+)
+def test_only_vllm_with_peft_and_16_bits_may_be_refused(card, stand_in, tmp_path, condition, statuses):
+    refusing = finishes().replace("folder = ", f"if {condition}:\n    sys.exit(2)\nfolder = ", 1)
+    results = run_rows(ROWS, stand_in(refusing), tmp_path / "out")
+    assert [each["status"] for each in results] == statuses.split()
+
+
+def test_a_killed_check_leaves_no_run_and_the_next_one_removes_its_model(card, stand_in, tmp_path):
+    out, begun = tmp_path / "out", tmp_path / "begun"
+    recipe = stand_in(f"Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, recipe, out], stderr=subprocess.DEVNULL)
+    while not begun.exists() or not begun.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    row_process, deadline = Path("/proc") / begun.read_text() / "stat", time.monotonic() + 60
+    while row_process.exists() and row_process.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [*out.glob(".check-*")]
+    check_gpu(Options(output=out), stand_in(finishes()))
+    assert not [*out.glob(".check-*")]
 
 
 def test_sixteen_bits_that_do_not_fit_are_no_failure(card, stand_in, tmp_path, capsys):

@@ -9,6 +9,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, run_recipe
 from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
@@ -86,6 +87,8 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
     monkeypatch.setenv("WORLD_SIZE", "2")  # each process sees other free memory, and must plan the same
     _, record = planned(asked(model))
     assert record["free_gib"] == record["total_gib"]
+    _, plan = make_plan(asked(model), Invocation())
+    assert plan.fit.device.host == psutil.virtual_memory().total // 2
 
 
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
@@ -182,13 +185,21 @@ def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
         recipe(*asked, *settings)
     message = str(error.value)
     assert "\n" not in message and " does not fit on Card 0: " in message
-    [flags] = re.findall(r" are free\); pass (--.*) \(needs [\d.]+ GiB\)$", message)
+    [flags] = re.findall(r" are free\); (?:close .*, or )?pass (--.*) \(needs [\d.]+ GiB\)$", message)
     assert recipe(*asked, *settings, *flags.split())[1].fit.fits
     parts = re.split(r" (?=--)", flags)
     for part in parts[1:] and [each for each in parts if "tokens" not in each]:  # none of several is superfluous
         rest = " ".join(each for each in parts if each != part)
         with pytest.raises(UserError, match="does not fit"):
             recipe(*asked, *settings, *rest.split())
+
+
+def test_the_starter_beside_an_old_driver_is_planned_for_the_cpu(machine, model, monkeypatch):
+    machine(24564, driver="550.54.14")
+    monkeypatch.setattr("lora_grpo.config.nvidia._torch_build", lambda: ("2.13.0+cu130", 13))
+    for preset, on_cpu in (("starter", True), ("24gb", False)):
+        _, plan = make_plan(replace(asked(model), {"preset": preset}), Invocation(plan=True))
+        assert plan.fit.device.on_cpu is on_cpu
 
 
 def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_by_a_run(
@@ -199,13 +210,13 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     machine(8192)
     named = replace(asked(model), {"train": {"micro_batch_size": 64, "gradient_checkpointing": False}})
     _, plan = make_plan(named, Invocation(plan=True))
-    with pytest.raises(UserError, match=r"; pass --train\.micro-batch-size 8 \(needs "):
+    with pytest.raises(UserError, match=r" pass --train\.micro-batch-size 8 \(needs "):
         show_plan(plan)
     told = capsys.readouterr().out
     assert "\ntotal " in told and "\ncontext     at most " in told
     assert planned(named)[0].train.micro_batch_size == 64
     warning = start_lines(named)[-1]
-    assert warning.startswith("warning: ") and "; pass --train.micro-batch-size 8 (" in warning
+    assert warning.startswith("warning: ") and " pass --train.micro-batch-size 8 (" in warning
 
 
 def test_a_model_of_the_hub_is_read_from_the_cache_or_refused_at_once(machine, tmp_path):

@@ -119,6 +119,21 @@ def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
         check_logprobs(trainer, sampler, prompts)
 
 
+def test_logprobs_that_are_not_numbers_are_found(parts, prompts, monkeypatch):
+    _, _, trainer, sampler, _, _ = parts
+    sample = sampler.sample
+
+    def broken(*arguments, **options):
+        found = sample(*arguments, **options)
+        for [each] in found:
+            each.logprobs[0] = float("nan")
+        return found
+
+    monkeypatch.setattr(sampler, "sample", broken)
+    with pytest.raises(RunError):
+        check_logprobs(trainer, sampler, prompts)
+
+
 def ignore_adapters(engine, monkeypatch):
     add = engine._engine.add_request
     monkeypatch.setattr(engine._engine, "add_request", lambda *requested, lora_request=None: add(*requested))

@@ -94,6 +94,7 @@ def test_a_router_loss_needs_padded_rows(tmp_path):
 
 def test_nf4(tmp_path):
     model = with_adapter(base_model.load_base(ModelConfig(bits=4)))
+    base_model.keep_frozen(model)
     trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
     (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4, 2]))
     assert distance(gradients, padded_gradients) < 1e-5
