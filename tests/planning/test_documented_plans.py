@@ -34,7 +34,7 @@ def planned(recipe, *flags):
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
-    _, memory, _, _, _, preset, model, micro, share, *_ = GPUS[gpu]
+    _, memory, _, _, _, preset, model, micro, chunks, share = GPUS[gpu]
     total = int(memory.removesuffix(" MiB").replace(",", ""))
     machine(script=f"echo '0, GPU-0abc, {gpu}, {total}, {total - 500}'")
     config, plan = planned("gsm8k_lora")
@@ -42,10 +42,9 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     assert plan.fit.fits and plan.fit.max_num_seqs == 64
     assert plan.fit.micro_batch_size == int(micro)
     assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.03)
-    chunks, *documented = MEMORY[gpu]
-    assert int(chunks) == 4 * plan.fit.micro_batch_size
+    assert chunks == f"1 of {4 * plan.fit.micro_batch_size}"  # tests/gpu_rig/test_training.py counts the graph's
     found = [sum(plan.fit.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
-    assert [float(cell.split()[0]) * GIB for cell in documented] == pytest.approx([*found, plan.fit.host], rel=0.02)
+    assert [float(cell.split()[0]) * GIB for cell in MEMORY[gpu]] == pytest.approx([*found, plan.fit.host], rel=0.02)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
