@@ -114,7 +114,7 @@ def test_gradients_of_the_default_precision_point_the_same_way(peft, default):
     one, other = flat(default.gradients[0]), flat(peft.gradients[0])
     assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.95
     assert all(step["grad_norm"] > 0 for step in default.steps)
-    assert [step["kl"] > 0 for step in default.steps] == [False, True, True]
+    assert [step["kl"] > 1e-9 for step in default.steps] == [False, True, True]  # rounding: about 5e-12
 
 
 def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
