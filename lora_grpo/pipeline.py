@@ -1,6 +1,6 @@
 """The pipeline that every recipe runs, one line per step.
 
-parse -> plan -> data -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
+parse -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import command
 from lora_grpo.config import Overrides, choose_engine, typed_grpo_overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
-from lora_grpo.models import keep_start, load_policy
-from lora_grpo.planning import dry_run, make_plan, preview, show_plan, show_settings, summary
+from lora_grpo.models import keep_start, load_policy, load_tokenizer
+from lora_grpo.planning import complete_plan, draft_plan, dry_run, make_plan, preview, show_plan, show_settings, summary
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
@@ -23,7 +23,7 @@ from lora_grpo.tasks import (
     CODE_TASKS,
     Data,
     audit,
-    fit_to_context,
+    fit_data,
     get_task,
     is_task_file,
     load_data,
@@ -53,45 +53,48 @@ def run_recipe(
         if invocation.resume:
             check_settings(config)
         changed = changed_settings(config, presets)
-        config, plan = make_plan(config, invocation)
         if invocation.plan:
-            return show_plan(plan)
+            return show_plan(make_plan(config, invocation)[1])
+        draft = draft_plan(config, invocation)
+        config = draft.config
         if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
             typed_grpo_overrides(config.grpo)
-        if invocation.dry_run:
-            show_settings(config)
         start_sandbox(config.data, config.sandbox)
         data = load_data(config)
-        if invocation.dry_run:
-            return dry_run(config, data, resumed=invocation.resume)
+        if not (invocation.dry_run or invocation.preview):
+            if not invocation.resume:
+                audit(config, data, quick=True)
+            entries = {"changed_settings": changed, "user_files": user_files(config)}
+            run = open_run(config, invocation, recipe, data.record, entries)
+        tokenizer = load_tokenizer(config, dry_run=invocation.dry_run, resumed=invocation.resume)
+        data = fit_data(data, tokenizer, config)
+        config, plan = complete_plan(draft, data.longest)
         if invocation.preview:
             return preview(config, data)
-        plan.check_disk()
-        if not invocation.resume:
-            audit(config, data, quick=True)
-        entries = {**plan.record(), "changed_settings": changed, "user_files": user_files(config)}
-        run = open_run(config, invocation, recipe, data.record, entries)
         print("\n".join(summary(plan)), file=sys.stderr)
+        if invocation.dry_run:
+            show_settings(config)
+            return dry_run(config, data, tokenizer)
+        plan.check_disk()
+        run.resolve(config, plan.record())
         train_and_evaluate(run, data)
 
     sys.exit(run_command(main))
 
 
 def train_and_evaluate(run: Run, data: Data) -> None:
-    """Train a run's adapter and compare it with the base."""
+    """Train a run's adapter and compare it with the base. The rows fit the context."""
     config = run.config
     check_server(config)
     policy = load_policy(config, resumed=run.is_resumed)
-    train_rows = fit_to_context(data.train, policy.tokenizer, config, "train")
-    train_rows, validation_rows = split_validation(train_rows, config)
-    eval_rows = fit_to_context(data.eval, policy.tokenizer, config, "eval")
+    train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
     budget = TimeBudget(run)
     trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
-    eval_rows = budget.choose_rows(sampler, eval_rows)
+    eval_rows = budget.choose_rows(sampler, data.eval)
     before = evaluate(run, sampler, eval_rows, "base")
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None

@@ -16,6 +16,7 @@ from lora_grpo.config import RunConfig, batch_shape, prompts_to_read
 from lora_grpo.errors import UserError
 from lora_grpo.models import unsloth_memory
 from lora_grpo.models.shape import Shape
+from lora_grpo.tasks import Longest
 
 GIB = 1024**3
 
@@ -57,23 +58,32 @@ class Step:
     """Each prompt of a micro-batch is read once for its group."""
     free: int = 0
     """Bytes of the GPU that are free before the run, by which Unsloth chooses the rows that it scores at once."""
+    longest: Longest | None = None
+    """The longest of the run's rows; None if every row has the maximum length."""
 
     @property
     def offloads(self) -> bool:
         """Whether the inputs of the layers wait for the backward pass in host memory."""
-        return self.fused and self.config.train.gradient_checkpointing and self.length >= unsloth_memory.LEAST_OFFLOADED
+        offers = self.config.model.max_sequence_tokens >= unsloth_memory.LEAST_OFFLOADED
+        return self.fused and self.config.train.gradient_checkpointing and offers
 
     @property
     def length(self) -> int:
         """Longest prompt plus completion, in tokens."""
-        return self.config.model.max_sequence_tokens
+        limit = self.config.model.max_sequence_tokens
+        return min(limit, self.longest.prompt + self.config.sampling.max_completion_tokens) if self.longest else limit
+
+    @property
+    def trained_length(self) -> int:
+        """Longest row in a micro-batch, in tokens: in SFT, a prompt with its reference answer."""
+        return min(self.length, self.longest.answered or self.length) if self.longest else self.length
 
     @property
     def tokens(self) -> int:
         """Tokens that the layers read in a micro-batch."""
         rows, completion = self.micro_batch_size, self.config.sampling.max_completion_tokens
         prompts = prompts_to_read(rows, self.config.sampling.num_generations) if self.packed else rows
-        return prompts * (self.length - completion) + rows * completion
+        return prompts * (self.trained_length - completion) + rows * completion
 
 
 def parts(shape: Shape, step: Step) -> dict[str, int]:
@@ -94,7 +104,9 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "activations": activations,
         "one_layer": layer,
         "logits": _logit_bytes(shape, step),
-        "kv_cache": step.sequences * step.length * 2 * width * shape.layers * shape.keys,
+        # vLLM needs room for a sequence of the maximum length.
+        "kv_cache": max(step.sequences * step.length, engine * model.max_sequence_tokens)
+        * (2 * width * shape.layers * shape.keys),
         "token_selection": 0 if engine else step.sequences * shape.vocabulary * SELECTION_BYTES,
         # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
@@ -234,7 +246,7 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
     added = step.tokens * added + unpacked
     kept = step.tokens * _kept_by_layer(shape, step)
-    rows = step.micro_batch_size * step.length
+    rows = step.micro_batch_size * step.trained_length
     if step.packed:
         # The keys and values that a completion reads are copies, and so are the outputs. The backward pass adds the
         # gradients of these copies when the tensors of the feed-forward block are gone.
@@ -244,7 +256,7 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     elif step.fused:  # Unsloth needs no mask, and has one buffer for the matrices that forward passes dequantize
         mask, layer_mask = unpacked, 0
     else:  # a padded batch has its mask as booleans and, for each layer, as numbers
-        mask = rows * step.length
+        mask = rows * step.trained_length
         layer_mask = width * mask
     copy = 0 if step.on_cpu else 2 * adapter
     if checkpointing:

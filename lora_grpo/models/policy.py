@@ -68,6 +68,18 @@ def check_model(config: RunConfig) -> None:
         )
 
 
+def load_tokenizer(config: RunConfig, *, dry_run: bool = False, resumed: bool = False) -> Any:
+    """Return the tokenizer of a run before its model is loaded, with the chat template of `prepare_tokenizer`.
+
+    `dry_run`: no model follows, so that the engine need not be installed. `resumed`: as in `load_policy`.
+    """
+    if not dry_run:
+        _import_engine(config)
+    tokenizer = base_model.load_tokenizer(config.model)
+    prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed), quiet=not dry_run)
+    return tokenizer
+
+
 def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     """Load the base model with a new, seeded adapter, or with the one that the run starts from.
 
@@ -75,13 +87,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     or damaged, or the adapter does not fit the base.
     """
     start = start_folder(config, resumed=resumed)
-    use_one_gpu()
-    engine = choose_engine(config)
-    if engine == "unsloth":
-        with starting("Unsloth", instead=_PEFT):
-            _import_unsloth()
-
-    base_model.prepare_torch(config.seed)
+    engine = _import_engine(config)
     distributed.join()
     import torch
 
@@ -138,6 +144,17 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return Policy(model, tokenizer, eos_token_ids, engine, record, start)
+
+
+def _import_engine(config: RunConfig) -> str:
+    """Import and seed the libraries of the training engine, in the order that they need, and return its name."""
+    use_one_gpu()
+    engine = choose_engine(config)
+    if engine == "unsloth":
+        with starting("Unsloth", instead=_PEFT):
+            _import_unsloth()
+    base_model.prepare_torch(config.seed)
+    return engine
 
 
 def save_adapter(model: Any, tokenizer: Any, path: Path) -> None:

@@ -80,7 +80,7 @@ def keep_start(run: Run, origin: Path | None) -> None:
     distributed.barrier()
 
 
-def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None) -> dict[str, Any]:
+def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:
     """Set the chat template: that of the adapter that the run starts from, if it has one, else that of the base.
 
     Returns the variables that are set in it. See `chat.set_variables`.
@@ -91,7 +91,7 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None) -> 
         saved = json_files.read_object(start / "tokenizer_config.json").get("chat_template")
         tokenizer.chat_template = saved or tokenizer.chat_template
     given = chat.parse_kwargs(config.model.chat_template_kwargs)
-    return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens)
+    return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens, quiet=quiet)
 
 
 def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:

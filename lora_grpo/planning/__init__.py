@@ -1,13 +1,14 @@
 """Before training: plan a run, preview the model's completions, check the GPU.
 
-    config, plan = make_plan(config, invocation)      # sets micro-batch size and vLLM's memory share
-    show_plan(plan)                                   # --plan; exit 2 if the run does not fit
+    show_plan(make_plan(config, invocation)[1])       # --plan; exit 2 if the run does not fit
+    draft = draft_plan(config, invocation)            # a run: chooses the engine and the sampling backend
+    config, plan = complete_plan(draft, data.longest) # sets micro-batch size and vLLM's memory share
     preview(config, data)                             # --preview: sample 8 groups from the base model; can GRPO learn?
-    dry_run(config, data)                             # --dry-run: one prompt and the rewards of its reference answer
+    dry_run(config, data, tokenizer)                  # --dry-run: one prompt and the rewards of its reference answer
     check_gpu(Options(minutes=30), recipe)            # a few steps of the recipe on this GPU with every engine
 
-The plan reads the model's config.json alone. The GPU check runs each engine and backend in a separate process,
-with random weights and generated problems.
+`make_plan` reads the model's config.json alone; a run also plans with the lengths of its rows. The GPU check runs each
+engine and backend in a separate process, with random weights and generated problems.
 
 plan.py          builds and prints the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's fraction, longest context;
@@ -23,5 +24,5 @@ random_model.py  builds a model with a published shape and random weights
 
 from lora_grpo.planning.dry_run import dry_run, show_settings
 from lora_grpo.planning.gpu_check import Options, check_gpu
-from lora_grpo.planning.plan import make_plan, show_plan, summary
+from lora_grpo.planning.plan import complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.planning.preview import preview

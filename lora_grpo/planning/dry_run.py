@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lora_grpo.config import RunConfig, batch_shape
-from lora_grpo.models import base_model, prepare_tokenizer, start_folder
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
-from lora_grpo.tasks import Data, TaskFile, chat, fit_to_context, get_task, gold_tokens
+from lora_grpo.tasks import Data, TaskFile, chat, get_task, gold_tokens
 
 
 def show_settings(config: RunConfig) -> None:
@@ -15,12 +16,9 @@ def show_settings(config: RunConfig) -> None:
     print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), flush=True)
 
 
-def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
-    """Print one rendered prompt, and the rewards of its reference answer."""
-    tokenizer = base_model.load_tokenizer(config.model)
-    prepare_tokenizer(tokenizer, config, start_folder(config, resumed=resumed))
-    rows = fit_to_context(data.train, tokenizer, config, "train")
-    evaluation = fit_to_context(data.eval, tokenizer, config, "eval")
+def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
+    """Print one rendered prompt, and the rewards of its reference answer. The rows fit the context."""
+    rows = data.train
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
     task, shape = get_task(config.data.task), batch_shape(config)
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
@@ -47,6 +45,6 @@ def dry_run(config: RunConfig, data: Data, *, resumed: bool = False) -> None:
         print(f"{'sum':24} {batch.rewards[0]:g}")
     steps = f"{config.step_limit} steps" if config.step_limit else f"as many steps as fit in {config.hours:g} h"
     print(
-        f"--- {steps} of {step}, in {shape.accumulation_steps} passes; {len(rows)} training rows, {len(evaluation)} "
+        f"--- {steps} of {step}, in {shape.accumulation_steps} passes; {len(rows)} training rows, {len(data.eval)} "
         "evaluation rows; nothing was trained"
     )

@@ -15,6 +15,8 @@ from typing import Any
 from lora_grpo.config import RunConfig, batch_shape, micro_batches, replace
 from lora_grpo.flags import flag
 from lora_grpo.models import GIB, Shape, memory
+from lora_grpo.sampling import CPU_SHARE, MAX_BATCH_SIZE
+from lora_grpo.tasks import Longest
 
 USABLE_SHARE = 0.9
 """Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
@@ -127,6 +129,8 @@ class Planner:
     """Whether Unsloth's kernels run the layers."""
     packs: bool = False
     """Whether the training engine can read each prompt once for its group."""
+    longest: Longest | None = None
+    """The longest of the run's rows; None: every row has the maximum length."""
 
     def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
         """Return the plan for a micro-batch size and a number of parallel completions, even if it does not fit."""
@@ -136,7 +140,7 @@ class Planner:
         reached = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
         packed = self.packs and config.method == "grpo" and reached
         on_cpu, free = self.device.on_cpu, self.device.free
-        step = memory.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free)
+        step = memory.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free, self.longest)
         sizes = memory.parts(self.shape, step)
         fit = Fit(micro, sequences, sampler, sizes, self.device, memory.host_bytes(self.shape, step, sizes))
         if sampler not in ("vllm", "shared"):
@@ -170,10 +174,10 @@ class Planner:
 
     def longest_context(self, config: RunConfig) -> int:
         """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
-        completion = config.sampling.max_completion_tokens
+        completion, limit = config.sampling.max_completion_tokens, dataclasses.replace(self, longest=None)
 
         def too_long(tokens: int) -> bool:
-            return not self.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
+            return not limit.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
 
         # Memory grows with the context, so the first that is too long can be found by bisection.
         fitting = bisect.bisect_left(range(completion + 1, _MAX_CONTEXT), True, key=too_long)
@@ -184,13 +188,20 @@ class Planner:
         sizes, batch = micro_batches(config), batch_shape(config)
         completions = batch.parallel_samples
         if self.device.on_cpu:  # samples a whole step in parallel; the micro-batch size does not depend on the memory
-            return [(batch.micro_batch_size, completions)]
+            return [(batch.micro_batch_size, max(completions, config.monitor.rows, self._evaluated(config)))]
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
         elif self.fused:
             sizes = [size for size in sizes if size <= _UNSLOTH_MICRO_BATCH]
         parallel = [completions >> halvings for halvings in range(completions.bit_length())]
         return [(micro, sequences) for sequences in parallel for micro in sizes]
+
+    def _evaluated(self, config: RunConfig) -> int:
+        """Return how many completions an evaluation samples in parallel on a CPU; see `max_batch_size`."""
+        one = self.at(config, 1, 1).parts
+        fit = int(CPU_SHARE * self.device.total / (one["kv_cache"] + one["token_selection"]))
+        rows = config.data.eval_limit or MAX_BATCH_SIZE
+        return min(1 << max(0, fit.bit_length() - 1), MAX_BATCH_SIZE, rows * max(1, config.eval.num_samples))
 
 
 def _gib(size: int) -> float:

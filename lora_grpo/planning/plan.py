@@ -24,10 +24,11 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.flags import flag
-from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, model_files
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, memory, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner, refusal
 from lora_grpo.planning.work import Work, count
 from lora_grpo.runs import saved_bytes
+from lora_grpo.tasks import Longest
 
 _SAMPLERS = {
     "transformers": "the built-in sampler",
@@ -52,8 +53,13 @@ class Plan:
     """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
-    shape: Shape | None = None
+    planner: Planner | None = None
+    """None if the memory is not planned."""
+    longest: Longest | None = None
+    """The longest of the run's rows; None if the memory is planned for rows of the maximum length."""
     fit: Fit | None = None
+    can_unquantize: bool = False
+    """Whether a base in 16 bits is an alternative on a GPU."""
     unquantized: Fit | None = None
     """The plan with a base in 16 bits, if it fits a GPU; None if it does not, or if the base has 16 bits."""
     longest_context: int = 0
@@ -62,6 +68,15 @@ class Plan:
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
 
+    @property
+    def shape(self) -> Shape | None:
+        return self.planner.shape if self.planner else None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row in training that the memory is planned for."""
+        return memory.Step(self.config, 1, 1, longest=self.longest).trained_length
+
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small for the files that the run has not written yet."""
         folder = self.config.folder
@@ -69,23 +84,30 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
-        memory = self.fit.record() if self.fit else {"not_planned": self.not_planned}
+        fit = self.fit.record() if self.fit else {"not_planned": self.not_planned}
         plan = {
             "longest_context": self.longest_context,
+            "length": self.length,
+            "longest": self.longest and dataclasses.asdict(self.longest),
             "work": dataclasses.asdict(self.work),
             "assumptions": list(self.assumptions),
         }
-        return {"memory": {"derived": list(self.derived), **memory}, "plan": plan}
+        return {"memory": {"derived": list(self.derived), **fit}, "plan": plan}
 
 
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
-    """Plan a run, and return its configuration with the settings resolved that depend on the GPU's memory.
+    """Plan a run whose rows have the maximum length; see `draft_plan` and `complete_plan`."""
+    return complete_plan(draft_plan(config, invocation))
+
+
+def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
+    """Return the plan of a run without its memory, and its configuration with the engine and the sampling backend.
 
     With `invocation.plan` or `invocation.dry_run`, the GPU need not be present. With `invocation.resume`, finished
     steps are subtracted.
 
     Raises:
-        UserError: the model cannot be trained, the run does not fit, or the model's configuration cannot be read.
+        UserError: the model cannot be trained, or the model's configuration cannot be read.
     """
     planning = invocation.plan or invocation.dry_run
     device, is_present = _find_device(config, planning=planning)
@@ -97,7 +119,7 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
         config = replace(config, {"model": {"engine": fastest.engine}, "sampling": {"backend": fastest.backend}})
     engine, sampler = choose_engine(config), local_sampler(config)
     assumptions = _assumptions(config, device, is_present=is_present)
-    name, derived = config.model.name, []
+    name, derived = config.model.name, list[str]()
     if not device.on_cpu and config.train.micro_batch_size is None:
         derived.append("train.micro_batch_size")
     if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
@@ -113,34 +135,47 @@ def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Pla
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
-        return config, dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
+        return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
         shape = Shape.of(model)
     except UnknownFamily as error:
         if derived:
             raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
-        return config, dataclasses.replace(plan, not_planned=str(error))
+        return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
     fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
     # On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA.
     on_copy = device.on_cpu and not config.lora.dora
     planner = Planner(shape, device, "merged" if on_copy else sampler, fused, packs)
+    can_unquantize = config.model.bits == 4 and not device.on_cpu and "quantization_config" not in model
+    return dataclasses.replace(plan, planner=planner, can_unquantize=can_unquantize)
+
+
+def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig, Plan]:
+    """Plan the memory of a run, and return its configuration with the settings resolved that depend on the GPU's.
+
+    `longest`: the longest of the run's rows; by default, they have the maximum length. Raises a UserError if the run
+    does not fit.
+    """
+    plan = dataclasses.replace(plan, longest=longest)
+    config = plan.config
+    if not plan.planner:
+        return config, plan
+    planner = dataclasses.replace(plan.planner, longest=longest)
     fit = planner.choose(config)
     if fit is None:
         raise UserError(refusal(planner, config))
-    unquantized = None
-    if config.model.bits == 4 and not device.on_cpu and "quantization_config" not in model:
-        unquantized = planner.choose(replace(config, {"model": {"bits": 16}}))
+    unquantized = planner.choose(replace(config, {"model": {"bits": 16}})) if plan.can_unquantize else None
+    vocabulary = planner.shape.vocabulary
     plan = dataclasses.replace(
         plan,
-        shape=shape,
         fit=fit,
         unquantized=unquantized if unquantized and unquantized.fits else None,
         longest_context=planner.longest_context(config),
-        disk_bytes=plan.work.disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], shape.vocabulary),
+        disk_bytes=plan.work.disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
     )
-    if not device.on_cpu:
+    if not planner.device.on_cpu:
         resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
         config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
     return config, dataclasses.replace(plan, config=config)
@@ -193,8 +228,8 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 
 def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list[str]:
     """Return the assumptions of the plan."""
-    longest = "every prompt and every completion has its maximum length"
-    assumptions = [f"{longest}; {USABLE_SHARE:g} of the free memory is usable (docs/before-you-train.md)"]
+    share = f"{USABLE_SHARE:g} of the free memory is usable (docs/before-you-train.md)"
+    assumptions = [f"every completion has its maximum length; {share}"]
     if not is_present:
         absent = f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
         assumptions.insert(0, f"{absent}, so engine and sampling backend are those of the `gpu` extra")
@@ -227,10 +262,23 @@ def _settings(plan: Plan) -> Iterator[str]:
             yield _line("host memory", f"{fit.host / GIB:.2f} GiB for what leaves the GPU{available}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
-    yield _line("work", plan.work.text(config))
+    yield _line("length", _length(plan))
+    yield _line("work", plan.work.text(config, plan.length))
     if plan.disk_bytes is not None:
         free = disk.size(disk.free_space(config.folder)[1])
         yield _line("disk", f"about {disk.size(plan.disk_bytes)} in {config.folder}; {free} are free")
+
+
+def _length(plan: Plan) -> str:
+    """Return the length that the memory is planned for, and where it comes from."""
+    longest = plan.longest
+    if longest is None:
+        source = "every prompt and completion has its maximum length; a run plans with its longest prompt"
+    elif longest.answered:
+        source = "the longest prompt with its reference answer"
+    else:
+        source = f"the longest of {longest.rows:,} prompts has {longest.prompt:,}"
+    return f"{plan.length:,} tokens: {source}"
 
 
 def _table(fit: Fit) -> Iterator[str]:

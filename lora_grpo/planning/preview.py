@@ -14,7 +14,7 @@ from lora_grpo.models import load_policy
 from lora_grpo.planning.diagnosis import Answer, Group, judge, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
-from lora_grpo.tasks import CheckError, Data, Row, chat, fit_to_context, prompt_order, split_validation
+from lora_grpo.tasks import CheckError, Data, Row, chat, prompt_order, split_validation
 
 PROMPTS = 8
 """Number of sampled groups."""
@@ -26,7 +26,7 @@ _SHOWN_ANSWERS = 8
 def preview(config: RunConfig, data: Data) -> None:
     """Sample completions of the first training prompts from the base model and print the result. Writes no files."""
     policy = load_policy(config)
-    rows, _ = split_validation(fit_to_context(data.train, policy.tokenizer, config, "train"), config)
+    rows, _ = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
     try:
         groups = sample_groups(config, sampler, rows)

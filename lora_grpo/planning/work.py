@@ -1,4 +1,4 @@
-"""The work of a run, with every prompt and completion at its maximum length, and the disk space of its files."""
+"""The work of a run, with every completion at its maximum length, and the disk space of its files."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Work:
         evaluated = None if rows is None else rows * samples
         return cls(steps, batch_shape(config, world_size=1).completions_per_step, evaluated, hours)
 
-    def text(self, config: RunConfig) -> str:
-        """Return the work as one line."""
+    def text(self, config: RunConfig, length: int) -> str:
+        """Return the work as one line, with rows of at most `length` tokens."""
         trained_on = "reference answers" if config.method == "sft" else "completions"
         time = duration(3600 * (self.hours or 0.0))
         if self.steps == 0:
@@ -56,7 +56,7 @@ class Work:
         else:
             total = self.steps * self.completions_per_step
             line = f"{self.steps:,} steps x {self.completions_per_step} = {total:,} {trained_on}"
-            line += f", at most {count(total * config.model.max_sequence_tokens)} tokens"
+            line += f", at most {count(total * length)} tokens"
             line += "" if self.hours is None else f", or as many as fit in {time}"
         return line + (f"; {self.evaluated:,} completions in each evaluation" if self.evaluated else "")
 

@@ -110,6 +110,11 @@ class Run:
         """Seconds since this process opened the run."""
         return self.clock() - self._opened
 
+    def resolve(self, config: RunConfig, entries: Mapping[str, Any]) -> None:
+        """Take the configuration that the plan resolved, and its entries of run.json. Call this before `begin`."""
+        self.config = config
+        self.record |= {"config": config.to_dict(), **entries}
+
     def begin(self, policy_record: dict[str, Any]) -> None:
         """Mark the run as running and write run.json. Call this after everything that can raise a UserError.
 
@@ -209,7 +214,7 @@ def open_run(
 
     Args:
         data_record: the entry `data` of run.json.
-        entries: further entries, such as `plan` and `user_files`.
+        entries: further entries, such as `user_files`.
 
     Raises:
         UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a

@@ -26,7 +26,7 @@ MAX_BATCH_SIZE = 256
 """The default of vLLM, and the number of completions per unit of an evaluation."""
 _GPU_SHARE = 0.8
 """Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
-_CPU_SHARE = 0.25
+CPU_SHARE = 0.25
 """Fraction of total memory to use. Free memory differs between runs, and weights and other programs need memory."""
 
 
@@ -282,7 +282,7 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         available = _GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
     else:
-        available = _CPU_SHARE * hardware.machine_memory()[0]
+        available = CPU_SHARE * hardware.machine_memory()[0]
     fit = int(min(available // bytes_per_completion(model, longest_prompt, max_tokens), MAX_BATCH_SIZE))
     return 1 << max(0, fit.bit_length() - 1)
 

@@ -29,8 +29,10 @@ from lora_grpo.tasks.audit_run import audit
 from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.loading import (
     Data,
+    Longest,
     columns_of,
     fingerprint,
+    fit_data,
     fit_to_context,
     gold_tokens,
     load_data,

@@ -93,13 +93,14 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int, *, quiet: bool = False) -> dict[str, Any]:
     """Set variables of the chat template, in lines at its start, and return all that are set.
 
     The lines are defaults: a caller can still pass other values. They are saved with the
     tokenizer, so the sampler, the trainer, and every program that loads a saved model render the same prompts.
 
-    If the template has a switch for thinking that is not set, the value depends on `max_tokens` and is printed.
+    If the template has a switch for thinking that is not set, the value depends on `max_tokens`. It is printed, unless
+    `quiet`.
 
     Raises:
         UserError: a given variable does not occur in the template.
@@ -117,7 +118,8 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int) -> 
             values[_SWITCH] = max_tokens >= THINKING_TOKENS
             why = f"{limit}, and {THINKING_TOKENS} leave room for it; to change it: {KWARGS_FLAG} {_SWITCH}="
             why += json.dumps(not values[_SWITCH])
-        print(f"thinking: {'on' if values[_SWITCH] else 'off'}, because {why}", file=sys.stderr)
+        if not quiet:
+            print(f"thinking: {'on' if values[_SWITCH] else 'off'}, because {why}", file=sys.stderr)
     if values != before:
         lines = "".join(f"{{% set {name} = {name} | default({_literal(value)}) %}}\n" for name, value in values.items())
         tokenizer.chat_template = lines + body

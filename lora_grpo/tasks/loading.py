@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_grpo import sandbox
@@ -19,6 +19,17 @@ from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, ru
 
 
 @dataclass(frozen=True)
+class Longest:
+    """The longest of a run's rows, in tokens."""
+
+    rows: int
+    """Number of rows, for training and evaluation."""
+    prompt: int
+    answered: int = 0
+    """In SFT, a training prompt with its reference answer."""
+
+
+@dataclass(frozen=True)
 class Data:
     """Training and evaluation rows, each with `prompt`, `prompt_style` and `task`."""
 
@@ -26,6 +37,11 @@ class Data:
     eval: list[Row]
     record: dict[str, Any]
     """The `data` entry of run.json."""
+    longest: Longest | None = None
+    """None before `fit_data`."""
+
+
+_Sized = tuple[Row, int, int]
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
@@ -173,14 +189,28 @@ def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[
     return ids
 
 
+def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
+    """Return the rows of both splits that fit the context, and the longest of them. See `fit_to_context`."""
+    train = _fitting(data.train, tokenizer, config, "train")
+    evaluation = _fitting(data.eval, tokenizer, config, "eval")
+    prompt = max(prompt for _, prompt, _ in (*train, *evaluation))
+    longest = Longest(len(train) + len(evaluation), prompt, max(answered for *_, answered in train))
+    return replace(data, train=[row for row, *_ in train], eval=[row for row, *_ in evaluation], longest=longest)
+
+
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
     """Drop rows whose prompt plus the longest completion exceeds the context, and print their number.
 
     SFT also drops training rows whose reference answer exceeds the longest completion, because an evaluation would
     truncate it.
     """
+    return [row for row, *_ in _fitting(rows, tokenizer, config, split)]
 
-    def fitting(rows: Sequence[Row], lengths: Sequence[int], limit: int, what: str) -> list[Row]:
+
+def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[_Sized]:
+    """Return each row that is kept, the tokens of its prompt and, if SFT trains on it, with its reference answer."""
+
+    def fitting(rows: Sequence[_Sized], lengths: Sequence[int], limit: int, what: str) -> list[_Sized]:
         kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
         dropped = f"{len(rows) - len(kept)} of {len(rows)} {split} rows: their {what}"
         if len(kept) < min(len(rows), config.train.prompts_per_step if split == "train" else 1):
@@ -195,9 +225,11 @@ def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split
     room = config.model.max_sequence_tokens - longest
     prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
     flags = "--model.max-sequence-tokens minus --sampling.max-completion-tokens"
-    kept = fitting(rows, prompts, room, f"prompts have more than {room} tokens ({flags})")
+    sized = [(row, prompt, 0) for row, prompt in zip(rows, prompts, strict=True)]
+    kept = fitting(sized, prompts, room, f"prompts have more than {room} tokens ({flags})")
     if config.method == "sft" and split == "train":
-        golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, kept, config)]
+        golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, [row for row, *_ in kept], config)]
+        kept = [(row, prompt, prompt + gold) for (row, prompt, _), gold in zip(kept, golds, strict=True)]
         what = f"reference answers have more than {longest} tokens (--sampling.max-completion-tokens)"
         kept = fitting(kept, golds, longest, what)
     return kept

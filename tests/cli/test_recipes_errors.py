@@ -58,7 +58,18 @@ def refused(result):
     assert "--dry-run" in result.args or result.stdout == ""  # a dry run prints its settings first
     *before, last = result.stderr.splitlines()
     assert last.startswith("error: ")
-    expected = ("preset ", "dropped ", "sandbox: ", "micro-batch ", "sampling ", "memory ", "work ", "time ", "disk ")
+    expected = (
+        "preset ",
+        "dropped ",
+        "sandbox: ",
+        "micro-batch ",
+        "sampling ",
+        "memory ",
+        "length ",
+        "work ",
+        "time ",
+        "disk ",
+    )
     assert all(line.startswith(expected) for line in before), before
     return last.removeprefix("error: ")
 

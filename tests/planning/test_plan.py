@@ -21,7 +21,8 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models import KNOWN_MODELS
 from lora_grpo.models.memory import GIB
-from lora_grpo.planning import make_plan, show_plan, summary
+from lora_grpo.planning import complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.tasks import Longest
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -66,9 +67,9 @@ def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     assert settled == config
     assert record["derived"] == [] and record["gpu"] == "this machine"
     told = start_lines(config)
-    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "work", "disk"]
+    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "length", "work", "disk"]
     assert told[0] == "micro-batch 8 completions"
-    assert told[3] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
+    assert told[4] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
 
 
 def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monkeypatch):
@@ -298,12 +299,77 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     config, plan = recipe()
     assert plan.fit.device.on_cpu and plan.fit.sampler == "merged"
     assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
+    assert plan.fit.max_num_seqs == 256  # in an evaluation
+    assert recipe("--data.eval-limit", "1")[1].fit.max_num_seqs == 128  # in a step
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
     work = plan.record()["plan"]["work"]
     assert (work["steps"], work["completions_per_step"], work["evaluated"]) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
+
+
+# What a run knows of its rows
+
+
+def planned_for(config, longest):
+    """The plan of a run with these rows."""
+    return complete_plan(draft_plan(config, Invocation()), longest)
+
+
+def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(machine, model):
+    config = asked(model)  # 256 of 1,024 tokens for the completion
+    at_limit = make_plan(config, Invocation())[1]
+    plans = [planned_for(config, Longest(640, prompt))[1] for prompt in (61, 200, 768, 4000)]
+    needed = [plan.fit.training for plan in plans]
+    assert needed[0] < needed[1] < needed[2] == needed[3] == at_limit.fit.training
+    records = [plan.record()["plan"] for plan in (*plans, at_limit)]
+    assert [record["length"] for record in records] == [317, 456, 1024, 1024, 1024]
+    assert records[0]["longest"] == {"rows": 640, "prompt": 61, "answered": 0} and records[-1]["longest"] is None
+    assert json.loads(json.dumps(records)) == records
+    contexts = [plan.longest_context for plan in plans]  # the free memory changes a little
+    assert contexts == pytest.approx([at_limit.longest_context] * 4, rel=0.05)
+    [told] = [line for line in summary(plans[0]) if line.startswith("length ")]
+    assert all(number in told for number in ("317 tokens", "640", "61"))
+
+
+def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(machine, model):
+    machine(8192)
+    config = replace(asked(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})
+    (short, _), (limit, _) = planned_for(config, Longest(640, 61)), make_plan(config, Invocation())
+    assert short.train.micro_batch_size > limit.train.micro_batch_size
+    assert short.model.max_sequence_tokens == 4096
+    one = replace(config, {"train": {"prompts_per_step": 1}, "sampling": {"num_generations": 2}})
+    fits = [planned_for(one, longest)[1].fit for longest in (Longest(640, 61), Longest(640, 3840))]
+    assert fits[0].parts["kv_cache"] == fits[1].parts["kv_cache"] / 2  # of one sequence of the maximum length
+
+
+def test_a_run_that_does_not_fit_with_the_longest_rows_is_planned_with_its_own(machine, model):
+    machine(4096)
+    config = replace(asked(model), {"model": {"max_sequence_tokens": 65536}})
+    assert planned_for(config, Longest(640, 61))[1].fit.fits
+    with pytest.raises(UserError, match="does not fit on Card 0"):
+        planned_for(config, Longest(640, 65024))
+
+
+def test_sft_trains_on_prompts_with_their_reference_answers_and_samples_whole_completions(machine, model):
+    config = replace(asked(model), {"method": "sft"})
+    plans = [planned_for(config, Longest(640, 61, answered))[1] for answered in (70, 150, 317)]
+    assert [plan.length for plan in plans] == [70, 150, 317]
+    assert plans[0].fit.training < plans[1].fit.training < plans[2].fit.training
+    assert len({plan.fit.parts["kv_cache"] for plan in plans}) == 1
+    assert make_plan(config, Invocation())[1].length == 1024
+
+
+def test_a_dry_run_reads_its_rows_and_plans_the_same_when_it_is_resumed(machine, tmp_path):
+    flags = ["--dry-run", "--output-dir", str(tmp_path / "run"), "--data.eval-limit", "8", "--preset", "starter"]
+    begun(tmp_path / "run", recipe(*flags[1:])[0])
+    ended = run_recipe(GSM8K, flags, [*flags, "--resume"], [*flags, "--data.few-shot", "2"])
+    assert ended.stdout.count(" code 0\n") == 3, ended.stderr
+    lines = {name: re.findall(rf"^{name} +([\d.]+)", ended.stderr, re.MULTILINE) for name in ("length", "memory")}
+    for fresh, resumed, longer in lines.values():
+        assert fresh == resumed and float(fresh) < float(longer)
+    assert float(lines["memory"][2]) < recipe(*flags[1:])[1].fit.training / GIB
 
 
 # The work of a run that resumes, or has hours

@@ -13,7 +13,7 @@ from helpers.warm_process import finish
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models.policy import load_policy
+from lora_grpo.models.policy import load_policy, load_tokenizer
 from lora_grpo.planning import dry_run, preview
 from lora_grpo.planning.diagnosis import Answer, Group, judge, measure
 from lora_grpo.planning.preview import sample_groups, show
@@ -163,7 +163,7 @@ def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_
     load = "def load(split): return [{'question': f'{split} {n}'} for n in range(9)]\n"
     path.write_text(load + gold + "def check(completion, row): return completion == 'a'\n")
     config = replace(RunConfig(), {"data": {"task": str(path)}})
-    dry_run(config, load_data(config))
+    dry_run(config, load_data(config), load_tokenizer(config, dry_run=True))
     said = capsys.readouterr().out
     if gold:
         assert "\n--- reference answer\na\n--- its rewards\ncorrect_answer           1 of 1, weight 2" in said

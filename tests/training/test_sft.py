@@ -15,7 +15,7 @@ from lora_grpo.models import base_model
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import chat, fit_to_context, get_task, grade_all, prompt_order
+from lora_grpo.tasks import chat, fit_data, fit_to_context, get_task, grade_all, prompt_order
 from lora_grpo.training.sft import IGNORED, end_token, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +86,12 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
     said = capsys.readouterr().err
     assert f"dropped {8 - len(kept)} of 8 train rows: their reference answers have more than {limit} tokens" in said
     assert fit_to_context(rows, tokenizer, shorter, "eval") == rows
+    fitted = fit_data(starter_data(), tokenizer, shorter)
+    assert fitted.train == kept and fitted.longest.rows == len(kept) + len(fitted.eval)
+    answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept]
+    assert fitted.longest.answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
+    prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept, *fitted.eval)]
+    assert fitted.longest.prompt == max(prompts)
     with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.gguf_models import published_template
 from helpers.tiny_runs import TINY
 
-from lora_grpo import starter
+from lora_grpo import models, starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.evaluation import evaluate
@@ -139,7 +139,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     (ids,) = {tuple(ids) for ids in encoded.take()}
     assert tokenizer.decode(ids).endswith(ENDINGS[thinks])
     capsys.readouterr()
-    dry_run(config, data)
+    dry_run(config, data, models.load_tokenizer(config, dry_run=True))
     shown = capsys.readouterr().out.partition(f"--- prompt of {data.train[0]['id']}\n")[2].partition("\n--- ref")[0]
     assert tokenizer(shown, add_special_tokens=False)["input_ids"] in expected(data.train)
 
@@ -156,6 +156,6 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
 def test_a_run_thinks_if_its_completions_are_long_enough(model, tmp_path, capsys):
     config = settings(model, tmp_path, sampling={"num_generations": 2, "max_completion_tokens": THINKING_TOKENS})
     config = replace(config, {"model": {"max_sequence_tokens": 2 * THINKING_TOKENS}})
-    dry_run(config, load_data(config))
+    dry_run(config, load_data(config), models.load_tokenizer(config, dry_run=True))
     printed = capsys.readouterr()
     assert f"{ENDINGS[True]}\n--- reference answer" in printed.out and "thinking: on, because compl" in printed.err
