@@ -27,8 +27,11 @@ VLLM_WORKSPACE, CUDA_GRAPHS = int(0.5 * GIB), int(0.5 * GIB)
 """Activations of a vLLM engine, which are part of its `gpu_memory_utilization`, and its CUDA graphs, which come on top:
 vLLM 0.27 runs dense models with `v1/worker/gpu/model_runner.py`, whose `profile_cudagraph_memory` returns 0. Both are
 estimates."""
-LIBRARIES = int(0.6 * GIB)
+LIBRARIES = int(0.5 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
+FRAGMENTATION = 0.9
+"""Bytes that the allocator of glibc 2.36 holds in gaps, for each byte of activations and logits on a CPU; measured in
+docs/before-you-train.md. It cannot reuse a freed block for an aligned one of the same size."""
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 
@@ -93,7 +96,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     adapter = sum(tensors)
     engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
     activations, layer = _activations(shape, step, adapter)
-    width = 4 if step.on_cpu else 2
+    width, logits = 4 if step.on_cpu else 2, _logit_bytes(shape, step)
     sizes = {
         # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
         "weights": weight_bytes(shape, model.bits, double_quantized=step.sampler != "shared", width=width),
@@ -103,7 +106,8 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "optimizer": sum(optimizer_bytes(size, step.config.train.optimizer) for size in tensors),
         "activations": activations,
         "one_layer": layer,
-        "logits": _logit_bytes(shape, step),
+        "logits": logits,
+        "fragmentation": int(FRAGMENTATION * (activations + layer + logits)) if step.on_cpu else 0,
         # vLLM needs room for a sequence of the maximum length.
         "kv_cache": max(step.sequences * step.length, engine * model.max_sequence_tokens)
         * (2 * width * shape.layers * shape.keys),
@@ -146,7 +150,7 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
     (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
     """
     of_sampling = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter", "vllm_workspace"}
-    of_training = {"gradients", "activations"}
+    of_training = {"gradients", "activations", "fragmentation"}
     absent = {
         "sampling": of_training | {"logits", "one_layer", "scoring"},
         "scoring": of_sampling | {"logits", "one_layer"},

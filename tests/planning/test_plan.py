@@ -302,10 +302,11 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert plan.fit.max_num_seqs == 256  # in an evaluation
     assert recipe("--data.eval-limit", "1")[1].fit.max_num_seqs == 128  # in a step
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
+    assert "fragmentation" in plan.fit.phases["loss"] and "fragmentation" not in plan.fit.phases["sampling"]
     work = plan.record()["plan"]["work"]
     assert (work["steps"], work["completions_per_step"], work["evaluated"]) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
-    with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.60"):
+    with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.50"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
 
 
