@@ -1,9 +1,10 @@
 """Compare a training step of this tree with one of another commit, and with a plain GRPOTrainer script.
 
-Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `before` is the recipe at the commit
-`--before`; `now` is the recipe of this tree. All of them do the same work on the bundled model: base in NF4, adapter in
-float32, no gradient checkpointing, the same prompts, rewards, loss and number of completions. They take turns, each in
-its own process, so that other load affects all of them.
+Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `fast` is the same script with
+FastGRPOTrainer (with `--fast`); `before` is the recipe at the commit `--before`; `now` is the recipe of this tree. All
+of them do the same work on the bundled model: base in NF4, adapter in float32, no gradient checkpointing, the same
+prompts, rewards, loss and number of completions. They take turns, each in its own process, so that other load affects
+all of them.
 
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
 about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--before", metavar="COMMIT", help="commit to compare with; without it there is no such side")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--no-plain", action="store_true", help="leave out the plain script, the slowest side")
+    parser.add_argument("--fast", action="store_true", help="add the plain script with FastGRPOTrainer")
     parser.add_argument("--steps", type=int, default=6, help="steps per process; the first is excluded")
     parser.add_argument("--rounds", type=int, default=3, help="processes per side and workload")
     arguments = parser.parse_args()
@@ -63,6 +65,7 @@ def main() -> None:
         parser.error("--steps must be at least 2 and --rounds at least 1")
     with checked_out(arguments.before) as before:
         sides = {} if arguments.no_plain else {"plain": ROOT}
+        sides |= {"fast": ROOT} if arguments.fast else {}
         sides |= ({"before": before} if before else {}) | {"now": ROOT}
         for workload in arguments.workloads:
             rounds: dict[str, list[list[Step]]] = {side: [] for side in sides}
@@ -128,7 +131,7 @@ def table(workload: str, rounds: dict[str, list[list[Step]]]) -> str:
         values = {name: median([step for steps in of_side for step in steps], name) for name in COLUMNS}
         cells = (f"{value:,.{0 if name == 'tokens' else 2}f}" for name, value in values.items())
         lines.append(f"| {side} | {' | '.join(cells)} |")
-    for side, other in (("before", "plain"), ("now", "plain"), ("now", "before")):
+    for side, other in (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "before")):
         if side in after_first and other in after_first:
             cells = (ratio(after_first[side], after_first[other], name) for name in COLUMNS)
             lines.append(f"| {side} / {other} | {' | '.join(cells)} |")
@@ -153,8 +156,8 @@ def child(side: str, file: str, recipe: str, *flags: str) -> None:
 
     assert lora_grpo.__path__[0].startswith(os.environ["PYTHONPATH"]), lora_grpo.__path__
     measure_steps(Path(file))
-    if side == "plain":
-        return plain(flags)
+    if side in ("plain", "fast"):
+        return script(flags, fast=side == "fast")
     sys.argv = [recipe, *flags]
     runpy.run_path(recipe, run_name="__main__")
 
@@ -221,8 +224,8 @@ def measure_steps(file: Path) -> None:
     timed("_calculate_rewards", "rewards")
 
 
-def plain(flags: tuple[str, ...]) -> None:
-    """Do the recipe's work with TRL alone."""
+def script(flags: tuple[str, ...], *, fast: bool) -> None:
+    """Do the recipe's work with TRL alone, or with FastGRPOTrainer in place of its trainer."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -232,34 +235,22 @@ def plain(flags: tuple[str, ...]) -> None:
     from lora_grpo import starter
     from lora_grpo.cli import parse
     from lora_grpo.config import batch_shape
-    from lora_grpo.rewards import parse_reward_specs, resolve
-    from lora_grpo.tasks import fit_to_context, grade_all, load_data, prompt_order, split_validation
+    from lora_grpo.rewards import graded, parse_reward_specs, resolve
+    from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
+    from lora_grpo.training import FastGRPOTrainer
 
     presets = runpy.run_path(RECIPE)["PRESETS"]
     config, _ = parse(list(flags), recipe="gsm8k_lora", description="", presets=presets)
     tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
     rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
-    rows_by_id = {row["id"]: row for row in rows}
-
-    def graded(reward: Any) -> Any:
-        """Return the reward with the verdicts that the recipe's scorer passes to it."""
-
-        def score(completions: Any, id: list[str], **columns: Any) -> Any:
-            texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
-            verdicts = grade_all(config.data.task, texts, [rows_by_id[name] for name in id])
-            return reward.function(completions=completions, id=id, verdicts=verdicts, **columns)
-
-        score.__name__ = reward.name
-        return score
-
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    trainer = GRPOTrainer(
+    trainer = (FastGRPOTrainer if fast else GRPOTrainer)(
         model=AutoModelForCausalLM.from_pretrained(
             starter.model_path(), quantization_config=quantization, dtype=torch.float32
         ),
@@ -292,7 +283,7 @@ def plain(flags: tuple[str, ...]) -> None:
         train_dataset=Dataset.from_list(rows).select(
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
         ),
-        reward_funcs=[graded(reward) for reward in rewards],
+        reward_funcs=[graded(config.data.task, rows, reward.function) for reward in rewards],
         peft_config=LoraConfig(
             task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
         ),

@@ -10,5 +10,5 @@ scoring.py      grades and scores the completions of a batch; builds the dataset
 """
 
 from lora_grpo.rewards.functions import TEST_REWARDS
-from lora_grpo.rewards.scoring import ScoredBatch, Scorer, training_set
+from lora_grpo.rewards.scoring import ScoredBatch, Scorer, graded, training_set
 from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, RewardError, is_format_reward, parse_reward_specs, resolve

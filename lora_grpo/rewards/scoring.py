@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.rewards.functions import completion_text
+from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward
 from lora_grpo.tasks import Row, Verdict, chat, grade_all
 
@@ -93,3 +94,21 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     from datasets import Dataset
 
     return Dataset.from_list([{"id": row["id"], "prompt": trl_prompt(tokenizer, row)} for row in rows]).select(order)
+
+
+def graded(task: str, rows: Sequence[Row], reward: RewardFunction = correct_answer) -> RewardFunction:
+    """Return a reward function for TRL's trainer, whose dataset has the column `id`.
+
+    Args:
+        task: name or file of the task that grades completions.
+        rows: the task's rows. A completion is graded against the row with its `id`.
+        reward: returns rewards from verdicts; by default, the score of the task's `check`.
+    """
+    by_id = {row["id"]: row for row in rows}
+
+    @functools.wraps(reward)
+    def score(completions: Sequence[Any], id: Sequence[str], **columns: Any) -> list[float | None]:
+        verdicts = grade_all(task, [completion_text(each) for each in completions], [by_id[name] for name in id])
+        return reward(completions=completions, id=id, verdicts=verdicts, **columns)
+
+    return score

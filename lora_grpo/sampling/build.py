@@ -40,7 +40,7 @@ def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
         return SharedVllmSampler(*parts)
     if uses_vllm(config):
         return VllmSampler(_engine(config), policy.tokenizer, policy.eos_token_ids, policy=policy.model)
-    return GenerateSampler(*parts) if policy.engine == "unsloth" else _local_sampler(*parts)
+    return GenerateSampler(*parts) if policy.engine == "unsloth" else sampler_in_process(*parts)
 
 
 def _engine(config: RunConfig) -> VllmEngine | VllmServer:
@@ -58,8 +58,11 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
         )
 
 
-def _local_sampler(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Sampler:
-    """Return the sampler of a PEFT model without vLLM. On a CPU, an unquantized copy decodes faster."""
+def sampler_in_process(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Sampler:
+    """Return the sampler of a model in this process, without vLLM.
+
+    On a CPU, an unquantized copy of a model with an adapter decodes faster.
+    """
     on_cpu = next(model.parameters()).device.type == "cpu"
     return (MergedCopySampler if on_cpu and can_merge(model) else Sampler)(model, tokenizer, eos_token_ids)
 
@@ -120,7 +123,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
             "if it was trained on another base, pass that one with --base"
         ) from error
     base_model.keep_frozen(model)
-    return _local_sampler(model.eval(), tokenizer, eos_token_ids)
+    return sampler_in_process(model.eval(), tokenizer, eos_token_ids)
 
 
 def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.runs import read_record
-from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
+from lora_grpo.sampling.sampler import Prompts, SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
 from lora_grpo.tasks import Row
 
 _SLOTS = 8
@@ -125,7 +125,7 @@ def _program(path: Path) -> list[str]:
     )
 
 
-def _request(prompt: str, params: SamplingParams, seed: int) -> dict[str, Any]:
+def _request(prompt: str | list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
     """Return the body of a request for one completion."""
     return {
         "prompt": prompt,
@@ -223,7 +223,7 @@ class GgufSampler(Sampler):
         return {"engine": f"llama.cpp {self._build}"}
 
     def stream(
-        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+        self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
 

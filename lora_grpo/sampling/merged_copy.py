@@ -46,7 +46,9 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether the adapter of a PEFT model consists only of low-rank updates B·A of linear layers."""
+    """Return whether a model has an adapter that consists only of low-rank updates B·A of linear layers."""
+    if not hasattr(policy_model, "peft_config"):
+        return False
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
     found = set(features(policy_model.peft_config["default"].to_dict()))
     return not embeds and found <= {*PATTERNS, *SELECTION, "init_lora_weights"}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+Prompts = Sequence[str] | Sequence[list[int]]
+"""B rendered prompts, or their token ids."""
 Decoded = tuple[list[int], list[float] | None]
 """Token ids of one completion and their logprobs. See `SampledTokens`."""
 
@@ -79,14 +81,14 @@ class Sampler:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
 
     def sample(
-        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
+        self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
     ) -> list[list[SampledTokens]]:
-        """Sample G completions for each of B rendered prompts.
+        """Sample G completions for each of B prompts.
 
         On a CPU, all completions are decoded together, so that rounding does not depend on free memory.
 
         Args:
-            prompts: B rendered prompts.
+            prompts: B prompts.
             params: with G completions per prompt.
             seeds: B·G seeds. Each determines one completion, independent of the rest of the call.
             adapter: if False, sample from the base model.
@@ -123,19 +125,22 @@ class Sampler:
         """Release all memory. The sampler cannot be used afterwards."""
         self.model = None
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of rendered prompts. Special tokens are added only if there is no chat template."""
+    def encode(self, prompts: Prompts) -> list[list[int]]:
+        """Return the token ids of prompts. Special tokens are added only to text, if there is no chat template."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) < len(prompts):
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
         plain = not getattr(self.tokenizer, "chat_template", None)
-        return self.tokenizer(list(prompts), add_special_tokens=plain)["input_ids"]
+        return self.tokenizer(texts, add_special_tokens=plain)["input_ids"]
 
-    def fit_batch(self, prompts: Sequence[str], max_tokens: int) -> None:
+    def fit_batch(self, prompts: Prompts, max_tokens: int) -> None:
         """Set `batch_size` to the number of completions that fit in memory. Engines that stream do it themselves."""
         if not self.streams:
             longest = max(map(len, self.encode(prompts)))
             self.batch_size = max_batch_size(self.model, longest, max_tokens)
 
     def stream(
-        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+        self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
         samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams, by_prompt
+from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
 from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options
 
 
@@ -37,7 +37,7 @@ class SharedVllmSampler(Sampler):
             engine.sleep(level=1)
 
     def stream(
-        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+        self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
         engine = VllmEngine(self.model.vllm_engine.llm_engine, sleeps=False)

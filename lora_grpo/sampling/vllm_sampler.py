@@ -19,7 +19,7 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, base_model, memory, model_files, read_adapter
 from lora_grpo.sampling.merged_copy import plain_copy
-from lora_grpo.sampling.sampler import Decoded, SampledTokens, Sampler, SamplingParams, by_prompt
+from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
 from lora_grpo.sampling.vllm_server import VllmServer
 
 _SETTINGS = {
@@ -99,7 +99,7 @@ class VllmSampler(Sampler):
         self.engine.sleep()
 
     def stream(
-        self, prompts: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+        self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
         group = params.num_samples

@@ -1,5 +1,9 @@
 """Train with TRL's GRPOTrainer and this package's sampler, or its SFTTrainer. On a CPU, runs resume bit for bit.
 
+trainer = FastGRPOTrainer(model, reward_funcs, ...)   # in a script: the arguments of TRL's GRPOTrainer
+
+In a recipe:
+
 trainer = make_trainer(run, policy, rows, sampler, validation_rows)   # TRL and the logprob check reject bad settings
 train(run, policy, trainer)                                           # resumes, trains, saves run.adapter
 
@@ -7,10 +11,12 @@ sampler ──► rewards ──► GRPO update ──► monitor: metrics.jsonl
    ▲                          │
    └──────── adapter ─────────┘
 
-The loss is TRL's own. Mixins compute its logprobs in chunks and record metrics before and after it.
+The loss is TRL's own. FastGRPOTrainer computes its logprobs in less time; mixins record metrics before and after it.
 In a run with the method `sft`, the task's reference answers replace samples and rewards.
 
-trainer.py           make_trainer: GRPOConfig, GRPOTrainer and its mixins, monitor
+fast_trainer.py      FastGRPOTrainer: GRPOTrainer with this package's sampler and loss pass; RecipeTrainer of a run
+rollouts.py          the rollouts of FastGRPOTrainer, and what TRL's own code must do
+trainer.py           make_trainer: GRPOConfig, RecipeTrainer, monitor
 sft.py               the SFTTrainer of make_trainer: tokens and labels of reference answers, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM
 trl_compat.py        code that depends on private methods of TRL: hooks for the mixins, and attributes of its trainers
@@ -26,6 +32,8 @@ packing.py           layout of a packed micro-batch: the position of each token,
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
+from typing import Any
+
 from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.run import train
@@ -34,3 +42,12 @@ from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trainer import make_trainer
 from lora_grpo.training.trl_compat import TrlHooks
+
+
+def __getattr__(name: str) -> Any:
+    """Import FastGRPOTrainer when it is used, because its module imports TRL."""
+    if name != "FastGRPOTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from lora_grpo.training.fast_trainer import FastGRPOTrainer
+
+    return FastGRPOTrainer

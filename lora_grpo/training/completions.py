@@ -43,6 +43,8 @@ class StepMetrics(TrlHooks):
     """-logprob of each token sampled in this step, in nats."""
 
     def generate_rollouts(self, prompts: list[Any]) -> Any:
+        if not self.model.training:  # TRL's `evaluate`
+            return super().generate_rollouts(prompts)
         with self._timed("rollouts") as seconds:
             generated = super().generate_rollouts(prompts)
         token_ids, logprobs = sampled_tokens(generated)
@@ -55,7 +57,8 @@ class StepMetrics(TrlHooks):
             return super().reward_rollouts(*args, **kwargs)
 
     def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        measure = not self.reuses_rollouts and not self.is_corrected_by_trl and "sampling_per_token_logps" in inputs
+        is_known = self.is_corrected_by_trl or "sampling_per_token_logps" not in inputs
+        measure = self.model.training and not self.reuses_rollouts and not is_known
         self._inputs = inputs if measure else None
         return super().compute_grpo_loss(model, inputs)
 
@@ -84,26 +87,27 @@ class StepMetrics(TrlHooks):
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[list[float]]:
         """Add the time inside the block to the metrics, and yield the list that it is appended to."""
-        seconds = step_values(self)[f"time/{phase}"]
+        seconds = step_values(self)[f"time/{phase}"] if self.model.training else []
         started = time.perf_counter()
         yield seconds
         seconds.append(time.perf_counter() - started)
 
 
-class ScoredRollouts(TrlHooks):
-    """Mixin that scores the rollouts of a step. List it after StepMetrics, which measures how long it takes."""
+class ScoredRollouts(StepMetrics):
+    """Mixin that scores the rollouts of a step instead of TRL. List it before the GRPOTrainer class in the bases."""
 
     run: Run
     scorer: Scorer
     eos_token_ids: Sequence[int]
 
     def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
-        ids = [row["id"] for row in inputs]
-        batch = self.scorer.score(ids, completions, completion_ids, **reward_arguments(self))
-        step = self.state.global_step + 1
-        if distributed.is_main() and (step == 1 or step % self.run.config.train.completions_steps == 0):
-            write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
-        return gather_rewards(self, [[*each.values()] for each in batch.values])
+        with self._timed("rewards"):
+            ids = [row["id"] for row in inputs]
+            batch = self.scorer.score(ids, completions, completion_ids, **reward_arguments(self))
+            step = self.state.global_step + 1
+            if distributed.is_main() and (step == 1 or step % self.run.config.train.completions_steps == 0):
+                write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
+            return gather_rewards(self, [[*each.values()] for each in batch.values])
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.models import base_model
-from lora_grpo.sampling import Decoded, Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling import Decoded, Prompts, Sampler, SamplingParams, completion_seed
 from lora_grpo.training.trl_compat import sample_rollouts
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _PROMPTS, _MAX_TOKENS = 8, 32
 _FIRST_NOISE, _TRIALS = 1e-2, 14
 
 
-def tolerance() -> float:
+def tolerance(trainer: Any = None) -> float:
     """Return the largest mean absolute logprob difference that rounding may cause, in nats per token.
 
     In float32 the difference is about 1e-6 (docs/results.md), and a single update changes the policy by more than
@@ -37,10 +37,14 @@ def tolerance() -> float:
     """
     import torch
 
-    return 1e-4 if base_model.compute_dtype() == torch.float32 else 0.05
+    is_exact = base_model.compute_dtype() == torch.float32
+    if trainer is not None:  # of a script, which may also compute in 16 bits on a CPU
+        weight = trainer.model.get_output_embeddings().weight
+        is_exact &= weight.dtype == torch.float32 and trainer.accelerator.mixed_precision == "no"
+    return 1e-4 if is_exact else 0.05
 
 
-def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> dict[str, float] | None:
+def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, float] | None:
     """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
 
     Returns:
@@ -53,9 +57,9 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
     """
     import torch
 
-    prompts = sorted(prompts, key=len)[:_PROMPTS]
-    prompt_ids, allowed, noise = sampler.encode(prompts), tolerance(), _FIRST_NOISE
-    paths = _paths(trainer, sampler, prompts)
+    prompt_ids = sorted(sampler.encode(prompts), key=len)[:_PROMPTS]
+    allowed, noise = tolerance(trainer), _FIRST_NOISE
+    paths = _paths(trainer, sampler, prompt_ids)
 
     def score(decoded: Sequence[Decoded]) -> list[list[float]]:
         return trainer_log_probs(trainer, prompt_ids, [ids for ids, _ in decoded], trainer.temperature)
@@ -95,7 +99,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> di
     return found
 
 
-def _paths(trainer: Any, sampler: Sampler, prompts: Sequence[str]) -> dict[str, Callable[[], list[Decoded]]]:
+def _paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
     """Return functions that sample a completion of each prompt, by the name of the difference that they measure."""
     max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
     params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)

@@ -15,8 +15,8 @@ from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Row, chat, gold_tokens, prompt_order
+from lora_grpo.training import trl_compat
 from lora_grpo.training.token_logprobs import why_whole
-from lora_grpo.training.trl_compat import step_values
 from lora_grpo.training.trl_config import sft_arguments
 
 IGNORED = -100
@@ -39,7 +39,7 @@ class SftSteps:
         return loss
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        metrics = step_values(self)
+        metrics = trl_compat.step_values(self)
         metrics.pop("num_tokens", None)  # counted from the last resume
         metrics["step_time"].append(self._seconds)
         self._seconds = 0.0
@@ -63,6 +63,7 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
         return head(hidden).float().log_softmax(-1), logits.float().log_softmax(-1)
 
     # TRL's loss in chunks of tokens reads the head alone. Unsloth's own loss never materializes the logits.
+    trained = trl_compat.trained_adapter(policy.model)
     loss_type = "nll" if policy.engine == "unsloth" or why_whole(base, compute) else "chunked_nll"
     trainer = types.new_class("Trainer", (AtomicCheckpoints, SftSteps, SFTTrainer))(
         model=policy.model,
@@ -71,6 +72,7 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
         train_dataset=Dataset.from_list(examples).select(order),
         data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
     )
+    trl_compat.use_float32_adapter(policy.model, trained)
     trainer.max_completion_length = config.sampling.max_completion_tokens
     return trainer
 

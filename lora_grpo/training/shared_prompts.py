@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,18 +22,18 @@ class SharedPrompts(TrlHooks):
     prompts instead of TRL's random order.
 
     Attributes:
-        longest_row: maximum number of tokens of a prompt and its completion.
+        longest_row: maximum number of tokens of a prompt and its completion, if it is known.
         why_padded: the reason why the model cannot read packed rows, or "" if it can.
     """
 
-    longest_row: int
+    longest_row = math.inf
     why_padded = ""
     keeps_groups_together = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.why_padded = self._why_padded()
-        if self.why_padded:
+        self.why_padded = self.why_plain or self._why_padded()
+        if self.why_padded and not self.why_plain:
             print(f"reading each prompt once per completion, which takes longer: {self.why_padded}", file=sys.stderr)
 
     def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +66,7 @@ class SharedPrompts(TrlHooks):
             output.last_hidden_state = torch.nn.functional.embedding(slots, output.last_hidden_state[0])
             return output
 
-        backbone = self.model.base_model.model.base_model
+        backbone = self._base().base_model
         hooks = [backbone.register_forward_pre_hook(before, with_kwargs=True), backbone.register_forward_hook(after)]
         try:
             yield
@@ -73,13 +74,16 @@ class SharedPrompts(TrlHooks):
             for hook in hooks:
                 hook.remove()
 
+    def _base(self) -> Any:
+        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+
     def _why_padded(self) -> str:
         """Return why the model cannot read packed rows, or "" after one test with equal logprobs."""
         import torch
 
         if self.aux_loss_enabled:  # type: ignore[attr-defined]
             return "the loss of the router is computed from padded rows"
-        model = self.model.base_model.model
+        model = self._base()
         config = model.config.get_text_config()
         if config._attn_implementation not in ("sdpa", ATTENTION):
             return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
@@ -88,14 +92,14 @@ class SharedPrompts(TrlHooks):
             return f"the model has layers of another kind: {', '.join(sorted(layers))}"
         window = getattr(config, "sliding_window", None)
         if window and window < self.longest_row and getattr(config, "use_sliding_window", True):
-            return f"the model attends to the last {window} tokens, and rows have up to {self.longest_row}"
+            return f"the model attends to the last {window} tokens, and rows may be longer"
         device = next(model.parameters()).device
         rows = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [7, 8, 9, 5], [7, 8, 9, 4, 3, 2]]
         tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, device=device) for row in rows], batch_first=True)
         mask = (tokens > 0).long()
         score = super().token_logprobs
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.accelerator.autocast():
             padded = score(self.model, tokens, mask, 3)[0]
             register_attention()
             model.set_attn_implementation(ATTENTION)

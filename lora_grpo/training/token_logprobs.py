@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from lora_grpo.models import base_model
 from lora_grpo.training.trl_compat import TrlHooks, chunked_and_whole, enable_chunked_logprobs
 
 
@@ -13,7 +14,9 @@ def logprob_tolerance(model: Any) -> float:
     """Return the largest difference between two correct methods, in nats. A missing scale or cap causes far more."""
     import torch
 
-    return 1e-3 if model.get_output_embeddings().weight.dtype == torch.float32 else 0.2
+    weight = model.get_output_embeddings().weight
+    is_exact = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+    return 1e-3 if is_exact else 0.2
 
 
 def why_whole(model: Any, compute: Callable[[Any], tuple[Any, Any]]) -> str:
@@ -28,6 +31,7 @@ def why_whole(model: Any, compute: Callable[[Any], tuple[Any, Any]]) -> str:
     if type(head) is not torch.nn.Linear:
         reason = f"the output head is not a plain linear layer but {type(head).__name__}"
     else:
+        base_model.keep_frozen(model)  # before the first pass in eval mode
         model.eval()
         with torch.no_grad():
             parts, whole = compute(torch.arange(1, 9, device=head.weight.device)[None])
@@ -51,22 +55,25 @@ class ChunkedLogProbs(TrlHooks):
         import torch
 
         super().__init__(*args, **kwargs)
+        if self.why_plain:
+            return
         if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
             self.model.config.logit_scale = 1 / scaling
-        if not why_whole(self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4)):
+        with self.accelerator.autocast():
+            whole = why_whole(self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4))
+        if not whole:
             enable_chunked_logprobs(self)
 
-    def token_logprobs(self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> Any:
+    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Score at most `batch_size` rows at once. With tiles, TRL would run all completions of a step at once."""
         import torch
 
-        score = super().token_logprobs
-        rows = len(args[0])
-        if not self.use_liger_kernel or not batch_size or rows <= batch_size:
-            return score(model, *args, batch_size=batch_size, **kwargs)
+        score, batch_size = super().token_logprobs, kwargs.get("batch_size")
+        if self.why_plain or not self.use_liger_kernel or not batch_size or len(args[0]) <= batch_size:
+            return score(model, *args, **kwargs)
         ids, mask, *rest = args
-        slices = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
-        parts = [score(model, ids[part], mask[part], *rest, batch_size=batch_size, **kwargs) for part in slices]
+        slices = [slice(start, start + batch_size) for start in range(0, len(ids), batch_size)]
+        parts = [score(model, ids[part], mask[part], *rest, **kwargs) for part in slices]
         return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
 
 
@@ -111,7 +118,7 @@ class SkipZeroAdvantage(TrlHooks):
 
     def _rows_with_advantage(self, inputs: dict[str, Any]) -> Any:
         """Return the rows with an advantage, at least one so that every process has a loss, or None for all rows."""
-        if self.loss_depends_on_all_tokens or "sampling_per_token_logps" not in inputs:
+        if self.why_plain or self.loss_depends_on_all_tokens or "sampling_per_token_logps" not in inputs:
             return None
         rows = inputs["advantages"].nonzero().squeeze(1)
         if len(rows) == len(inputs["advantages"]):

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.config import UNREAD_FIELDS, RunConfig, parse_grpo_overrides
+from lora_grpo.config import UNREAD_FIELDS, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
-from lora_grpo.runs import AtomicCheckpoints, Run
-from lora_grpo.sampling import Sampler, SamplingParams, SharedVllmSampler, VllmSampler, completion_seed
+from lora_grpo.runs import Run
+from lora_grpo.sampling import Sampler, SharedVllmSampler, VllmSampler
 from lora_grpo.tasks import Row, chat, get_task, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
-from lora_grpo.training.completions import ScoredRollouts, StepMetrics, Validation
+from lora_grpo.training.completions import Validation
 from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
-from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.time_budget import TimeBudget
-from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trl_config import grpo_arguments
 
 
@@ -50,8 +47,6 @@ def make_trainer(
     config, is_sft = run.config, run.config.method == "sft"
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
-    # Read when TRL and transformers are imported.
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, but TRL is pinned
     # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     if policy.engine == "peft":
@@ -66,7 +61,6 @@ def make_trainer(
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
-    trl_compat.use_float32_adapter(policy.model, policy.start)
     if not is_sft:
         if isinstance(sampler, VllmSampler):
             trl_compat.enable_importance_sampling(trainer)
@@ -90,7 +84,9 @@ def make_trainer(
 
 
 def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer) -> Any:
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
+
+    from lora_grpo.training.fast_trainer import RecipeTrainer  # after `load_policy` has imported Unsloth
 
     config = run.config
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in scorer.rewards])
@@ -100,23 +96,14 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
     if unread:
         raise UserError(f"--grpo {unread[0]} has no effect: the built-in sampler does not read it; leave it out")
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    # Unsloth has its own layers and loss, which calls the methods of the other mixins with other arguments.
-    mixins = [AtomicCheckpoints, StepMetrics, ScoredRollouts]
-    if policy.engine == "peft":
-        mixins = [AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, ScoredRollouts, SharedPrompts, ChunkedLogProbs]
-    attributes = {
-        "run": run,
-        "scorer": scorer,
-        "eos_token_ids": sampler.eos_token_ids,
-        "longest_row": config.model.max_sequence_tokens,
-    }
-    return types.new_class("Trainer", (*mixins, GRPOTrainer), exec_body=lambda namespace: namespace.update(attributes))(
-        model=policy.model,
-        processing_class=policy.tokenizer,
+    return RecipeTrainer(
+        run,
+        policy,
+        sampler,
+        scorer,
         args=GRPOConfig(**arguments),
         train_dataset=training_set(policy.tokenizer, rows, order),
         reward_funcs=[reward.function for reward in scorer.rewards],  # their names; `ScoredRollouts` calls them
-        rollout_func=_rollout_function(config, policy, sampler) if sampler.serves_training else None,
     )
 
 
@@ -134,27 +121,3 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     # Dropout differs between the two passes, and a narrow range clips rounding errors.
     checks_ratio = policy.engine == "unsloth" and not any(dropout) and getattr(trainer.args, "epsilon", 0.0) >= 0.2
     return Alarms(max_reward, tolerance() if comparable else None, rewards, has_gold, uses_float16, checks_ratio)
-
-
-def _rollout_function(config: RunConfig, policy: Policy, sampler: Sampler) -> Callable[..., dict[str, Any]]:
-    """Return a `rollout_func` for TRL that samples all completions of a step from the current policy."""
-    settings = config.sampling
-
-    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        rendered = [prompt if isinstance(prompt, str) else chat.render(policy.tokenizer, prompt) for prompt in prompts]
-        group = settings.num_generations
-        heads = rendered[::group]
-        if [head for head in heads for _ in range(group)] != rendered:  # this process has partial groups
-            heads, group = rendered, 1
-        # Completions are numbered across all processes, so that two processes sample the same completions as one.
-        first, step = trainer.accelerator.process_index * len(rendered), f"step {trainer.state.global_step}"
-        seeds = [completion_seed(config.seed, step, first + index) for index in range(len(rendered))]
-        params = SamplingParams(group, settings.temperature, settings.top_p, settings.max_completion_tokens)
-        completions = [*itertools.chain(*sampler.sample(heads, params, seeds))]
-        return {
-            "prompt_ids": [ids for ids in sampler.encode(heads) for _ in range(group)],
-            "completion_ids": [each.token_ids for each in completions],
-            "logprobs": [each.logprobs for each in completions],
-        }
-
-    return rollout

@@ -8,12 +8,9 @@ tests/training/test_trl_compat.py has one test for each item.
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo.models import load_adapter
 from lora_grpo.sampling import Decoded
 
 
@@ -29,11 +26,22 @@ class TrlHooks:
     state: Any
     keeps_groups_together = False
     """Whether micro-batches are slices in the order of the prompts, instead of TRL's random order."""
+    why_plain = ""
+    """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
     _scored: Any = None
+
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        trained = trained_adapter(model)
+        super().__init__(model, *args, **kwargs)  # type: ignore[call-arg]
+        use_float32_adapter(self.model, trained)
 
     def generate_rollouts(self, prompts: list[Any]) -> Any:
         """Sample the completions of a step."""
         return super()._generate(prompts)  # type: ignore[misc]
+
+    def sample_completions(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        """Return the token ids of a completion of each prompt, and their logprobs or None. See `generate_rollouts`."""
+        return super()._generate_single_turn(prompt_ids, *args, **kwargs)  # type: ignore[misc]
 
     def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         """Return the rewards of the completions of all processes, shape (completions, rewards)."""
@@ -63,8 +71,16 @@ class TrlHooks:
         """Whether the rollouts of this micro-batch were trained on before (`num_iterations`)."""
         return bool(self._step // self.args.steps_per_generation % self.num_iterations)  # type: ignore[attr-defined]
 
+    @property
+    def micro_batch(self) -> int:
+        """Number of the current micro-batch in its step, from 0."""
+        return int(self._step % self.args.gradient_accumulation_steps)  # type: ignore[attr-defined]
+
     def _generate(self, prompts: list[Any]) -> Any:
         return self.generate_rollouts(prompts)
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        return self.sample_completions(prompt_ids, *args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
@@ -84,7 +100,7 @@ class TrlHooks:
 
         inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
         scored, self._scored = self._scored, None
-        if not self.keeps_groups_together or scored is None or not self.model.training:
+        if self.why_plain or not self.keeps_groups_together or scored is None or not self.model.training:
             return inputs
         # TRL has just shuffled and split the new rollouts. Split them again without shuffling.
         parts = self.args.steps_per_generation
@@ -129,23 +145,33 @@ def ignore_installed_vllm() -> None:
     import_utils.is_vllm_available = lambda min_version=None: False
 
 
-def use_float32_adapter(model: Any, start: Path | None) -> None:
-    """Cast the adapter to float32, and delete TRL's reference copy of a new one.
+def trained_adapter(model: Any) -> dict[str, Any]:
+    """Return a copy of a PEFT model's trainable weights, by name; empty if its adapter is new and changes nothing."""
+    if not hasattr(model, "peft_config"):
+        return {}
+    weights = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+    is_new = not any(each.any() for name, each in weights.items() if "lora_B." in name or "lora_embedding_A." in name)
+    return {} if is_new else weights
+
+
+def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
+    """Cast the adapter of a PEFT model to float32, and delete TRL's reference copy of a new one.
 
     TRL casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
     bfloat16, and a resumed run would load the adapter in float32.
 
     Args:
-        start: the adapter that training starts from, or None for a new one.
+        trained: result of `trained_adapter` before TRL's trainer was built.
     """
     import torch
 
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
+    if not hasattr(model, "peft_config"):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:  # the cast to bfloat16 rounded it; TRL's reference copy was made before
+            parameter.data = trained.get(name, parameter.data).to(torch.float32)
     # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
-    if start:
-        load_adapter(model, start)  # the cast to bfloat16 rounded it; the copy was made before
+    if trained:
         for name, module in model.named_modules():
             if name.endswith(".lora_dropout.ref"):
                 module.p = 0.0  # the reference is computed in training mode
@@ -161,8 +187,6 @@ def enable_importance_sampling(trainer: Any) -> None:
     the adapter into the base at every sync, so it is set afterwards.
     """
     trainer.use_vllm = True
-    trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
-    trainer._last_loaded_step = -1
 
 
 def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) -> list[Decoded]:

@@ -20,7 +20,7 @@ import torch
 from transformers import TrainerCallback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from helpers.overrides import MIXINS, count_calls, overrides, rejected_calls
+from helpers.overrides import count_calls, overrides, rejected_calls
 
 from lora_grpo import pipeline
 from lora_grpo.models import base_model
@@ -104,7 +104,7 @@ def record_logprob_functions():
 
 def write_overrides(trainer, calls, logprob_functions):
     """Write which overrides the run called, and which calls of the class below they would reject."""
-    classes = [each for each in type(trainer).__mro__[1:] if each not in MIXINS]
+    classes = [each for each in type(trainer).__mro__ if not each.__module__.startswith("lora_grpo")]
     mixed_in = [(mixin, name) for mixin, name in overrides(classes[0]) if isinstance(trainer, mixin)]
     found = {
         "trainer": classes[0].__name__,

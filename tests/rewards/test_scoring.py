@@ -2,6 +2,7 @@
 
 import pytest
 
+from lora_grpo import rewards
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, scoring, training_set
 
 ROWS = [
@@ -67,3 +68,13 @@ def test_a_base_model_has_texts_for_prompts_and_completions(monkeypatch):
 def test_the_trainers_dataset_has_ids_and_prompts_alone():
     found = training_set(Tokenizer("{{ messages }}"), ROWS, [1, 0])
     assert list(found) == [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS[::-1]]
+
+
+def test_a_task_s_check_is_a_reward_for_a_trl_script():
+    check = rewards.graded("gsm8k", ROWS)
+    chats = [[{"role": "assistant", "content": text}] for text in ("#### 3", "#### 3")]
+    assert check(prompts=None, completions=chats, id=["a", "b"], trainer_state=None) == [0.0, 1.0]
+    assert check(completions=["#### 18", "x"], id=["a", "a"]) == [1.0, 0.0]
+    assert check.__name__ == "correct_answer"
+    (integers,) = resolve(parse_reward_specs(["integer_answer"]))
+    assert rewards.graded("gsm8k", ROWS, integers.function)(completions=["#### 5"], id=["a"]) == [1.0]

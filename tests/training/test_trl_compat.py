@@ -28,7 +28,8 @@ def test_a_run_calls_every_hook_and_every_mixin(tmp_path, monkeypatch):
     calls = count_calls(monkeypatch.setattr)
     run_tiny(tmp_path / "out", train={"max_steps": 1, "checkpoint_steps": 1})
     expected = {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
-    assert expected - calls.keys() == {"TrlHooks.reward_rollouts"}  # ScoredRollouts replaces TRL's own
+    replaced = {"TrlHooks.reward_rollouts", "StepMetrics.reward_rollouts", "TrlHooks.sample_completions"}
+    assert expected - calls.keys() == replaced  # by ScoredRollouts and FastGRPOTrainer
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
@@ -78,13 +79,13 @@ def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
 def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeypatch):
     seen, undo = [], trl_compat.use_float32_adapter
 
-    def recorded(model, start):
+    def recorded(model, trained):
         def found():
             dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
             return dtypes, "ref" in model.peft_config
 
         seen.append(found())
-        undo(model, start)
+        undo(model, trained)
         seen.append(found())
 
     monkeypatch.setattr(trl_compat, "use_float32_adapter", recorded)

@@ -1,0 +1,434 @@
+"""FastGRPOTrainer in place of TRL's: example scripts of its documentation, equal gradients, and what stays TRL's."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.loss_passes import distance
+from peft import AutoPeftModelForCausalLM, LoraConfig, VeraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, ProcessorMixin, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from lora_grpo import starter
+from lora_grpo.errors import RunError
+from lora_grpo.sampling.merged_copy import MergedCopySampler
+from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage
+from lora_grpo.training.logprob_check import tolerance
+
+MODEL = str(starter.model_path())
+TEXTS = ["Tom has 3 plums and buys 4.", "Ann has 9 apples.", "How many?", "A box holds 6 pens. Sam has two boxes."]
+CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
+
+
+def config(folder, **settings):
+    default = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+    default |= {"max_completion_length": 16, "max_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
+    default |= {"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    return GRPOConfig(output_dir=str(folder), **{**default, **settings})
+
+
+def code_points(completions, **columns):
+    """Return the mean code point of each completion, times 0.01: a reward that nearly always differs."""
+    texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
+    return [0.01 * sum(map(ord, text)) / max(len(text), 1) for text in texts]
+
+
+def build(trainer_class, folder, prompts=TEXTS, reward=code_points, settings=None, **arguments):
+    torch.manual_seed(0)
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+    default = {"model": MODEL, "peft_config": lora, "reward_funcs": reward}
+    default |= {"train_dataset": Dataset.from_list([{"prompt": prompt} for prompt in prompts])}
+    return trainer_class(args=config(folder, **(settings or {})), **{**default, **arguments})
+
+
+# Scripts of TRL's documentation, and one with a format of thoughts and answers. They differ in their import only.
+
+SCRIPTS = {
+    "quick start": """
+        def reward_len(completions, **kwargs):
+            return [-abs(20 - len(completion)) for completion in completions]
+
+        dataset = Dataset.from_list([{"prompt": text} for text in TEXTS])
+        trainer = GRPOTrainer(model=MODEL, reward_funcs=reward_len, args=args(bf16=None), train_dataset=dataset)
+        trainer.train()
+    """,
+    "chat": """
+        def reward_func(completions, **kwargs):
+            completion_contents = [completion[0]["content"] for completion in completions]
+            return [float(len(set(content))) for content in completion_contents]
+
+        dataset = Dataset.from_list([{"prompt": chat} for chat in CHATS])
+        trainer = GRPOTrainer(
+            MODEL, reward_func, args(), dataset, processing_class=AutoTokenizer.from_pretrained(MODEL),
+            peft_config=LoraConfig(task_type="CAUSAL_LM"),
+        )
+        trainer.train()
+    """,
+    "columns, token ids and trainer state": """
+        def by_length(completion_ids, trainer_state, **kwargs):
+            return [float(len(ids)) / (trainer_state.global_step + 1) for ids in completion_ids]
+
+        def by_truth(prompts, completions, ground_truth, log_metric, log_extra, **kwargs):
+            log_metric("truths", len(ground_truth))
+            log_extra("truth", ground_truth)
+            return [float(c.count(gt)) for c, gt in zip(completions, ground_truth)]
+
+        dataset = Dataset.from_list([{"prompt": text, "ground_truth": text[0]} for text in TEXTS])
+        trainer = GRPOTrainer(model=MODEL, reward_funcs=[by_length, by_truth], args=args(), train_dataset=dataset)
+        trainer.train()
+    """,
+    "tasks with None": """
+        def math_reward_func(prompts, completions, task, **kwargs):
+            return [float(len(c)) if t == "math" else None for c, t in zip(completions, task)]
+
+        async def coding_reward_func(prompts, completions, task, **kwargs):
+            return [float(c.count(" ")) if t == "coding" else None for c, t in zip(completions, task)]
+
+        tasks = ["math", "coding", "math", "none"]
+        dataset = Dataset.from_list([{"prompt": text, "task": task} for text, task in zip(TEXTS, tasks)])
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(MODEL), reward_funcs=[math_reward_func, coding_reward_func],
+            args=args(reward_weights=[1.0, 0.5]), train_dataset=dataset,
+        )
+        trainer.train()
+    """,
+    "thoughts and answers": """
+        import re
+
+        SYSTEM = "Respond with <reasoning>...</reasoning> and <answer>...</answer>."
+
+        def correctness_reward(prompts, completions, answer, **kwargs):
+            responses = [completion[0]["content"] for completion in completions]
+            extracted = [r.split("<answer>")[-1].split("</answer>")[0].strip() for r in responses]
+            return [2.0 if r == a else 0.0 for r, a in zip(extracted, answer)]
+
+        def format_reward(completions, **kwargs):
+            pattern = r"<reasoning>.*?</reasoning>\\s*<answer>.*?</answer>"
+            return [float(bool(re.search(pattern, c[0]["content"], re.DOTALL))) for c in completions]
+
+        def tags_reward(completions, **kwargs):
+            return [c[0]["content"].count("<") * 0.125 + len(c[0]["content"]) * 0.01 for c in completions]
+
+        rows = [
+            {"prompt": [{"role": "system", "content": SYSTEM}, *chat], "answer": str(number)}
+            for number, chat in enumerate(CHATS)
+        ]
+        trainer = GRPOTrainer(
+            model=get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), LoraConfig(task_type="CAUSAL_LM")),
+            processing_class=AutoTokenizer.from_pretrained(MODEL),
+            reward_funcs=[correctness_reward, format_reward, tags_reward],
+            args=args(beta=0.04, reward_weights=[1.0, 0.5, 0.5], gradient_checkpointing=False),
+            train_dataset=Dataset.from_list(rows),
+            callbacks=[Counter()],
+        )
+        trainer.train()
+    """,
+}
+IMPORTS = {
+    "trl": "from trl import GRPOTrainer",
+    "fast": "from lora_grpo.training import FastGRPOTrainer as GRPOTrainer",
+}
+
+
+class Counter(TrainerCallback):
+    steps = 0
+
+    def on_step_end(self, *args, **kwargs):
+        Counter.steps += 1
+
+
+def run_script(source, side, folder, monkeypatch):
+    """Return the trainer of a script, and what the trainer passed to its rewards."""
+    passed, calculate = [], GRPOTrainer._calculate_rewards
+
+    def recorded(trainer, inputs, prompts, completions, ids):
+        passed.append((prompts, [sorted(row) for row in inputs], [type(each) for each in completions]))
+        return calculate(trainer, inputs, prompts, completions, ids)
+
+    names = {**globals(), "args": lambda **settings: config(folder, **settings)}
+    with monkeypatch.context() as patched:
+        patched.setattr(GRPOTrainer, "_calculate_rewards", recorded)
+        exec(IMPORTS[side] + "\n" + textwrap.dedent(source), names)
+    return names["trainer"], passed
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_with_another_import(name, tmp_path, monkeypatch, capsys):
+    before = Counter.steps
+    (trl, passed_by_trl), (fast, passed) = (run_script(SCRIPTS[name], side, tmp_path, monkeypatch) for side in IMPORTS)
+    assert (type(trl), type(fast)) == (GRPOTrainer, FastGRPOTrainer)
+    assert passed == passed_by_trl and len(passed) == 2
+    assert Counter.steps - before == (4 if "Counter" in SCRIPTS[name] else 0)
+    assert fast.sampler is not None and not fast.why_plain and not fast.why_padded
+    steps, plain = ([log for log in each.state.log_history if "loss" in log] for each in (fast, trl))
+    assert all(plain[number].keys() <= steps[number].keys() for number in range(2))
+    assert any(step["grad_norm"] > 0 for step in steps) and all(step["time/rollouts"] > 0 for step in steps)
+    assert all(step["sampling/sampling_logp_difference/mean"] < tolerance(fast) for step in steps)
+    assert "training as TRL" not in capsys.readouterr().err
+
+
+# The same rollouts have the same gradient.
+
+
+class Gradients(TrainerCallback):
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+
+def train_both(folder, monkeypatch, **how):
+    """Train a FastGRPOTrainer, and TRL's on its rollouts. Return gradients and logs of both."""
+    rollouts, sampled = [], FastGRPOTrainer.sample_completions
+
+    def recorded(self, *args, **kwargs):
+        rollouts.append(sampled(self, *args, **kwargs))
+        return rollouts[-1]
+
+    outcomes = []
+    with monkeypatch.context() as patched:
+        patched.setattr(FastGRPOTrainer, "sample_completions", recorded)
+        fast = build(FastGRPOTrainer, folder, callbacks=[Gradients()], **how)
+        fast.train()
+        assert fast.sampler is not None
+        patched.setattr(GRPOTrainer, "_generate_single_turn", lambda *args, **kwargs: (rollouts.pop(0)[0], None))
+        trl = build(GRPOTrainer, folder, callbacks=[Gradients()], **how)
+        trl.train()
+    for trainer in (fast, trl):
+        recorder = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Gradients))
+        outcomes.append((recorder.steps, [log for log in trainer.state.log_history if "loss" in log]))
+    return outcomes
+
+
+def equal_groups(completions, **columns):
+    """Return rewards that are equal in every second group."""
+    rewards = code_points(completions)
+    return [1.0 if index // 4 % 2 else value for index, value in enumerate(rewards)]
+
+
+ONE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+CASES = {
+    "dapo": {},
+    "grpo": {"settings": {"loss_type": "grpo"}},
+    "dr_grpo, batch": {"settings": {"loss_type": "dr_grpo", "scale_rewards": "batch"}},
+    "reference": {"settings": {"beta": 0.1}},
+    "equal groups": {"reward": equal_groups},
+    "two iterations": {"settings": {"num_iterations": 2, "max_steps": 4}},
+    "truncated": {"prompts": CHATS, "settings": {"mask_truncated_completions": True, "max_completion_length": 80}},
+    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": equal_groups},
+    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": equal_groups},
+    "chat": {"prompts": CHATS},
+    "full fine-tuning": {"peft_config": None, "settings": {"learning_rate": 1e-5}},
+    "parts": {"settings": {"steps_per_generation": 1}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_are_those_of_trl(name, tmp_path, monkeypatch):
+    (gradients, logs), (expected, expected_logs) = train_both(tmp_path, monkeypatch, **CASES[name])
+    assert len(gradients) == len(expected) >= 2
+    assert distance(gradients[0], expected[0]) < 1e-5
+    assert distance(gradients[-1], expected[-1]) < 1e-3  # weights differ by rounding
+    for ours, theirs in zip(logs, expected_logs, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert ours.get("reward") == pytest.approx(theirs.get("reward"))
+
+
+def test_prompts_are_read_once_and_equal_groups_are_skipped(tmp_path, monkeypatch):
+    """Otherwise equal gradients prove nothing."""
+    packed, kept = [], []
+    pack, rows = SharedPrompts._packed, SkipZeroAdvantage._rows_with_advantage
+    monkeypatch.setattr(SharedPrompts, "_packed", lambda *a: packed.append(1) or pack(*a))
+    monkeypatch.setattr(SkipZeroAdvantage, "_rows_with_advantage", lambda *a: kept.append(rows(*a)) or kept[-1])
+    trainer = build(FastGRPOTrainer, tmp_path, reward=equal_groups, settings={"max_steps": 1})
+    checks = len(packed)
+    trainer.train()
+    assert len(packed) - checks == 2 and trainer.use_liger_kernel
+    assert [None if each is None else len(each) for each in kept] == [None, 1]
+
+
+# What TRL's own code does
+
+
+class TextProcessor(ProcessorMixin):
+    """A processor without images."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.chat_template = tokenizer.chat_template
+
+    def __call__(self, text, **options):
+        return self.tokenizer(text, **options)
+
+
+class Engine:
+    """In place of TRL's client of vLLM."""
+
+    def __init__(self, **options):
+        pass
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, prompts, **options):
+        count = len(prompts)
+        return prompts, [[5 + index % 3, 9] for index in range(count)], [[[-1.0], [-2.0]]] * count, None
+
+
+def fixed_rollouts(prompts, trainer):
+    ids = trainer.processing_class(list(prompts))["input_ids"]
+    completions = [[5 + index % 3, 9] for index in range(len(ids))]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[-1.0, -2.0]] * len(ids)}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: a number
+        b: a number
+
+    Returns:
+        the sum
+    """
+    return a + b
+
+
+def with_tools():
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    template = Path(grpo_trainer.__file__).parents[1] / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = template.read_text()
+    return {"tools": [add], "processing_class": tokenizer, "prompts": CHATS}
+
+
+PLAIN = {
+    "`rollout_func`": lambda: {"rollout_func": fixed_rollouts},
+    "`use_vllm`": lambda: {"settings": {"use_vllm": True}},
+    "`tools`": with_tools,
+    "`top_k`": lambda: {"settings": {"top_k": 5}},
+    "`generation_kwargs`": lambda: {"settings": {"generation_kwargs": {"typical_p": 0.9}}},
+    "images": lambda: {"processing_class": TextProcessor(AutoTokenizer.from_pretrained(MODEL))},
+    "LoRA": lambda: {"peft_config": VeraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])},
+}
+
+
+def trainable(trainer):
+    return {name: each.detach() for name, each in trainer.model.named_parameters() if each.requires_grad}
+
+
+def losses(trainer):
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+def reasons(printed):
+    return [line for line in printed.splitlines() if ", which takes " in line]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_cannot_be_faster_runs_as_in_trl_and_prints_why(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Engine)
+    trl = build(GRPOTrainer, tmp_path, **PLAIN[name]())
+    trl.train()
+    capsys.readouterr()
+    fast = build(FastGRPOTrainer, tmp_path, **PLAIN[name]())
+    fast.train()
+    [line] = reasons(capsys.readouterr().err)
+    assert name in line and fast.sampler is None
+    assert losses(fast) == losses(trl)
+    expected = trainable(trl)
+    assert all(torch.equal(each, expected[key]) for key, each in trainable(fast).items())
+
+
+def test_an_attention_that_cannot_share_prompts_reads_padded_rows(tmp_path, monkeypatch, capsys):
+    def eager():
+        return AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="eager")
+
+    capsys.readouterr()
+    fast = build(FastGRPOTrainer, tmp_path, model=eager())
+    [line] = reasons(capsys.readouterr().err)
+    assert "eager" in line and fast.why_padded and not fast.why_plain
+    fast.train()
+    assert fast.sampler is not None and all(torch.isfinite(each).all() for each in trainable(fast).values())
+
+
+# The adapter, the check of the sampler, and completions
+
+
+def quantized():
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(MODEL, quantization_config=settings, dtype=torch.float32)
+
+
+def test_the_adapter_of_a_quantized_model_is_float32_and_loads_with_peft(tmp_path):
+    trainer = build(FastGRPOTrainer, tmp_path, model=quantized())
+    assert {each.dtype for each in trainable(trainer).values()} == {torch.float32}
+    trainer.train()
+    assert isinstance(trainer.sampler, MergedCopySampler)
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved", is_trainable=True)
+    weights = {name: each for name, each in loaded.named_parameters() if each.requires_grad}
+    assert all(torch.equal(each, weights[name]) for name, each in trainable(trainer).items())
+
+
+def test_a_trained_adapter_is_not_rounded(tmp_path):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+    model = get_peft_model(quantized(), lora)
+    before = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+    trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, settings={"beta": 0.1})
+    assert all(torch.equal(each, before[name]) for name, each in trainable(trainer).items())
+    assert "ref" in model.peft_config
+
+
+def test_full_weights_load_without_this_package(tmp_path):
+    trainer = build(FastGRPOTrainer, tmp_path, peft_config=None)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert "shared_prompts" not in (tmp_path / "saved" / "config.json").read_text()
+    assert trainer.model.config._attn_implementation == "shared_prompts"
+
+
+def test_a_sampler_that_misses_the_adapter_stops_the_first_step(tmp_path, monkeypatch):
+    wake_up = MergedCopySampler.wake_up
+    monkeypatch.setattr(MergedCopySampler, "wake_up", lambda sampler, *, adapter: wake_up(sampler, adapter=False))
+    trainer = build(FastGRPOTrainer, tmp_path)
+    with pytest.raises(RunError, match="the sampler serves a policy"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_the_check_leaves_the_weights_and_the_mode(tmp_path):
+    trainer = build(FastGRPOTrainer, tmp_path)
+    before = {name: each.clone() for name, each in trainable(trainer).items()}
+    trainer.model.train()
+    trainer.sample_completions(trainer.processing_class(TEXTS)["input_ids"], None, {}, 1)
+    assert trainer.model.training
+    assert all(torch.equal(each, before[name]) for name, each in trainable(trainer).items())
+
+
+def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp_path):
+    rows = Dataset.from_list([{"prompt": text} for text in TEXTS[:3]])
+    trainer = build(FastGRPOTrainer, tmp_path, eval_dataset=rows, settings={"per_device_eval_batch_size": 4})
+    first = trainer.evaluate()
+    trainer.args.per_device_eval_batch_size = 12
+    second = trainer.evaluate()
+    assert first["eval_reward"] == pytest.approx(second["eval_reward"]) and first["eval_reward_std"] > 0
+    assert not trainer._metrics["train"]
+
+
+def test_rollouts_of_one_step_differ(tmp_path):
+    """Two generations in a step, of the same prompt."""
+    seen = []
+
+    def reward(completions, **columns):
+        seen.append(completions)
+        return code_points(completions)
+
+    trainer = build(
+        FastGRPOTrainer, tmp_path, TEXTS[:1] * 2, reward, settings={"steps_per_generation": 1, "max_steps": 1}
+    )
+    trainer.train()
+    assert len(seen) == 2 and seen[0] != seen[1] and len(set(seen[0])) > 1
