@@ -22,6 +22,7 @@ from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
     Data,
+    Longest,
     audit,
     fit_data,
     get_task,
@@ -57,6 +58,7 @@ def run_recipe(
             return show_plan(make_plan(config, invocation)[1])
         draft = draft_plan(config, invocation)
         config = draft.config
+        complete_plan(draft, Longest(rows=1, prompt=1, answered=1))  # refuse what never fits before it takes time
         if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
             typed_grpo_overrides(config.grpo)
         start_sandbox(config.data, config.sandbox)

@@ -69,6 +69,7 @@ def measured_engine(config: RunConfig, gpu: str) -> MeasuredEngine | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
-        print(f"note: ignoring the measurements of check-gpu: {path}: {first_line(error)}", file=sys.stderr)
+        where = f"{path}: " if path else ""
+        print(f"note: ignoring the measurements of check-gpu: {where}{first_line(error)}", file=sys.stderr)
         return None
     return found if found.machine == _machine(gpu) else None

@@ -32,7 +32,7 @@ keep a GPU busy, and Unsloth's notebooks use 4 to 8."""
 Suggestion = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
 
-_MIN_TOKENS, _MIN_RANK = 32, 4
+_MIN_TOKENS, _MIN_RANK, _MIN_ROWS = 32, 4, 16
 """Lowest suggested values. Below them a run learns very little, and a smaller model is a better choice."""
 
 
@@ -230,8 +230,8 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items() if size)
     return (
         f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {least.micro_batch_size} "
-        f"needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), {device.usable / GIB:.2f} are usable "
-        f"({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {advice}"
+        f"and {least.max_num_seqs} completions in parallel needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), "
+        f"{device.usable / GIB:.2f} are usable ({device.free / GIB:.2f} of {device.total / GIB:.2f} are free); {advice}"
     )
 
 
@@ -252,6 +252,8 @@ def _ladders(planner: Planner, config: RunConfig) -> Iterator[list[Suggestion]]:
     """
     micro, completion = config.train.micro_batch_size, config.sampling.max_completion_tokens
     prompt, with_engine = config.model.max_sequence_tokens - completion, planner.sampler in ("vllm", "shared")
+    if planner.device.on_cpu:  # an evaluation samples more completions at once than a step
+        yield [{"data.eval_limit": rows} for rows in _halves(config.data.eval_limit or MAX_BATCH_SIZE, _MIN_ROWS)]
     if with_engine and config.model.gpu_memory_share is not None:
         yield [{"model.gpu_memory_share": None}]
     yield [{"train.micro_batch_size": size} for size in micro_batches(config) if size < (micro or 0)]

@@ -60,7 +60,7 @@ _SHORT_SECONDS = 300.0
 _STEPS = 4
 """Steps of a row. The first one compiles, and it is measured only if there is no other."""
 PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
-"""Generated problems. With six examples, prompts have about 440 tokens, close to the 512 of the memory plan."""
+"""Generated problems. With six examples, prompts have about 440 tokens, close to the limit of 512."""
 REWARDS = ("--rewards", "correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
 """Random tokens earn none of the first two, and equal rewards have no gradient. About half of the completions with 512
 tokens contain one of the pattern's 200 (of 151,936) tokens."""

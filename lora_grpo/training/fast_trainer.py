@@ -27,11 +27,14 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
       are compared with the trainer's (`check_logprobs`). Seeds differ from TRL's, so completions do too.
     - The loss pass reads each prompt once for its group, skips completions without advantage, and computes logits in
       tiles. The loss and its gradient are TRL's except for rounding.
-    - The adapter of a quantized model is trained in float32. TRL casts it to bfloat16.
+    - The adapter is trained in float32. TRL casts that of a quantized model to bfloat16.
     - Logs also contain the metrics of `StepMetrics`.
 
     If something cannot be faster (`use_vllm`, `tools`, `rollout_func`, images, an attention that cannot share prompts),
     TRL's code does it, and one line on stderr gives the reason.
+
+    Arguments are read when the trainer is built; later changes of `trainer.generation_config` have no effect. In
+    `evaluate`, equal prompts in different batches get equal completions.
 
     Micro-batches are slices in the order of the prompts, not of a random permutation. In total, the gradient of a step
     is the same, unless a step has part of the completions (`steps_per_generation` is greater than

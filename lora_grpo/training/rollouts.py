@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS
+from lora_grpo.errors import RunError
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, sampler_in_process
 from lora_grpo.training.logprob_check import check_logprobs
 
@@ -17,35 +19,45 @@ def why_plain(trainer: Any) -> str:
     from trl import GRPOConfig
 
     args, model = trainer.args, trainer.model
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    devices = set((getattr(base, "hf_device_map", None) or {}).values())
     defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in sorted(UNREAD_FIELDS)}
     unread = [name for name, default in defaults.items() if (getattr(args, name) or None) != (default or None)]
-    has_lora = isinstance(getattr(model, "peft_config", {}).get("default"), LoraConfig)
+    adapters = getattr(model, "peft_config", {})  # transformers' own adapters are in a model that is not PEFT's
+    has_other = adapters and (base is model or not isinstance(adapters.get("default"), LoraConfig))
     reasons = {
-        "Unsloth is imported, and its trainer has its own loss": "unsloth" in sys.modules,
+        "Unsloth's trainer has its own loss": "unsloth" in sys.modules,
         "`rollout_func` samples": trainer.rollout_func is not None,
         "`tools` and `environment_factory` need several turns": trainer.tools or trainer.environment_factories,
         "`use_vllm` samples": trainer.use_vllm,
         f"the sampler does not read {', '.join(f'`{name}`' for name in unread)}": unread,
         "the processor takes images": trainer._is_vlm,
         "the model is distributed": trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
-        "the adapter is not a LoRA adapter named default": hasattr(model, "peft_config") and not has_lora,
+        "the model uses several GPUs in one process": len(devices) > 1 or args.n_gpu > 1,
+        "the adapter is not PEFT's LoRA adapter named default": has_other,
+        "`off_policy_mask_threshold` needs logprobs without `top_p`": args.off_policy_mask_threshold and args.top_p < 1,
         "the model has a recurrent state": base._is_stateful,
-        "TRL counts the padding of GPT-2": base.config.model_type == "gpt2",
+        "TRL counts the padding of GPT-2": base.config.model_type in ("gpt2", "gpt_neo", "gpt_bigcode"),
     }
     found = next((reason for reason, applies in reasons.items() if applies), "")
     if found:
-        print(f"training as TRL's GRPOTrainer does, which takes longer: {found}", file=sys.stderr)
+        print(f"sampling and computing the loss without this package, which takes longer: {found}", file=sys.stderr)
     return found
 
 
 def checked_sampler(trainer: Any, prompt_ids: list[list[int]]) -> Sampler:
     """Return a sampler of the trained model. A model with an adapter is checked, see `check_logprobs`."""
-    sampler = sampler_in_process(trainer.model, trainer.processing_class, trainer.eos_token_ids)
-    if hasattr(trainer.model, "peft_config"):
+    import torch
+
+    with torch.random.fork_rng():  # creating a copy of the model draws random numbers
+        sampler = sampler_in_process(trainer.model, trainer.processing_class, trainer.eos_token_ids)
+    if hasattr(trainer.model, "get_base_model"):
         distinct = [list(ids) for ids in dict.fromkeys(map(tuple, prompt_ids))]
         was_training = trainer.model.training
-        check_logprobs(trainer, sampler, distinct)
+        try:
+            check_logprobs(trainer, sampler, distinct)
+        except RunError as error:
+            raise RunError(f"{error}; in a script, TRL's own GRPOTrainer samples with the model itself") from None
         trainer.model.train(was_training)
     return sampler
 
@@ -66,7 +78,10 @@ def sample(
     first = trainer.accelerator.process_index * len(prompt_ids)
     seeds = [completion_seed(seed, step, first + index) for index in range(len(prompt_ids))]
     if not trainer.model.training:  # in `evaluate`, a prompt has the same seeds each time
-        seeds = [completion_seed(seed, f"eval {ids}", index % group) for index, ids in enumerate(prompt_ids)]
+        seen = Counter({tuple(prompt_ids[0]): first % group})  # its group may begin on another process
+        for index, ids in enumerate(map(tuple, prompt_ids)):
+            seeds[index] = completion_seed(seed, f"eval {list(ids)}", seen[ids])
+            seen[ids] += 1
     heads = prompt_ids[::group]
     if [head for head in heads for _ in range(group)] != prompt_ids:  # this process has partial groups
         heads, group = prompt_ids, 1

@@ -75,7 +75,7 @@ class SharedPrompts(TrlHooks):
                 hook.remove()
 
     def _base(self) -> Any:
-        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
     def _why_padded(self) -> str:
         """Return why the model cannot read packed rows, or "" after one test with equal logprobs."""

@@ -57,8 +57,11 @@ class ChunkedLogProbs(TrlHooks):
         super().__init__(*args, **kwargs)
         if self.why_plain:
             return
-        if scaling := getattr(self.model.config, "logits_scaling", None):  # Granite's, under the name that TRL reads
-            self.model.config.logit_scale = 1 / scaling
+        scaling = getattr(self.model.config, "logits_scaling", None)  # Granite's
+        if scaling and not hasattr(self.model, "get_base_model"):  # whose configuration is saved, so that it must stay
+            return
+        if scaling:
+            self.model.config.logit_scale = 1 / scaling  # the name that TRL reads
         with self.accelerator.autocast():
             whole = why_whole(self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4))
         if not whole:

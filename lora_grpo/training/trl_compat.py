@@ -33,7 +33,9 @@ class TrlHooks:
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         trained = trained_adapter(model)
         super().__init__(model, *args, **kwargs)  # type: ignore[call-arg]
-        use_float32_adapter(self.model, trained)
+        # TRL keeps the adapter of a sharded model in the dtype of its base.
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # type: ignore[attr-defined]
+            use_float32_adapter(self.model, trained)
 
     def generate_rollouts(self, prompts: list[Any]) -> Any:
         """Sample the completions of a step."""
@@ -147,7 +149,7 @@ def ignore_installed_vllm() -> None:
 
 def trained_adapter(model: Any) -> dict[str, Any]:
     """Return a copy of a PEFT model's trainable weights, by name; empty if its adapter is new and changes nothing."""
-    if not hasattr(model, "peft_config"):
+    if not hasattr(model, "get_base_model"):
         return {}
     weights = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
     is_new = not any(each.any() for name, each in weights.items() if "lora_B." in name or "lora_embedding_A." in name)
@@ -165,7 +167,7 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
     """
     import torch
 
-    if not hasattr(model, "peft_config"):
+    if not hasattr(model, "get_base_model"):  # not a PEFT model
         return
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:  # the cast to bfloat16 rounded it; TRL's reference copy was made before

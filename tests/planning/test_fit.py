@@ -145,3 +145,13 @@ def test_cuda_graphs_come_on_top_of_vllms_share():
         inside = sum(found.parts[name] for name in names)
         assert found.gpu_memory_share * card(24).total == pytest.approx(inside, rel=0.01)
         assert all(phase["cuda_graphs"] > 0.4 * GIB for phase in found.phases.values())
+
+
+def test_a_smaller_evaluation_is_the_first_advice_on_a_cpu():
+    config = replace(RunConfig(output_dir="out"), runpy.run_path(str(RECIPES[0]))["PRESETS"]["starter"])
+    config = replace(config, {"train": {"micro_batch_size": 1, "prompts_per_step": 1}, "data": {"eval_limit": 400}})
+    shape = PRESETS["gsm8k_lora"][8][1]
+    step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").at(config, 1, 32)
+    there = Device("this machine", 400 * GIB, int(step.needed / USABLE_SHARE) + GIB, on_cpu=True)
+    message = refusal(Planner(shape, there, "merged"), config)
+    assert re.search(r"or pass --data\.eval-limit \d+ \(needs ", message), message

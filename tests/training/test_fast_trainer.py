@@ -2,20 +2,29 @@
 
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from helpers.loss_passes import distance
 from peft import AutoPeftModelForCausalLM, LoraConfig, VeraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, ProcessorMixin, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    ProcessorMixin,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
+from lora_grpo.sampling import completion_seed
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage
+from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage, rollouts
 from lora_grpo.training.logprob_check import tolerance
 
 MODEL = str(starter.model_path())
@@ -305,6 +314,20 @@ def with_tools():
     return {"tools": [add], "processing_class": tokenizer, "prompts": CHATS}
 
 
+def with_own_adapter():
+    """With the adapter of transformers instead of PEFT's model."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    model.add_adapter(LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False))
+    return {"model": model, "peft_config": None}
+
+
+def on_two_devices():
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}  # only named; both are the CPU
+    return {"model": model}
+
+
 PLAIN = {
     "`rollout_func`": lambda: {"rollout_func": fixed_rollouts},
     "`use_vllm`": lambda: {"settings": {"use_vllm": True}},
@@ -312,6 +335,9 @@ PLAIN = {
     "`top_k`": lambda: {"settings": {"top_k": 5}},
     "`generation_kwargs`": lambda: {"settings": {"generation_kwargs": {"typical_p": 0.9}}},
     "images": lambda: {"processing_class": TextProcessor(AutoTokenizer.from_pretrained(MODEL))},
+    "PEFT's LoRA": with_own_adapter,
+    "several GPUs": on_two_devices,
+    "`off_policy_mask_threshold`": lambda: {"settings": {"off_policy_mask_threshold": 0.1, "top_p": 0.9}},
     "LoRA": lambda: {"peft_config": VeraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])},
 }
 
@@ -417,6 +443,42 @@ def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp
     second = trainer.evaluate()
     assert first["eval_reward"] == pytest.approx(second["eval_reward"]) and first["eval_reward_std"] > 0
     assert not trainer._metrics["train"]
+
+
+@pytest.mark.parametrize(("process", "rows"), [(0, [3] * 8), (1, [3, 3, 4, 5, 5])])
+def test_equal_prompts_of_an_evaluation_have_different_seeds(process, rows, tmp_path, monkeypatch):
+    """Groups of 4, of which the first may begin on another process, and a prompt twice in the data of a process."""
+    trainer = build(FastGRPOTrainer, tmp_path)
+    sampler = SimpleNamespace(sample=lambda heads, params, seeds: used.append(seeds) or [[] for _ in heads])
+    monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
+    trainer.model.eval()
+    used = []
+    rollouts.sample(trainer, sampler, [[row] for row in rows], 4)
+    rollouts.sample(trainer, sampler, [[row] for row in rows], 4)
+    [seeds, again] = used
+    assert seeds == again and len(set(seeds)) == len(seeds)
+    first = completion_seed(trainer.args.seed, "eval [3]", process * 5 % 4)  # the other process has those before
+    assert seeds[0] == first
+
+
+def test_a_resumed_script_with_dropout_ends_in_the_same_bits(tmp_path):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], lora_dropout=0.1)
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    whole = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
+    whole.train()
+    resumed = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    expected = trainable(whole)
+    assert all(torch.equal(each, expected[name]) for name, each in trainable(resumed).items())
+
+
+def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 4096}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "logits_scaling": 8.0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **sizes))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, processing_class=tokenizer)
+    assert "logit_scale" not in trainer.model.config.to_dict() and not trainer.use_liger_kernel
 
 
 def test_rollouts_of_one_step_differ(tmp_path):
