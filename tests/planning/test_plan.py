@@ -15,7 +15,7 @@ from helpers.fresh_imports import HEAVY, RECIPES, run_recipe
 from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
 
 from lora_grpo.cli.arguments import parse
-from lora_grpo.config import replace
+from lora_grpo.config import LAPTOP_FOLDER, replace
 from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import UserError
@@ -256,7 +256,8 @@ def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(
             assert f"\n{word}" in plan
         on_gpu = arguments[2] not in ("starter", "laptop")
         assert bool(re.search(r"^host memory +[\d.]+ GiB", plan, re.MULTILINE)) is on_gpu
-        assert ("come from lora_grpo: " in plan) is (arguments[2] != "starter")
+        is_local = arguments[2] == "starter" or f"{LAPTOP_FOLDER}: " in plan  # after `make laptop-model`
+        assert ("come from lora_grpo: " in plan) is not is_local
     in_16_bits = {arguments[2] for plan, arguments in zip(plans, command_lines, strict=True) if "\n16 bits " in plan}
     on_gpu = set(presets) - {"starter", "laptop"}
     assert in_16_bits <= on_gpu and bool(in_16_bits) is bool(on_gpu)
