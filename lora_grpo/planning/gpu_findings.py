@@ -70,8 +70,8 @@ def conclude(results: Sequence[Result], gpu: str) -> list[str]:
     names = [each["name"] for each in engines if each["status"] == "ran"]
     lines = [f"this GPU works with {', '.join(names) or 'no engine and backend'}"]
     # A step that compiles does not count, and what fails today may be the fastest tomorrow.
-    unmeasured = [each["name"] for each in engines if each["status"] != "skipped" and each.get("steps", 0) < 2]
-    unmeasured += [each["name"] for each in engines if each["status"] == "failed" and each["name"] not in unmeasured]
+    open_rows = [each for each in engines if each["status"] != "skipped"]
+    unmeasured = [each["name"] for each in open_rows if each["status"] == "failed" or each.get("steps", 0) < 2]
     if best and unmeasured:
         lines.append(f"the choice of auto does not change: {', '.join(unmeasured)} failed or had no time for two steps")
     elif best:

@@ -214,7 +214,7 @@ def summary(plan: Plan) -> Iterator[str]:
 def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
     """Return the device to plan for, and whether it is present."""
     gpus, _ = hardware.nvidia_gpus()
-    if gpus and uses_gpu(config):
+    if uses_gpu(config):
         total, free = int(gpus[0].memory_gib * GIB), int(gpus[0].free_gib * GIB)
         memory, available = hardware.machine_memory()
         if (processes := distributed.world_size()) > 1:

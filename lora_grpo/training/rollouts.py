@@ -11,6 +11,7 @@ from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, sampler_in_process
 from lora_grpo.training.logprob_check import check_logprobs
+from lora_grpo.training.shared_prompts import base_of
 
 
 def why_plain(trainer: Any) -> str:
@@ -19,7 +20,7 @@ def why_plain(trainer: Any) -> str:
     from trl import GRPOConfig
 
     args, model = trainer.args, trainer.model
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     devices = set((getattr(base, "hf_device_map", None) or {}).values())
     defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in sorted(UNREAD_FIELDS)}
     unread = [name for name, default in defaults.items() if (getattr(args, name) or None) != (default or None)]

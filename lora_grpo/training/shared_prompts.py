@@ -13,6 +13,11 @@ from lora_grpo.training.token_logprobs import logprob_tolerance
 from lora_grpo.training.trl_compat import TrlHooks
 
 
+def base_of(model: Any) -> Any:
+    """Return the base of a PEFT model, or the model itself if it is none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 class SharedPrompts(TrlHooks):
     """Mixin that packs the rows of a micro-batch before the model reads them. List it before ChunkedLogProbs.
 
@@ -66,7 +71,7 @@ class SharedPrompts(TrlHooks):
             output.last_hidden_state = torch.nn.functional.embedding(slots, output.last_hidden_state[0])
             return output
 
-        backbone = self._base().base_model
+        backbone = base_of(self.model).base_model
         hooks = [backbone.register_forward_pre_hook(before, with_kwargs=True), backbone.register_forward_hook(after)]
         try:
             yield
@@ -74,16 +79,13 @@ class SharedPrompts(TrlHooks):
             for hook in hooks:
                 hook.remove()
 
-    def _base(self) -> Any:
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-
     def _why_padded(self) -> str:
         """Return why the model cannot read packed rows, or "" after one test with equal logprobs."""
         import torch
 
         if self.aux_loss_enabled:  # type: ignore[attr-defined]
             return "the loss of the router is computed from padded rows"
-        model = self._base()
+        model = base_of(self.model)
         config = model.config.get_text_config()
         if config._attn_implementation not in ("sdpa", ATTENTION):
             return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
