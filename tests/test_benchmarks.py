@@ -1,4 +1,4 @@
-"""tools/benchmark_step.py: what a ratio compares, and that both sides are measured."""
+"""tools/benchmark_step.py: what a ratio compares, and that all sides do the same work."""
 
 import os
 import subprocess
@@ -17,6 +17,26 @@ def test_a_ratio_compares_the_sides_of_each_round():
     assert benchmark_step.ratio(ours, theirs, "training") == "0.75 (0.50–1.00)"
 
 
+def test_rewards_are_compared_by_step():
+    def rounds(*rewards):
+        return [[dict.fromkeys(benchmark_step.COLUMNS, 1.0) | {"reward": reward} for reward in (9.0, *rewards)]]
+
+    printed = benchmark_step.table("starter", {"plain": rounds(0.1, 0.5, 0.6), "now": rounds(0.2, 0.6, 0.7)})
+    cells = {row.split(" |")[0]: row.split("|")[-2].strip() for row in printed.splitlines() if row}
+    assert (cells["| plain"], cells["| now / plain"]) == ("0.400 ± 0.153", "+0.100 ± 0.000")
+
+
+@pytest.mark.slow
+def test_sides_continue_from_the_same_adapter(tmp_path):
+    sft = ("recipes/sft_lora.py", "--preset", "starter", "--train.max-steps", "10", *benchmark_step.FEW_ROWS)
+    benchmark_step.execute(*sft, "--output-dir", str(tmp_path / "sft"))
+    command = (*benchmark_step.WORKLOADS["starter"], "--train.max-steps", "1", "--lora.from", str(tmp_path / "sft"))
+    steps = {side: benchmark_step.measure(side, ROOT, *command)[0] for side in benchmark_step.SIDES}
+    for name in ("reward", "loss", "grad_norm"):  # both have the same sampler and seeds
+        assert steps["fast"][name] == pytest.approx(steps["now"][name], rel=1e-4, abs=1e-5)
+    assert all(step["reward"] > 3 for step in steps.values())  # 2.2 to 2.4 with a new adapter
+
+
 @pytest.mark.slow
 def test_a_step_of_the_kit_and_of_a_plain_script_are_measured():
     command = [sys.executable, "tools/benchmark_step.py", "--steps", "2", "--rounds", "1", "--workloads", "starter"]
@@ -28,4 +48,5 @@ def test_a_step_of_the_kit_and_of_a_plain_script_are_measured():
         step, rollouts, training = (float(cells[side][f"{name}, s"]) for name in ("step", "rollouts", "training"))
         assert rollouts > 0 and training > 0 and step == pytest.approx(rollouts + training, abs=0.2)
         assert int(cells[side]["tokens"].replace(",", "")) > 500
+        assert float(cells[side]["reward"].partition(" ±")[0]) > 0
     assert "now / plain" in cells

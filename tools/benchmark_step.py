@@ -1,26 +1,33 @@
 """Compare a training step of this tree with one of another commit, and with a plain GRPOTrainer script.
 
-Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `fast` is the same script with
-FastGRPOTrainer (with `--fast`); `before` is the recipe at the commit `--before`; `now` is the recipe of this tree. All
-of them do the same work on the bundled model: base in NF4, adapter in float32, no gradient checkpointing, the same
-prompts, rewards, loss and number of completions. They take turns, each in its own process, so that other load affects
-all of them.
+Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `plain16` is the same script with an
+unquantized base and bfloat16 autocast, which on a CPU is faster than a base in bfloat16; `fast` is the plain script
+with FastGRPOTrainer; `before` is the recipe at the commit `--before`; `now` is the recipe of this tree. All of them do
+the same work: base in NF4 (except `plain16`), adapter in float32, no gradient checkpointing, the same prompts, rewards,
+loss and number of completions. They take turns, each in its own process, so that other load affects all of them. In a
+round, all sides have the same seed.
 
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
 about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
-ends a completion, and rewards their length, so that all completions have different rewards.
+ends a completion, and rewards their length, so that all completions have different rewards. `laptop` is the recipe of
+docs/laptop.md with the model that `make laptop-model` writes. All sides continue from an adapter that SFT first trains
+on the NF4 base; on the other base, of `plain16`, rewards begin lower.
 
-    python tools/benchmark_step.py --before 31c8bed --steps 6 --rounds 3
+    python tools/benchmark_step.py --before 31c8bed --workloads starter few-shot long --steps 6 --rounds 3
+    python tools/benchmark_step.py --workloads laptop --sides plain plain16 fast now --steps 4 --rounds 3
 
 Columns, medians over all steps but the first of each process: seconds of a step with its optimizer step, without
 checkpoints and validation; of them rollouts, rewards, and the rest, which is training; the CPU seconds of training,
 which depend less on other load; tokens that pass through the layers of the trained model outside of rollouts, padding
-included; and the largest peak of resident memory. A ratio is the median of the rounds' ratios, with their range.
+included; and the largest peak of resident memory. A ratio is the median of the rounds' ratios, with their range. The
+last column is the mean reward of these steps with its standard error, and in a row of ratios the mean difference
+between steps with the same prompts.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import resource
 import runpy
@@ -35,16 +42,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = "recipes/gsm8k_lora.py"
 FEW_ROWS = ("--data.eval-limit", "1", "--eval.num-samples", "0")  # evaluation does not affect training
-WORKLOADS = {
-    "starter": (),
-    "few-shot": ("--data.few-shot", "4"),
+STARTER = ("recipes/gsm8k_lora.py", "--preset", "starter", *FEW_ROWS)
+LAPTOP = ("--preset", "laptop", "--model.name", str(ROOT / "models" / "SmolLM2-135M-Instruct"), *FEW_ROWS)
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    "starter": STARTER,
+    "few-shot": (*STARTER, "--data.few-shot", "4"),
     "long": (
-        *("--sampling.max-completion-tokens", "512", "--sampling.temperature", "4", "--rewards", "longer_is_better"),
-        *("--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
+        *(*STARTER, "--sampling.max-completion-tokens", "512", "--sampling.temperature", "4"),
+        *("--rewards", "longer_is_better", "--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
     ),
+    "laptop": ("recipes/laptop_lora.py", *LAPTOP),
 }
+SIDES = {"plain": (), "plain16": ("--model.bits", "16"), "fast": (), "now": ()}
+RATIOS = (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "plain16"), ("now", "before"))
 COLUMNS = {"step": "step, s", "rollouts": "rollouts, s", "rewards": "rewards, s", "training": "training, s"}
 COLUMNS |= {"training_cpu": "training, CPU s", "tokens": "tokens", "peak_gib": "peak, GiB"}
 Step = dict[str, float]
@@ -55,23 +66,25 @@ def main() -> None:
         return child(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", metavar="COMMIT", help="commit to compare with; without it there is no such side")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--no-plain", action="store_true", help="leave out the plain script, the slowest side")
-    parser.add_argument("--fast", action="store_true", help="add the plain script with FastGRPOTrainer")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["starter", "few-shot", "long"])
+    parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=["plain", "now"])
     parser.add_argument("--steps", type=int, default=6, help="steps per process; the first is excluded")
     parser.add_argument("--rounds", type=int, default=3, help="processes per side and workload")
     arguments = parser.parse_args()
     if arguments.steps < 2 or arguments.rounds < 1:
         parser.error("--steps must be at least 2 and --rounds at least 1")
-    with checked_out(arguments.before) as before:
-        sides = {} if arguments.no_plain else {"plain": ROOT}
-        sides |= {"fast": ROOT} if arguments.fast else {}
-        sides |= ({"before": before} if before else {}) | {"now": ROOT}
+    with checked_out(arguments.before) as before, tempfile.TemporaryDirectory() as folder:
+        sides = {"before": before} if before else {}
+        sides |= dict.fromkeys(arguments.sides, ROOT)
         for workload in arguments.workloads:
+            command = [*WORKLOADS[workload], "--train.max-steps", str(arguments.steps)]
+            if workload == "laptop":  # all rewards of the base are 0
+                execute("recipes/sft_lora.py", *LAPTOP, "--output-dir", f"{folder}/sft")
+                command += ["--lora.from", f"{folder}/sft"]
             rounds: dict[str, list[list[Step]]] = {side: [] for side in sides}
             for number in range(arguments.rounds):
                 for side in list(sides) if number % 2 == 0 else reversed(sides):
-                    rounds[side].append(measure(side, sides[side], workload, arguments.steps))
+                    rounds[side].append(measure(side, sides[side], *command, "--seed", str(number)))
                     print(f"{workload}, round {number + 1}, {side}: {outcome(rounds[side][-1])}", flush=True)
             print(table(workload, rounds), flush=True)
 
@@ -98,17 +111,20 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tree), "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 
-def measure(side: str, tree: Path, workload: str, steps: int) -> list[Step]:
-    """Run one side in a process of its own and return its steps."""
+def execute(*command: str, tree: Path = ROOT) -> None:
+    """Run a Python program in a process of its own, or exit with its error."""
+    done = subprocess.run([sys.executable, *command], cwd=tree, env=environment(tree), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+
+
+def measure(side: str, tree: Path, *command: str) -> list[Step]:
+    """Run one side of a recipe's command and return its steps."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--preset", "starter", "--output-dir", f"{folder}/run", "--train.max-steps", str(steps)]
-        command = [sys.executable, __file__, "--child", side, f"{folder}/steps.jsonl", RECIPE, *flags, *FEW_ROWS]
-        done = subprocess.run(
-            [*command, *WORKLOADS[workload]], cwd=tree, env=environment(tree), capture_output=True, text=True
-        )
-        if done.returncode:
-            sys.exit(f"{side}, {workload}: exit code {done.returncode}\n{done.stderr}")
-        return [json.loads(line) for line in Path(folder, "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+        file = Path(folder, "steps.jsonl")
+        flags = [*command, *SIDES.get(side, ()), "--output-dir", f"{folder}/run"]
+        execute(__file__, "--child", side, str(file), *flags, tree=tree)
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def median(steps: list[Step], name: str) -> float:
@@ -124,18 +140,26 @@ def outcome(steps: list[Step]) -> str:
 
 
 def table(workload: str, rounds: dict[str, list[list[Step]]]) -> str:
-    """Return a Markdown table of one workload, with a row for each ratio to `plain` and to `before`."""
+    """Return a Markdown table of one workload, with a row for each pair of sides in RATIOS."""
     after_first = {side: [steps[1:] for steps in of_side] for side, of_side in rounds.items()}
-    lines = [f"\n| {workload} | {' | '.join(COLUMNS.values())} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+    rewards = {side: [step["reward"] for steps in each for step in steps] for side, each in after_first.items()}
+    lines = [f"\n| {workload} | {' | '.join(COLUMNS.values())} | reward |", "|---" + "|---:" * (len(COLUMNS) + 1) + "|"]
     for side, of_side in after_first.items():
         values = {name: median([step for steps in of_side for step in steps], name) for name in COLUMNS}
         cells = (f"{value:,.{0 if name == 'tokens' else 2}f}" for name, value in values.items())
-        lines.append(f"| {side} | {' | '.join(cells)} |")
-    for side, other in (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "before")):
+        lines.append(f"| {side} | {' | '.join(cells)} | {mean(rewards[side])} |")
+    for side, other in RATIOS:
         if side in after_first and other in after_first:
             cells = (ratio(after_first[side], after_first[other], name) for name in COLUMNS)
-            lines.append(f"| {side} / {other} | {' | '.join(cells)} |")
+            differences = [ours - theirs for ours, theirs in zip(rewards[side], rewards[other], strict=True)]
+            lines.append(f"| {side} / {other} | {' | '.join(cells)} | {mean(differences, '+')} |")
     return "\n".join(lines) + "\n"
+
+
+def mean(values: list[float], sign: str = "") -> str:
+    """Return the mean of the values of steps and its standard error, which one step does not have."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.fmean(values):{sign}.3f} ± {error:.3f}"
 
 
 def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
@@ -156,15 +180,14 @@ def child(side: str, file: str, recipe: str, *flags: str) -> None:
 
     assert lora_grpo.__path__[0].startswith(os.environ["PYTHONPATH"]), lora_grpo.__path__
     measure_steps(Path(file))
-    if side in ("plain", "fast"):
-        return script(flags, fast=side == "fast")
+    if side in ("plain", "plain16", "fast"):
+        return script(recipe, flags, fast=side == "fast")
     sys.argv = [recipe, *flags]
     runpy.run_path(recipe, run_name="__main__")
 
 
 def measure_steps(file: Path) -> None:
     """Patch TRL's trainer, and with it any subclass, to time its phases and count tokens."""
-    from bitsandbytes.nn import Linear4bit
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
@@ -207,6 +230,7 @@ def measure_steps(file: Path) -> None:
             if "reward" not in logs:
                 return
             line = {**spent, **{name: logs[name] for name in ("reward", "loss", "grad_norm")}}
+            line["rewards"] = logs.get("time/rewards", line["rewards"])  # the recipe's trainer replaces TRL's method
             line["training"] = line["step"] - line["rollouts"] - line["rewards"]
             line["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
             with file.open("a", encoding="utf-8") as lines:
@@ -216,44 +240,35 @@ def measure_steps(file: Path) -> None:
         _original(self, *args, **kwargs)
         self.add_callback(Meter)
         # Samplers made before have a copy of the model without this hook.
-        layers = [module for module in self.model.modules() if isinstance(module, Linear4bit)]
-        layers[0].register_forward_hook(count)
+        layers = (module for name, module in self.model.named_modules() if name.endswith(".base_layer"))
+        next(layers).register_forward_hook(count)
 
     GRPOTrainer.__init__ = init
     timed("_generate", "rollouts")
     timed("_calculate_rewards", "rewards")
 
 
-def script(flags: tuple[str, ...], *, fast: bool) -> None:
+def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
     """Do the recipe's work with TRL alone, or with FastGRPOTrainer in place of its trainer."""
-    import torch
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from lora_grpo import starter
     from lora_grpo.cli import parse
     from lora_grpo.config import batch_shape
+    from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
     from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
     from lora_grpo.training import FastGRPOTrainer
 
-    presets = runpy.run_path(RECIPE)["PRESETS"]
-    config, _ = parse(list(flags), recipe="gsm8k_lora", description="", presets=presets)
-    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    presets = runpy.run_path(recipe)["PRESETS"]
+    config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets)
+    tokenizer, start = AutoTokenizer.from_pretrained(model_files.source(config.model.name)), start_folder(config)
     rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
-    )
     trainer = (FastGRPOTrainer if fast else GRPOTrainer)(
-        model=AutoModelForCausalLM.from_pretrained(
-            starter.model_path(), quantization_config=quantization, dtype=torch.float32
-        ),
+        model=load_model(config),
         processing_class=tokenizer,
         args=GRPOConfig(
             output_dir=config.output_dir,
@@ -272,7 +287,7 @@ def script(flags: tuple[str, ...], *, fast: bool) -> None:
             reward_weights=[reward.weight for reward in rewards],
             shuffle_dataset=False,
             gradient_checkpointing=config.train.gradient_checkpointing,  # TRL's default is True
-            bf16=False,
+            bf16=config.model.bits == 16,
             use_cpu=True,
             logging_steps=1,
             save_strategy="no",
@@ -284,14 +299,41 @@ def script(flags: tuple[str, ...], *, fast: bool) -> None:
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
         ),
         reward_funcs=[graded(config.data.task, rows, reward.function) for reward in rewards],
-        peft_config=LoraConfig(
+        peft_config=None
+        if start
+        else LoraConfig(
             task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
         ),
     )
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # TRL made the adapter bfloat16, which is slow on a CPU without such instructions
             parameter.data = parameter.data.float()
+    if start:
+        load_adapter(trainer.model, start)  # exactly: TRL has rounded it
     trainer.train()
+
+
+def load_model(config: Any) -> Any:
+    """Return the base, with the adapter that the run starts from, if any."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from lora_grpo.models import model_files, start_folder
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        model_files.source(config.model.name),
+        quantization_config=quantization if config.model.bits == 4 else None,
+        dtype=torch.float32,
+    )
+    start = start_folder(config)
+    return PeftModel.from_pretrained(model, start, is_trainable=True) if start else model
 
 
 if __name__ == "__main__":
