@@ -196,6 +196,16 @@ def starting(engine: str, *, instead: str) -> Iterator[None]:
         raise RunError(f"{engine} does not start ({reason(error)}); pass {instead}") from error
 
 
+def hide_flashinfer() -> None:
+    """Have vLLM find no FlashInfer. Call this before vLLM is imported.
+
+    FlashInfer's sampler is never used, as requests have seeds or logprobs, and its kernels are compiled with nvcc. On
+    Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start. Unsloth hides it too late:
+    vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner.
+    """
+    sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]  # Python's mark for "cannot be imported"
+
+
 def reason(error: BaseException) -> str:
     """Return the type and the first line of the error that caused this one."""
     while error.__cause__ is not None:

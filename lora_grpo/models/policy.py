@@ -256,6 +256,7 @@ def _import_unsloth() -> None:
     # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.
     generated = Path("~/.cache/unsloth/unsloth_compiled_cache").expanduser()
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(generated))
+    base_model.hide_flashinfer()
     import unsloth  # noqa: F401
 
     _compile_one_chunk()

@@ -284,6 +284,7 @@ def start_engine(
         os.environ.setdefault(key, value)
     # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
     logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
+    base_model.hide_flashinfer()
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     try:
         from vllm.entrypoints import llm

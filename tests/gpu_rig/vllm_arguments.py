@@ -89,6 +89,7 @@ def main():
     from unsloth_zoo import vllm_utils
     from vllm.entrypoints import llm
     from vllm.platforms import cuda
+    from vllm.utils.flashinfer import has_flashinfer
 
     from lora_grpo.models import policy
     from lora_grpo.sampling import build
@@ -127,6 +128,7 @@ def main():
                 "config": config.to_dict(),
                 "plan": plan.fit.record(),
                 "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
+                "has_flashinfer": has_flashinfer(),
                 "flashinfer_sampler": os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None),
                 "kv_cache_gib": expected and expected[3],
             }

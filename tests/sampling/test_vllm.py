@@ -1,5 +1,7 @@
 """Evaluate with the real vLLM, which `make engines` installs."""
 
+import importlib.util
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +122,12 @@ def test_greedy_completions_are_those_of_transformers(request, pair, prompts, ad
     assert len(differing) <= len(prompts) / 100
     for index in differing:
         assert gap(pair[1], prompts[index], samples[index].token_ids, expected[index].token_ids) < 1e-3
+
+
+@PLAIN
+def test_vllm_does_not_see_flashinfer(sampler):
+    """FlashInfer 0.6.16 cannot be imported on Python 3.11."""
+    assert importlib.util.find_spec("flashinfer") is None and "flashinfer" in sys.modules
 
 
 @PLAIN
