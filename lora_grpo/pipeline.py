@@ -25,9 +25,9 @@ from lora_grpo.tasks import (
     Longest,
     audit,
     fit_data,
-    get_task,
     is_task_file,
     load_data,
+    sft_command,
     split_validation,
     start_sandbox,
 )
@@ -145,10 +145,9 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
     }
     same = "the same --model and --data flags"
     if none_right and config.method == "grpo":  # GRPO has nothing to reinforce
-        first = f"{command('train sft', '--task', config.data.task)} with {same}"
-        has_gold = getattr(get_task(config.data.task), "has_gold", True)
-        advice = f"train on reference answers first: {first}, then this command with --lora.from outputs/sft_lora and "
-        return steps | {"0% right": f"{advice}another --output-dir" if has_gold else "train on easier rows"}
+        sft, then = sft_command(config), "then this command with --lora.from outputs/sft_lora and another --output-dir"
+        advice = f"train on reference answers first: {sft} with {same}, {then}" if sft else "train on easier rows"
+        return steps | {"0% right": advice}
     if config.method == "sft" and not none_right:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
         preset = ["--preset", config.preset] if config.preset == "laptop" else []

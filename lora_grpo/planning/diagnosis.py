@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lora_grpo.commands import command
 from lora_grpo.config import RunConfig
 from lora_grpo.evaluation import UNPARSED, bootstrap_interval, wilson_interval
 from lora_grpo.rewards import RIGHT_REWARDS, is_format_reward
-from lora_grpo.tasks import CODE_TASKS, Row, TaskFile, Verdict, get_task, source_of_rows
+from lora_grpo.tasks import CODE_TASKS, Row, TaskFile, Verdict, get_task, sft_command, source_of_rows
 
 _EQUAL = 1e-6
 """Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
@@ -178,7 +177,8 @@ def judge(groups: Sequence[Group], config: RunConfig) -> tuple[str, str, list[Fi
 def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
     task, is_code = get_task(config.data.task), config.data.task in CODE_TASKS
-    first = [f"{command('train sft')} first, on reference answers"] if getattr(task, "has_gold", True) else []
+    sft = sft_command(config)
+    first = [f"{sft} first, on reference answers"] if sft else []
     formats = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
     format_reward = formats.get(config.data.prompt_style, "soft_xml_format=0.5")
     findings: list[Finding] = []

@@ -39,6 +39,7 @@ from lora_grpo.tasks.loading import (
     load_evaluation_rows,
     load_split,
     prompt_order,
+    sft_command,
     split_validation,
     start_sandbox,
 )

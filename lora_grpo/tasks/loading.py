@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_grpo import sandbox
+from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import sources
@@ -279,3 +280,14 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     chosen = set(np.random.default_rng(config.seed).choice(len(rows), size=number, replace=False).tolist())
     train, validation = ([row for index, row in enumerate(rows) if (index in chosen) == part] for part in (False, True))
     return train, validation
+
+
+def sft_command(config: RunConfig) -> str | None:
+    """Return the command that trains on the task's reference answers first.
+
+    None if the task has none, or if the run already starts from an adapter.
+    """
+    if config.lora.from_ or not getattr(get_task(config.data.task), "has_gold", True):
+        return None
+    preset = ["--preset", "laptop"] if config.preset == "laptop" else []
+    return command("train sft", *preset, "--task", config.data.task)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_grpo.commands import command
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.rewards import Reward
 from lora_grpo.training.completions import LOGPROB_MISMATCH
@@ -63,8 +62,8 @@ class Alarms:
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
     rewards: Sequence[Reward] = ()
     """The rewards of the run."""
-    has_gold: bool = True
-    """Whether the task has reference answers, which SFT could train on."""
+    sft: str | None = None
+    """The command that trains on reference answers first, if there is one."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     checks_ratio: bool = False
@@ -188,7 +187,7 @@ class Alarms:
                     "train on harder ones or end the run"
                 )
             elif not reward:
-                first = f"on reference answers first ({command('train sft')}), or " if self.has_gold else ""
+                first = f"on reference answers first ({self.sft}), or " if self.sft else ""
                 advice = f", all of them 0; train {first}on easier rows"
             else:
                 advice = (

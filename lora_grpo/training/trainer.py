@@ -14,7 +14,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SharedVllmSampler, VllmSampler
-from lora_grpo.tasks import Row, chat, get_task, prompt_order
+from lora_grpo.tasks import Row, chat, prompt_order, sft_command
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.completions import Validation
@@ -117,7 +117,7 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     comparable = run.config.sampling.top_p == 1 and not any(dropout)
     uses_float16 = base_model.compute_dtype() == torch.float16
-    has_gold = getattr(get_task(run.config.data.task), "has_gold", True)
+    sft = sft_command(run.config)
     # Dropout differs between the two passes, and a narrow range clips rounding errors.
     checks_ratio = policy.engine == "unsloth" and not any(dropout) and getattr(trainer.args, "epsilon", 0.0) >= 0.2
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, has_gold, uses_float16, checks_ratio)
+    return Alarms(max_reward, tolerance() if comparable else None, rewards, sft, uses_float16, checks_ratio)

@@ -20,7 +20,7 @@ from lora_grpo.planning.preview import sample_groups, show
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks.loading import load_data
+from lora_grpo.tasks.loading import load_data, sft_command
 from lora_grpo.tasks.registry import Verdict
 from lora_grpo.training import make_trainer, train
 
@@ -153,8 +153,14 @@ def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, se
     else:
         assert any(seen in measured and advice in change for measured, change in said), said
     offered = " ".join(change for _, change in said)
-    assert set(re.findall(r"--[a-z.-]+", offered)) <= set(flag_names())
+    assert set(re.findall(r"--[a-z.-]+", offered)) <= {*flag_names(), "--task"}
     assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
+
+
+def test_sft_is_advised_for_this_preset_and_only_before_it_has_run():
+    laptop = replace(RunConfig(), {"preset": "laptop", "data": {"task": "starter"}})
+    assert sft_command(laptop) == "lora-grpo train sft --preset laptop --task starter"
+    assert sft_command(replace(laptop, {"lora": {"from": "outputs/sft_lora"}})) is None
 
 
 @pytest.mark.parametrize("gold", ["", "def gold(row): return 'a'\n"])

@@ -32,7 +32,7 @@ def fine(number, **changes):
 
 
 def alarms(*steps, health=None):
-    health = health or Alarms(FULL, max_mismatch=1e-4)
+    health = health or Alarms(FULL, max_mismatch=1e-4, sft="lora-grpo train sft")
     return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
 
 
