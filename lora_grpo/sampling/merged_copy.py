@@ -96,7 +96,8 @@ def use_grouped_attention(model: Any) -> Any:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    if model._supports_attention_backend and model.config._attn_implementation == "sdpa":
+    # `shared_prompts` (training/packing.py) is sdpa here. A copy that is made after the trainer has this setting.
+    if model._supports_attention_backend and model.config._attn_implementation in ("sdpa", "shared_prompts"):
         AttentionInterface.register("lora_grpo_grouped", _attend)
         AttentionMaskInterface.register("lora_grpo_grouped", sdpa_mask)
         model.config._attn_implementation = "lora_grpo_grouped"

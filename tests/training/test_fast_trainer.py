@@ -22,7 +22,7 @@ from trl.trainer import grpo_trainer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import completion_seed
+from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage, rollouts
 from lora_grpo.training.logprob_check import tolerance
@@ -258,6 +258,14 @@ def test_prompts_are_read_once_and_equal_groups_are_skipped(tmp_path, monkeypatc
     trainer.train()
     assert len(packed) - checks == 2 and trainer.use_liger_kernel
     assert [None if each is None else len(each) for each in kept] == [None, 1]
+
+
+def test_the_sampler_does_not_repeat_keys_for_query_heads(tmp_path, monkeypatch):
+    """It is built after the trainer has replaced the attention of the model that it copies."""
+    attend, decoded = merged_copy._attend, []
+    monkeypatch.setattr(merged_copy, "_attend", lambda *a, **k: decoded.append(a[1].shape[2]) or attend(*a, **k))
+    build(FastGRPOTrainer, tmp_path, settings={"max_steps": 1}).train()
+    assert decoded.count(1) > 10
 
 
 # What TRL's own code does
