@@ -72,7 +72,7 @@ def gold(row):
     return json.dumps(row["order"])
 
 
-PRESETS = {"laptop": laptop_preset(data={"task": __file__, "eval_limit": 150}, train={"max_steps": 15})}
+PRESETS = {"laptop": laptop_preset(data={"task": __file__, "eval_limit": 150}, train={"max_steps": 10})}
 
 if __name__ == "__main__":
     run_recipe("laptop_lora", __doc__, PRESETS)
