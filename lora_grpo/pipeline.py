@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
-from lora_grpo.commands import command
+from lora_grpo.commands import RECIPES, command, recipe_file
 from lora_grpo.config import Overrides, choose_engine, typed_grpo_overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
@@ -150,6 +151,9 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
         return steps | {"0% right": advice}
     if config.method == "sft" and not none_right:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
+        for name in RECIPES:
+            if named and Path(task).resolve() == recipe_file(name):  # its own task
+                recipe, named = f"train {name}", []
         preset = ["--preset", config.preset] if config.preset == "laptop" else []
         steps["GRPO"] = f"{command(recipe, *preset, '--lora.from', folder, *named)} with {same}"
     # The flags that lift the limits that ended the run, or that a run twice as long would reach.

@@ -164,7 +164,7 @@ def test_the_report_page_and_the_push_are_prepared(page):
 
 def test_chat_answers_before_and_after_training(page):
     said = page.done["chat"].stdout
-    assert said.startswith("start: ") and "\ntrained: {" in said
+    assert said.startswith("base: ") and "\ntrained: {" in said
 
 
 @functools.cache

@@ -51,7 +51,7 @@ class ChatOptions:
 
 
 def run_chat(options: ChatOptions) -> None:
-    """Answer one question, or every line of the terminal. With an adapter, the model before training answers first.
+    """Answer one question, or every line of the terminal. With an adapter, its base model answers first.
 
     Every question is answered alone, as in training: the model does not see the questions before it.
     """
@@ -75,8 +75,7 @@ def run_chat(options: ChatOptions) -> None:
         if model.run is None:  # the template of a run's model has the variables of its training
             chat.set_variables(tokenizer, {}, max_tokens)
         sampler = build.load_sampler(model, "transformers", tokenizer, 0, options.seed)
-    before = "start" if isinstance(model, ModelSpec) and model.start else "base"
-    answers = {before: False, model.label: True} if model.adapter else {model.label: True}
+    answers = {"base": False, model.label: True} if model.adapter else {model.label: True}
     try:
         for question in [options.question] if options.question else _questions():
             messages = [{"role": "user", "content": question}]

@@ -75,7 +75,8 @@ def export(options: ExportOptions) -> None:
     output = next(iter(outputs.values()))
     if reason := files[output.name].not_measured:
         print(f"note: the KL divergence was not measured: {reason}")
-    print(f"  llama-cli -m {shlex.quote(str(output))}")
+    system = ["-sys", prompt] if prompt else []
+    print(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
