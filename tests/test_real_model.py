@@ -56,7 +56,9 @@ class Page:
         self.commands = dict(zip(LIMITS, commands, strict=True))
 
     def start(self, name, *flags):
-        _, *words = shlex.split(f"{self.commands[name].replace('--limit 400', '--limit 8')} {LIMITS[name]}")
+        # The merged model is compared with the adapter on its 16-bit base.
+        command = self.commands[name].replace("--limit 400", "--limit 8").replace("--onto dequantized", "")
+        _, *words = shlex.split(f"{command} {LIMITS[name]}")
         words = [str(ROOT / word) if word.startswith(("recipes/", "scripts/")) else word for word in words]
         return self.fresh.start(*words, *flags, cwd=self.folder)
 
