@@ -9,8 +9,10 @@ from helpers.flags import flag_names
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo.commands import RECIPES
+from lora_grpo.config import RunConfig
 from lora_grpo.planning import diagnosis
 from lora_grpo.runs import read_metrics
+from lora_grpo.tasks import sft_command
 from lora_grpo.training import alarms
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +49,8 @@ def test_every_setting_that_is_advised_has_a_row_with_what_it_does():
     shown, rejected = ({setting for row in table for setting in settings_in(row[0])} for table in tables)
     assert "--train.beta" in rejected
     advised = {setting for module in (alarms, diagnosis) for text in texts_of(module) for setting in settings_in(text)}
-    assert {"--train.learning-rate", "--sampling.num-generations"} <= advised
+    advised |= settings_in(sft_command(RunConfig()).partition(" --")[0])
+    assert {"--train.learning-rate", "--sampling.num-generations", "train sft"} <= advised
     assert advised - shown == set()
     for setting in shown | rejected:
         kind, _, field = setting.partition(" ")

@@ -38,6 +38,7 @@ from lora_grpo.tasks.loading import (
     load_data,
     load_evaluation_rows,
     load_split,
+    preset_flags,
     prompt_order,
     sft_command,
     split_validation,

@@ -282,6 +282,11 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     return train, validation
 
 
+def preset_flags(config: RunConfig) -> list[str]:
+    """Return the flags with which another recipe has the preset of this run, if `auto` would not select it."""
+    return ["--preset", "laptop"] if config.preset == "laptop" else []
+
+
 def sft_command(config: RunConfig) -> str | None:
     """Return the command that trains on the task's reference answers first.
 
@@ -289,5 +294,4 @@ def sft_command(config: RunConfig) -> str | None:
     """
     if config.lora.from_ or not getattr(get_task(config.data.task), "has_gold", True):
         return None
-    preset = ["--preset", "laptop"] if config.preset == "laptop" else []
-    return command("train sft", *preset, "--task", config.data.task)
+    return command("train sft", *preset_flags(config), "--task", config.data.task)
