@@ -123,7 +123,10 @@ class SamplingConfig:
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Group size G: number of completions per prompt. GRPO compares their rewards with each other."""
     max_completion_tokens: PositiveInt = 256
-    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the fraction that is truncated."""
+    """Maximum length of a completion, in tokens; `completions/clipped_ratio` is the fraction that is truncated. In a
+    conversation, all tokens after the prompt, of all turns and of the environment."""
+    max_turn_tokens: PositiveInt | None = None
+    """Maximum length of the model's turn in a conversation, in tokens. By default, what is left."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts and of the validation set."""
     top_p: Share = 1.0

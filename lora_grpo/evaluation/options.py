@@ -164,7 +164,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     seed = config.seed if options.seed is None else options.seed
     return EvaluationSettings(
         data=data,
-        sampling=SamplingParams(num_samples, temperature, top_p, max_tokens),
+        sampling=SamplingParams(num_samples, temperature, top_p, max_tokens, config.sampling.max_turn_tokens),
         seed=seed,
         chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
         train_seed=config.seed if is_same else seed,

@@ -29,7 +29,7 @@ from lora_grpo.evaluation.measurement import (
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown_table, printable
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, is_task_file, task_sha256, task_title
+from lora_grpo.tasks import CODE_TASKS, get_task, is_task_file, task_sha256, task_title
 
 REPORT = "report.json"
 Table = tuple[list[str], list[tuple[str, ...]]]
@@ -46,6 +46,7 @@ class Sampling(Schema):
     temperature: float
     top_p: float
     max_completion_tokens: int
+    max_turn_tokens: int | None = None
 
 
 class Protocol(Schema):
@@ -211,10 +212,12 @@ def make_protocol(
             temperature=params.temperature,
             top_p=params.top_p,
             max_completion_tokens=params.max_tokens,
+            max_turn_tokens=params.max_turn_tokens,
         )
     grading = "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"
     if is_task_file(task):
-        grading = f"`check` in {task_title(task)}.py"
+        grader = "Environment" if getattr(get_task(task), "environment", None) else "check"
+        grading = f"`{grader}` in {task_title(task)}.py"
     elif task in CODE_TASKS:
         grading = "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
     return Protocol(

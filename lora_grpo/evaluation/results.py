@@ -19,15 +19,15 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.progress import Progress
-from lora_grpo.sampling import SampledTokens
-from lora_grpo.tasks import CODE_TASKS, Row, Verdict
+from lora_grpo.tasks import CODE_TASKS, Episode, Verdict
 
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
 `status` (the reason for the verdict), `score` (partial credit, if the task gives any), `read_from` (where the answer
 was found, if the task reads several places), and every rule of the task. This package's samples also have
 `sample_index` ("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if
-`completion` is only a part of it.
+`completion` is only a part of it. A conversation also has its `messages`, its numbers of `turns`, `tool_calls` and
+`failed_calls`, and what it was `ended_by`.
 """
 Request = Mapping[str, Any]
 """Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
@@ -83,9 +83,10 @@ def grades(verdict: Verdict) -> Result:
     return {"passed": verdict.passed, "result": message, "status": status, **given, **verdict.rules}
 
 
-def sampled(task: str, row: Row, index: str | int, sample: SampledTokens, verdict: Verdict) -> Result:
-    """Return the result of a sampled completion. `index` is "greedy" or the number of the sample."""
-    completion = response = sample.text
+def sampled(task: str, index: str | int, episode: Episode, verdict: Verdict) -> Result:
+    """Return the result of an episode. `index` is "greedy" or the number of the sample."""
+    row, session = episode.row, episode.session
+    completion = response = episode.text
     if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
     result: Result = {"task_id": task_id(row), "sample_index": index, "completion": completion, **grades(verdict)}
@@ -93,7 +94,10 @@ def sampled(task: str, row: Row, index: str | int, sample: SampledTokens, verdic
         result["response"] = response
     elif verdict.extracted is not None:
         result["extracted"] = verdict.extracted
-    return result | {"num_tokens": len(sample.token_ids), "truncated": sample.truncated}
+    if session:
+        result |= {"messages": episode.messages, "turns": episode.turns, "ended_by": episode.ended_by}
+        result |= {"tool_calls": session.calls, "failed_calls": session.failed_calls}
+    return result | {"num_tokens": sum(episode.from_model), "truncated": episode.truncated}
 
 
 def is_greedy(result: Result) -> bool:

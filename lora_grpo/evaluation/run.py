@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_i
 from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE, START, adapter_sha256
 from lora_grpo.runs import Run
-from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
-from lora_grpo.tasks import Row, chat, grade_all
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play
+from lora_grpo.tasks import Episode, Row, chat, grade
 
 _UNIT = 256
 """Number of completions between two writes. A killed evaluation repeats at most this many."""
@@ -144,10 +144,9 @@ def sample_and_grade(
             _Unit(params, indices, tuple(unit.rows[0] for unit in same))
             for (params, indices), same in groupby(todo, key=lambda unit: (unit.params, unit.indices))
         ]
-    prompts = {row["id"]: chat.render_row(sampler.tokenizer, row) for row in rows}
     with sampler.awake(adapter=adapter):
-        sampler.fit_batch(list(prompts.values()), params.max_tokens)
-        new = _graded(sampler, todo, prompts, task, seed)
+        sampler.fit_batch([chat.render_row(sampler.tokenizer, row) for row in rows], params.max_tokens)
+        new = _graded(sampler, todo, task, seed)
         append(own, kept, new, mine, f"evaluating {title}", after_batch)
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
@@ -159,25 +158,23 @@ def finished_samples(path: Path, rows: Sequence[Row], params: SamplingParams) ->
     return [found[key] for key in keys] if found.keys() == set(keys) else None
 
 
-def _graded(
-    sampler: Sampler, units: Sequence[_Unit], prompts: dict[str, str], task: str, seed: int
-) -> Iterator[list[Result]]:
+def _graded(sampler: Sampler, units: Sequence[_Unit], task: str, seed: int) -> Iterator[list[Result]]:
     """Sample and grade units. Yield lists of results that are written together."""
     for unit in units:
         seeds = [completion_seed(seed, row["id"], index) for row in unit.rows for index in unit.indices]
-        stream = sampler.stream([prompts[row["id"]] for row in unit.rows], unit.params, seeds)
-        part: list[tuple[Row, _Index, SampledTokens]] = []
-        for done, (place, samples) in enumerate(stream, start=1):
-            part += [(unit.rows[place], index, sample) for index, sample in zip(unit.indices, samples, strict=True)]
+        part: list[tuple[_Index, Episode]] = []
+        for done, (_, episodes) in enumerate(play(sampler, unit.rows, unit.params, seeds), start=1):
+            part += zip(unit.indices, episodes, strict=True)
             if done == len(unit.rows) or (sampler.streams and len(part) >= _UNIT):
-                verdicts = grade_all(task, [sample.text for _, _, sample in part], [row for row, _, _ in part])
+                verdicts = grade(task, [episode for _, episode in part])
                 yield [sampled(task, *each, verdict) for each, verdict in zip(part, verdicts, strict=True)]
                 part = []
 
 
 def _params(config: RunConfig) -> SamplingParams:
-    settings, max_tokens = config.eval, config.sampling.max_completion_tokens
-    return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, max_tokens)
+    settings, sampling = config.eval, config.sampling
+    tokens = sampling.max_completion_tokens, sampling.max_turn_tokens
+    return SamplingParams(settings.num_samples, settings.temperature, settings.top_p, *tokens)
 
 
 def _units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, streams: bool) -> list[_Unit]:
@@ -185,7 +182,7 @@ def _units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, streams
     ordered = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))
     settings: list[tuple[SamplingParams, tuple[_Index, ...]]] = []
     if greedy:
-        settings.append((SamplingParams(1, 0.0, 1.0, params.max_tokens), (GREEDY,)))
+        settings.append((replace(params, num_samples=1, temperature=0.0, top_p=1.0), (GREEDY,)))
     if params.num_samples:
         settings.append((params, tuple(range(params.num_samples))))
     units = []

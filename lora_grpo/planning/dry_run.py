@@ -6,7 +6,7 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
-from lora_grpo.tasks import Data, TaskFile, chat, get_task, gold_tokens
+from lora_grpo.tasks import Data, TaskFile, chat, get_task, gold_episodes
 
 
 def show_settings(config: RunConfig) -> None:
@@ -26,17 +26,16 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     if isinstance(task, TaskFile) and not task.has_gold:
         print(f"--- no reference answer: {task.path.name} defines no gold(row)")
     else:
-        gold = task.gold(rows[0])
-        print(f"--- reference answer\n{gold}")
-    if config.method == "sft":
-        tokens = len(gold_tokens(tokenizer, rows[:1], config)[0]) + 1
-        print(f"--- {tokens} tokens with its end: the loss is on these, not on the prompt")
+        [gold] = gold_episodes(tokenizer, rows[:1])
+        print(f"--- reference answer\n{gold.text}")
+    if config.method == "sft" and gold:
+        print(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
         step = f"{shape.completions_per_step} reference answers"
     else:
         step = f"{config.train.prompts_per_step} prompts x {config.sampling.num_generations} generations"
         step += f" = {shape.completions_per_step} completions"
     if gold is not None and config.method == "grpo":
-        batch = scorer.score([rows[0]["id"]], [gold], [tokenizer(gold, add_special_tokens=False)["input_ids"]])
+        batch = scorer.score_episodes([gold])
         print("--- its rewards")
         for reward in scorer.rewards:
             value = batch.values[0][reward.name]

@@ -13,8 +13,8 @@ from lora_grpo.files import printable
 from lora_grpo.models import load_policy
 from lora_grpo.planning.diagnosis import Answer, Group, judge, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
-from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
-from lora_grpo.tasks import CheckError, Data, Row, chat, prompt_order, split_validation
+from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed, play_all
+from lora_grpo.tasks import CheckError, Data, Row, prompt_order, split_validation
 
 PROMPTS = 8
 """Number of sampled groups."""
@@ -45,22 +45,22 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), sampler.tokenizer, rows)
     settings, size = config.sampling, config.sampling.num_generations
-    prompts = [chat.render_row(sampler.tokenizer, rows[index]) for index in order]
-    print(f"sampling {len(prompts)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
-    params = SamplingParams(size, settings.temperature, settings.top_p, settings.max_completion_tokens)
+    asked = [rows[index] for index in order]
+    print(f"sampling {len(asked)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
+    tokens = settings.max_completion_tokens, settings.max_turn_tokens
+    params = SamplingParams(size, settings.temperature, settings.top_p, *tokens)
     per_step = config.train.prompts_per_step * size
-    steps = [divmod(index, per_step) for index in range(len(prompts) * size)]
+    steps = [divmod(index, per_step) for index in range(len(asked) * size)]
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
-    sampled = sampler.sample(prompts, params, seeds, adapter=config.lora.from_ is not None)
-    samples = [each for group in sampled for each in group]
-    ids = [rows[index]["id"] for index in order for _ in range(size)]
-    batch = scorer.score(ids, [each.text for each in samples], [each.token_ids for each in samples])
+    groups = play_all(sampler, asked, params, seeds, adapter=config.lora.from_ is not None)
+    episodes = [each for group in groups for each in group]
+    batch = scorer.score_episodes(episodes)
     weights = {reward.name: reward.weight for reward in scorer.rewards}
     answers = []
-    for sample, value, verdict in zip(samples, batch.values, batch.verdicts, strict=True):
+    for episode, value, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
         weighted = {name: None if each is None else weights[name] * each for name, each in value.items()}
-        answers.append(Answer(sample.text, len(sample.token_ids), sample.truncated, weighted, verdict))
-    return [Group(rows[index], tuple(answers[n * size : (n + 1) * size])) for n, index in enumerate(order)]
+        answers.append(Answer(episode.text, sum(episode.from_model), episode.truncated, weighted, verdict))
+    return [Group(row, tuple(answers[n * size : (n + 1) * size])) for n, row in enumerate(asked)]
 
 
 def show(config: RunConfig, groups: Sequence[Group]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward
-from lora_grpo.tasks import Row, Verdict, chat, grade_all
+from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all
 
 _WITHOUT_TRAINER: dict[str, Any] = {
     "trainer_state": None,
@@ -32,6 +32,8 @@ class ScoredBatch:
     """For each completion, the unweighted value of each reward by its name; None if it cannot grade the row."""
     rewards: Sequence[float]
     """For each completion, the weighted sum of the rewards that can grade its row."""
+    episodes: Sequence[Episode] = ()
+    """The episodes, if the batch was scored from them."""
 
 
 class Scorer:
@@ -50,14 +52,33 @@ class Scorer:
         self._columns = {name: None for row in rows for name in row if name != "prompt"}
         self._prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
 
+    def score_episodes(self, episodes: Sequence[Episode], **given: Any) -> ScoredBatch:
+        """Score B episodes. Rewards get their conversations as `completions`, and the tokens that the model sampled.
+
+        With environments, they also get them as `environments`, and verdicts are theirs. See `score`.
+        """
+        task, sessions = episodes[0].row["task"], [episode.session for episode in episodes]
+        if all(sessions):
+            given["environments"] = [session.environment for session in sessions if session]
+        completions = [episode.messages if episode.session else episode.text for episode in episodes]
+        ids, sampled = [episode.row["id"] for episode in episodes], [episode.sampled_ids for episode in episodes]
+        batch = self.score(ids, completions, sampled, grade(task, episodes), **given)
+        return replace(batch, texts=[episode.text for episode in episodes], episodes=episodes)
+
     def score(
-        self, ids: Sequence[str], completions: Sequence[Any], token_ids: Sequence[Sequence[int]], **given: Any
+        self,
+        ids: Sequence[str],
+        completions: Sequence[Any],
+        token_ids: Sequence[Sequence[int]],
+        verdicts: Sequence[Verdict] | None = None,
+        **given: Any,
     ) -> ScoredBatch:
         """Score B completions of the rows with B ids.
 
         Args:
             completions: texts, or conversations that end with the answer.
             token_ids: the token ids of the completions, with the EOS token.
+            verdicts: their grades; by default, those of the task's `check`.
             given: further arguments that the trainer passes to rewards, such as `trainer_state`.
 
         Raises:
@@ -74,7 +95,7 @@ class Scorer:
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         texts = [completion_text(completion) for completion in completions]
-        verdicts = grade_all(rows[0]["task"], texts, rows)
+        verdicts = grade_all(rows[0]["task"], texts, rows) if verdicts is None else verdicts
         arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._columns}
         arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
         arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}

@@ -63,6 +63,48 @@ class Batch:
         if len(self):
             self.logits = _forward(model, tokens[:, None], self.mask, self.positions[:, None], self.cache)
 
+    def copy(self, rows: torch.Tensor) -> Batch:
+        """Return a batch with copies of some rows."""
+        import copy
+
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        for layer in cache.layers:
+            layer.keys, layer.values, layer._spare = layer.keys[rows], layer.values[rows], 0
+        indices, steps, positions, mask = self.indices[rows], self.steps[rows], self.positions[rows], self.mask[rows]
+        return Batch(indices, steps, positions, mask, cache, self.logits[:0])  # logits of earlier tokens are not needed
+
+    @classmethod
+    def continued(cls, rows: Sequence[tuple[Batch, int]]) -> Batch:
+        """Return a batch of rows of earlier batches, as (batch, row). Its indices are places in `rows`. See `read`."""
+        import torch
+
+        parts: dict[int, tuple[Batch, list[int], list[int]]] = {}
+        for place, (batch, row) in enumerate(rows):
+            _, taken, places = parts.setdefault(id(batch), (batch, [], []))
+            taken.append(row)
+            places.append(place)
+        device = rows[0][0].mask.device
+        first, *others = (batch.copy(torch.tensor(taken, device=device)) for batch, taken, _ in parts.values())
+        first.join(*others)
+        first.indices = torch.tensor([place for *_, places in parts.values() for place in places], device=device)
+        return first
+
+    def read(self, model: Any, prompts: Sequence[list[int]], pad_token_id: int) -> None:
+        """Run the model on the tokens of the prompts, one for each index, that follow those in the cache."""
+        import torch
+
+        device, read = self.mask.device, (self.positions + 1).tolist()
+        new = [prompts[index][count:] for index, count in zip(self.indices.tolist(), read, strict=True)]
+        longest = max(map(len, new))
+        # Shorter rows get columns of padding between their earlier tokens and the new ones.
+        input_ids = torch.tensor([[pad_token_id] * (longest - len(ids)) + ids for ids in new], device=device)
+        is_new = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in new], device=device)
+        positions = self.positions[:, None] + is_new.cumsum(dim=1)
+        self.mask = torch.cat([self.mask, is_new], dim=1)
+        self.logits = _forward(model, input_ids, self.mask, positions, self.cache, logits_to_keep=1)
+        self.positions, self.steps = positions[:, -1], torch.zeros_like(self.indices)
+
     def trim(self) -> None:
         """Remove left columns that no row uses, so that the cache is as long as its longest row. See `can_join`."""
         if unused := int(self.mask.any(dim=0).int().argmax()):
@@ -70,19 +112,21 @@ class Batch:
             for layer in self.cache.layers:
                 layer.trim(unused)
 
-    def join(self, new: Batch) -> None:
-        """Append the rows of a new batch, which is consumed. See `can_join`."""
+    def join(self, *others: Batch) -> None:
+        """Append the rows of other batches, which are consumed. See `can_join`."""
         import torch
         from torch.nn.functional import pad
 
-        length = max(self.mask.shape[1], new.mask.shape[1])
-        self.mask = torch.cat([pad(batch.mask, (length - batch.mask.shape[1], 0)) for batch in (self, new)])
+        batches = (self, *others)
+        length = max(batch.mask.shape[1] for batch in batches)
+        self.mask = torch.cat([pad(batch.mask, (length - batch.mask.shape[1], 0)) for batch in batches])
         # Copy and free layer by layer, so that only one layer exists twice.
-        for layer, other in zip(self.cache.layers, new.cache.layers, strict=True):
-            layer.copy([layer, other])
-            other.keys = other.values = None
+        for layer, *more in zip(*(batch.cache.layers for batch in batches), strict=True):
+            layer.copy([layer, *more])
+            for other in more:
+                other.keys = other.values = None
         for name in ("indices", "steps", "positions", "logits"):
-            setattr(self, name, torch.cat([getattr(self, name), getattr(new, name)]))
+            setattr(self, name, torch.cat([getattr(batch, name) for batch in batches]))
 
 
 def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:

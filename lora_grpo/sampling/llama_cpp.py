@@ -125,11 +125,11 @@ def _program(path: Path) -> list[str]:
     )
 
 
-def _request(prompt: str | list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
+def _request(prompt: str | list[int], params: SamplingParams, max_tokens: int, seed: int) -> dict[str, Any]:
     """Return the body of a request for one completion."""
     return {
         "prompt": prompt,
-        "n_predict": params.max_tokens,
+        "n_predict": max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
         "seed": seed,
@@ -150,19 +150,29 @@ class GgufTokenizer:
         return self.chat_template
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
     ) -> str:
         """Return the prompt of messages, without the BOS token that the server adds itself."""
         assert not tokenize and add_generation_prompt
         body = {"messages": list(messages), "chat_template_kwargs": variables}
+        body |= {"tools": list(tools)} if tools else {}
         key = json.dumps(body)
         if key not in self._rendered:
             self._rendered[key] = str(self._sampler.post("/apply-template", body)["prompt"])
         return self._rendered[key]
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
-        bodies = ({"content": text, "add_special": True, "parse_special": True} for text in texts)
+        bodies = ({"content": text, "add_special": add_special_tokens, "parse_special": True} for text in texts)
         return {"input_ids": [self._sampler.post("/tokenize", body)["tokens"] for body in bodies]}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"])
 
 
 class GgufSampler(Sampler):
@@ -218,6 +228,12 @@ class GgufSampler(Sampler):
         of_user = str(properties.get("build_info"))
         self._build = of_user if len(program) == 1 else f"of xllamacpp {metadata.version('xllamacpp')}"
 
+    def encode(self, prompts: Prompts) -> list[list[int]]:
+        """Return the token ids of prompts, with the BOS token of the file, if it has one."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        found: list[list[int]] = self.tokenizer(texts, add_special_tokens=True)["input_ids"]
+        return found or [prompt for prompt in prompts if not isinstance(prompt, str)]
+
     def describe(self) -> dict[str, Any]:
         """Describe how completions are sampled, for the report."""
         return {"engine": f"llama.cpp {self._build}"}
@@ -228,10 +244,11 @@ class GgufSampler(Sampler):
         """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
 
         def complete(index: int) -> SampledTokens:
-            body = _request(prompts[index // params.num_samples], params, seeds[index])
+            limit = params.limit(index)
+            body = _request(prompts[index // params.num_samples], params, limit, seeds[index])
             answer = self.post("/completion", body | {"return_tokens": True})
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
-            if truncated and len(tokens) < params.max_tokens:
+            if truncated and len(tokens) < limit:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
             return SampledTokens(tokens, answer["content"], truncated)
 
@@ -240,7 +257,7 @@ class GgufSampler(Sampler):
     def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
         """Yield the text of one completion while it is generated."""
         with self._client.stream(
-            "POST", "/completion", json=_request(prompt, params, seed) | {"stream": True}
+            "POST", "/completion", json=_request(prompt, params, params.max_tokens, seed) | {"stream": True}
         ) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):

@@ -50,6 +50,18 @@ class SamplingParams:
     top_p: float
     """Nucleus probability; 1 disables nucleus sampling."""
     max_tokens: int
+    """Maximum number of tokens of a completion; in `play`, of a conversation."""
+    max_turn_tokens: int | None = None
+    """Maximum number of tokens of a turn in a conversation; None for `max_tokens`."""
+    max_each: tuple[int, ...] | None = None
+    """Maximum number for each prompt, if they differ; `max_tokens` is the largest."""
+    continues: tuple[int, ...] | None = None
+    """In a conversation, the completion of the previous call that each prompt continues; () in the first call. The
+    built-in sampler then keeps the cache of all completions between calls. vLLM and llama.cpp do so by themselves."""
+
+    def limit(self, index: int) -> int:
+        """Return the maximum number of tokens of the completion with this index in the call."""
+        return self.max_each[index // self.num_samples] if self.max_each else self.max_tokens
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,8 @@ class Sampler:
 
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
+        self._kept: dict[int, tuple[Batch, int]] | None = None
+        """Batch and row of each completion of the previous call; see `SamplingParams.continues`."""
 
     def sample(
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
@@ -120,6 +134,7 @@ class Sampler:
 
     def sleep(self) -> None:
         """Release the memory that only sampling needs."""
+        self._kept = None
 
     def close(self) -> None:
         """Release all memory. The sampler cannot be used afterwards."""
@@ -224,14 +239,24 @@ class Sampler:
         total, max_tokens = len(seeds), params.max_tokens
         batch_size = min(self.batch_size or total, total)
         joining = self.batch_size is not None and can_join(self.model.config)
+        keeps = params.continues is not None and batch_size == total and can_join(self.model.config)
+        # Taken here, so that a second try after an error reads whole prompts.
+        earlier, self._kept = self._kept, None
+        kept: dict[int, tuple[Batch, int]] = {}
         uniform = uniform_numbers(seeds, max_tokens, device)
         eos = torch.tensor(self.eos_token_ids, device=device)
         sampled = torch.zeros((total, max_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((total, max_tokens), device=device)
         lengths = torch.full((total,), max_tokens, device=device)
-        common = read_common_tokens(self.model, prompts)
-        started = 0
+        limits = torch.tensor([params.limit(index) for index in range(total)], device=device)
+        started, common = 0, None
         batch: Batch | None = None
+        if earlier and params.continues:
+            batch = Batch.continued([earlier[index] for index in params.continues])
+            batch.read(self.model, prompts, self.tokenizer.pad_token_id)
+            earlier, started = None, total
+        else:
+            common = read_common_tokens(self.model, prompts)
         while batch or started < total:
             running = len(batch or ())
             while new := num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
@@ -249,11 +274,15 @@ class Sampler:
             sampled[batch.indices, batch.steps] = tokens
             logprobs[batch.indices, batch.steps] = each
             batch.steps = batch.steps + 1
-            ended = torch.isin(tokens, eos) | (batch.steps == max_tokens)
+            ended = torch.isin(tokens, eos) | (batch.steps == limits[batch.indices])
             lengths[batch.indices[ended]] = batch.steps[ended]
+            if keeps and ended.any():
+                part = batch.copy(ended.nonzero().squeeze(1))
+                kept |= {index: (part, row) for row, index in enumerate(part.indices.tolist())}
             batch.advance(self.model, tokens, (~ended).nonzero().squeeze(1))
             if joining:
                 batch.trim()
+        self._kept = kept if keeps else None
         return [
             (ids[:length], each[:length] if params.temperature else None)
             for ids, each, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)

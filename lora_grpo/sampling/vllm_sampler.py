@@ -121,10 +121,10 @@ def request_options(
 
     They include everything that a server would otherwise read from the model's generation_config.json.
     """
-    shared: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature, "top_p": params.top_p}
+    shared: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
     shared |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": eos_token_ids}
     shared |= {"logprobs": 0 if logprobs else None}  # only for the sampled token
-    return [{**shared, "seed": seed} for seed in seeds]
+    return [{**shared, "seed": seed, "max_tokens": params.limit(index)} for index, seed in enumerate(seeds)]
 
 
 def served_rank(adapter: Path) -> int:

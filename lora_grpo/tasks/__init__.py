@@ -18,15 +18,19 @@ gsm8k.py             word problems with a numeric answer: grades them by the str
 humaneval.py         functions to complete
 mbpp.py              short programs
 task_file.py         a user's task: one Python file
+environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
+episode.py           one completion or conversation: its tokens, which of them the model sampled, its grade
+turns.py             the turns of a conversation in the format of the chat template
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 audit_run.py         before training: checks texts that a model could use to cheat, in a process that can be killed
 audit_attacks.py     the attacks: the texts of each for a row, and whether they must pass
 """
 
-from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp
+from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
 from lora_grpo.tasks.audit_run import audit
 from lora_grpo.tasks.code_extraction import bound_names
+from lora_grpo.tasks.episode import Episode, grade, transcript
 from lora_grpo.tasks.loading import (
     Data,
     Longest,
@@ -34,7 +38,7 @@ from lora_grpo.tasks.loading import (
     fingerprint,
     fit_data,
     fit_to_context,
-    gold_tokens,
+    gold_episodes,
     load_data,
     load_evaluation_rows,
     load_split,
@@ -47,6 +51,7 @@ from lora_grpo.tasks.loading import (
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
     TASK_NAMES,
+    CheckError,
     Row,
     Task,
     Verdict,
@@ -61,4 +66,4 @@ from lora_grpo.tasks.registry import (
 )
 from lora_grpo.tasks.sources import read_rows
 from lora_grpo.tasks.sources import sample as sample_rows
-from lora_grpo.tasks.task_file import CheckError, TaskFile
+from lora_grpo.tasks.task_file import TaskFile

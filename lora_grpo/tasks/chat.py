@@ -11,8 +11,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError, first_line, suggestion
 
-Message = dict[str, str]
-"""A chat message: `role` ("system", "user" or "assistant") and `content`."""
+Message = dict[str, Any]
+"""A chat message: `role` ("system", "user", "assistant" or "tool") and `content`; `tool_calls` of a model's turn."""
 
 SYSTEM_PROMPTS: dict[str, str] = {
     "xml": "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
@@ -137,6 +137,11 @@ def with_fixed_variables(template: str) -> str:
     return "".join(f"{{% set {name} = {_literal(value)} %}}\n" for name, value in values.items()) + body
 
 
+def without_variables(template: str) -> str:
+    """Return a chat template as the model's authors wrote it, without the lines that `set_variables` added."""
+    return _split(template)[1]
+
+
 def _split(template: str) -> tuple[dict[str, Any], str]:
     """Return the variables that `set_variables` has set in a template, and the template without these lines."""
     values: dict[str, Any] = {}
@@ -151,18 +156,17 @@ def _literal(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def render(tokenizer: Any, prompt: Sequence[Message]) -> str:
-    """Return the text that the model continues.
+def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the text that the model continues. `tools` are JSON schemas.
 
     If the tokenizer has no chat template, as with many base models, the prompt is plain text: the system prompt, then
     `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
     """
     if getattr(tokenizer, "chat_template", None):
         try:
+            options = variables(tokenizer.chat_template) | ({"tools": list(tools)} if tools else {})
             return str(
-                tokenizer.apply_chat_template(
-                    list(prompt), tokenize=False, add_generation_prompt=True, **variables(tokenizer.chat_template)
-                )
+                tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **options)
             )
         except Exception as error:  # a template is a program; besides TemplateError, it raises Python's errors
             raise UserError(
@@ -201,7 +205,7 @@ def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
     """Return a row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one."""
     if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):
         return str(row["completion_prefix"])
-    return render(tokenizer, row["prompt"])
+    return render(tokenizer, row["prompt"], row.get("tools") or ())
 
 
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:

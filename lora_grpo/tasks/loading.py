@@ -13,9 +13,10 @@ from lora_grpo import sandbox
 from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import chat, sources, turns
 from lora_grpo.tasks.chat import add_prompts, added_system_prompt, render_row
 from lora_grpo.tasks.code_grading import solvable
+from lora_grpo.tasks.episode import Episode
 from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 
 
@@ -42,6 +43,8 @@ class Data:
     """None before `fit_data`."""
 
 
+_ENDLESS = 10**9
+"""Budget of reference answers, whose lengths are checked later."""
 _Sized = tuple[Row, int, int]
 
 
@@ -109,7 +112,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
     kept: dict[str, Row] = {}
     task, rows = get_task(name), load_split(data, split)
     for row in rows:
-        question = _question(row)
+        question = _question(row, name)
         earlier = first.setdefault(question, row)
         if name in CODE_TASKS or is_task_file(name):
             column = "test" if name in CODE_TASKS else "answer"
@@ -129,8 +132,13 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
     return list(kept.values())
 
 
-def _question(row: Mapping[str, Any]) -> str:
-    """Return the question of a row: the messages of a task file's row without its system prompt, or the question."""
+def _question(row: Mapping[str, Any], task: str) -> str:
+    """Return the question of a row: the messages of a task file's row without its system prompt, or the question.
+
+    Rows of an environment often have the same question, so their columns belong to it.
+    """
+    if getattr(get_task(task), "environment", None):
+        return json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True)
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
     return "\n".join(messages or [row["question"]]).strip()
 
@@ -144,16 +152,16 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     train = [] if train_seed is None else _load_unique(data, "train")
     evaluation = _load_unique(data, "eval")
     # Before the limits are applied: a few rows of the same set must not be both trained on and evaluated.
-    asked = {_question(row) for row in evaluation}
-    if train and all(_question(row) in asked for row in train):
+    asked = {_question(row, data.evaluation_task) for row in evaluation}
+    if train and all(_question(row, data.task) in asked for row in train):
         raise UserError(
             f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass other "
             "rows for one of them"
         )
     evaluation = sources.sample(evaluation, data.eval_limit, seed)
     train = sources.sample(train, data.train_limit, train_seed or 0)
-    asked = {_question(row) for row in evaluation}
-    left = [row for row in train if _question(row) not in asked]
+    asked = {_question(row, data.evaluation_task) for row in evaluation}
+    left = [row for row in train if _question(row, data.task) not in asked]
     if dropped := len(train) - len(left):
         print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
     # The starter's reference programs need no check, because the test suite runs them.
@@ -165,7 +173,10 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     gold = get_task(data.task).gold
     examples = [(row["question"], gold({**row, "prompt_style": data.prompt_style})) for row in shown]
     prompted, evaluated = (
-        add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples)
+        [
+            get_task(task).open(row) if is_task_file(task) else row
+            for row in add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples)
+        ]
         for task, rows in ((data.task, train), (data.evaluation_task, evaluation))
     )
     systems = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in prompted}
@@ -181,13 +192,33 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     return Data(prompted, evaluated, record)
 
 
-def gold_tokens(tokenizer: Any, rows: Sequence[Row], config: RunConfig) -> list[list[int]]:
-    """Return the tokens of each row's reference answer, without the token that ends it."""
-    # Plain text prompts end with `Answer:`, as in `chat.render`.
-    space = "" if getattr(tokenizer, "chat_template", None) else " "
-    golds = [space + get_task(config.data.task).gold(row) for row in rows]
-    ids: list[list[int]] = tokenizer(golds, add_special_tokens=False)["input_ids"]
-    return ids
+def gold_episodes(tokenizer: Any, rows: Sequence[Row], end: int | None = None) -> list[Episode]:
+    """Return the episodes of the rows' reference answers. With an environment, it answers their turns.
+
+    Args:
+        end: the token that ends a turn; by default, the chat template's.
+    """
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if end is None:
+        last = chat.end_of_turn(tokenizer)
+        end = tokenizer.convert_tokens_to_ids(last) if last else tokenizer.eos_token_id or 0
+    texts = [chat.render_row(tokenizer, row) for row in rows]
+    prompts = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
+    form = turns.response_format(tokenizer) if rows[0].get("tools") else None
+    episodes = []
+    for row, text, ids in zip(rows, texts, prompts, strict=True):
+        task, episode = get_task(row["task"]), Episode(row, text, ids, tokenizer, [end], _ENDLESS, form)
+        if episode.session:
+            golds = [turns.answer_text(tokenizer, message) for message in task.trajectory(row)]
+        else:  # plain text prompts end with `Answer:`, as in `chat.render`
+            golds = [("" if has_template else " ") + task.gold(row)]
+        for gold in golds:
+            if not episode.is_over:
+                episode.take([*tokenizer(gold, add_special_tokens=False)["input_ids"], end], gold, [], truncated=False)
+        if not episode.is_over:
+            episode.end("limit")
+        episodes.append(episode)
+    return episodes
 
 
 def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
@@ -229,7 +260,7 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
     sized = [(row, prompt, 0) for row, prompt in zip(rows, prompts, strict=True)]
     kept = fitting(sized, prompts, room, f"prompts have more than {room} tokens ({flags})")
     if config.method == "sft" and split == "train":
-        golds = [len(ids) + 1 for ids in gold_tokens(tokenizer, [row for row, *_ in kept], config)]
+        golds = [len(episode.token_ids) for episode in gold_episodes(tokenizer, [row for row, *_ in kept])]
         kept = [(row, prompt, prompt + gold) for (row, prompt, _), gold in zip(kept, golds, strict=True)]
         what = f"reference answers have more than {longest} tokens (--sampling.max-completion-tokens)"
         kept = fitting(kept, golds, longest, what)

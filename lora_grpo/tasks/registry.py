@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from lora_grpo import starter
 from lora_grpo.config import DataConfig
-from lora_grpo.errors import UserError, suggestion
+from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.files import python_file
 
 Row = dict[str, Any]
@@ -24,10 +24,14 @@ TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
 
 RESERVED_COLUMNS = frozenset(
-    {"task", "loaded_row", "prompts", "prompt_style", "completion", "completions", "completion_ids", "verdicts"}
-    | {"trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
+    {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
+    | {"verdicts", "trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
 )
 """Columns that lora_grpo or TRL adds to rows, or gives a special meaning."""
+
+
+class CheckError(RunError):
+    """A `check` or an environment raised an exception or returned an invalid value. The run stops."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,15 @@ class Verdict:
 class Task(Protocol):
     """The functions of a task module.
 
-    A task that can check a batch faster than single completions also has `check_many(completions, rows)`.
+    A task that can check a batch faster than single completions also has `check_many(completions, rows)`. A task file
+    also has `open` and `trajectory`, see `task_file.TaskFile`.
     """
+
+    def open(self, row: Row) -> Row:
+        """Return a row whose prompt contains what the environment of a task file adds."""
+
+    def trajectory(self, row: Mapping[str, Any]) -> list[Row]:
+        """Return the model's messages in the reference conversation of a task file with an environment."""
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of the split "train" or "eval". Raises UserError for a missing source or a malformed row.

@@ -1,24 +1,31 @@
 """A task of your own in one Python file: `--task my_task.py`.
 
-The file defines two functions:
+The file defines:
 
     load(split)               rows, as dictionaries; the split is "train" or "eval"
+
+one of
+
     check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
+    Environment               a class, for conversations and tools; see environment.py
 
 and, optionally, any of these:
 
     prompt(row)               the question, or a list of chat messages; default: the row's "question" or "prompt"
-    gold(row)                 a completion that `check` must accept
+    gold(row)                 a completion that `check` must accept; with an Environment, a list of messages
     load(split, source)       instead of load(split), to read the file or dataset given with --data.train or --data.eval
     SYSTEM_PROMPT             the system message; default: none
     REWARDS                   the default of --rewards; if not defined: ("correct_answer=1.0",)
     THRESHOLD                 the minimum score of a correct completion; default: 1.0
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
+    MAX_TURNS                 of the model in a conversation; default: 8
+    RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 from collections.abc import Iterable, Mapping
@@ -27,14 +34,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
-
-
-class CheckError(RunError):
-    """The `check` function of a task file raised an exception or returned an invalid value. The run stops."""
+from lora_grpo.tasks.environment import EnvironmentClass, Session
+from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class TaskFile:
     def audit_ignore(self) -> tuple[str, ...]:
         """The file's `AUDIT_IGNORE`."""
         return tuple(getattr(self.module, "AUDIT_IGNORE", ()))
+
+    @property
+    def environment(self) -> EnvironmentClass | None:
+        """The file's `Environment`, or None if it defines `check`."""
+        return _environment(self.path, self.module)
 
     @property
     def has_gold(self) -> bool:
@@ -80,6 +89,8 @@ class TaskFile:
         Raises:
             CheckError: `check` raised an exception, or returned a value that is neither a score nor a verdict.
         """
+        if self.environment:
+            raise UserError(f"{self.path}: its Environment grades conversations while they take place, not texts")
         where = f"row {row.get('id')}, completion {completion!r:.200}"
         try:
             with python_file.keeping_directory():
@@ -106,6 +117,8 @@ class TaskFile:
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return the row's reference completion."""
+        if self.environment:
+            raise UserError(f"{self.path}: gold of an Environment is a conversation, so --data.few-shot has no effect")
         if not self.has_gold:  # SFT, the audit and the dry run check this first
             raise UserError(
                 f"{self.path} defines no gold(row), which --data.few-shot needs; define it or drop the flag"
@@ -115,12 +128,39 @@ class TaskFile:
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
         return gold
 
+    def trajectory(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages of the model in the row's reference conversation; the environment adds the others."""
+        if not self.has_gold:
+            raise UserError(f"{self.path} defines no gold(row); define it: the messages of a reference conversation")
+        gold = self._call("gold", self._given(row))
+        messages = list(gold) if isinstance(gold, (list, tuple)) else []
+        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
+            raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages")
+        return [message for message in messages if message["role"] == "assistant"]
+
+    def open(self, row: Row) -> Row:
+        """Return a row whose prompt contains what the environment adds: the text of `reset`, and the tools.
+
+        Raises:
+            CheckError: `reset` raised an exception.
+            UserError: a tool has no types or no docstring.
+        """
+        if self.environment is None:
+            return row
+        text, (*earlier, last) = Session(self.environment, self._given(row)).opening, row["prompt"]
+        prompt = [*earlier, {**last, "content": last["content"] + text}]
+        if not prompt[-1]["content"].strip():
+            raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
+        return {**row, "prompt": prompt, "reset_text": text, "tools": self.environment.schemas}
+
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
         name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
         asked: Any = row.get("question", row.get("prompt"))
         if hasattr(self.module, "prompt"):
             asked = self._call("prompt", row)
-        if isinstance(asked, str) and asked.strip():
+        if self.environment and asked is None:  # `reset` may ask
+            asked = ""
+        if isinstance(asked, str) and (asked.strip() or self.environment):
             asked = [{"role": "user", "content": asked}]
         parts = asked if isinstance(asked, (list, tuple)) and asked else [None]
         if not all(
@@ -163,18 +203,23 @@ def read(name: str) -> TaskFile:
     """Import a task file, once per process.
 
     Raises:
-        UserError: the file cannot be read or imported, lacks `load` or `check`, or a constant has the wrong type.
+        UserError: the file cannot be read or imported, lacks `load` or a grader, or a constant has the wrong type.
     """
-    path, expected = Path(name).expanduser().resolve(), "a task file with load(split) and check(completion, row)"
+    path = Path(name).expanduser().resolve()
+    expected = "a task file with load(split), and check(completion, row) or a class Environment"
     module = python_file.load(path, expected)
-    for function in ("load", "check"):
-        if not callable(getattr(module, function, None)):
-            raise UserError(f"{path} defines no function {function!r}; expected {expected}")
+    if not callable(getattr(module, "load", None)):
+        raise UserError(f"{path} defines no function 'load'; expected {expected}")
+    if callable(getattr(module, "check", None)) == isinstance(getattr(module, "Environment", None), type):
+        found = "both check and Environment" if hasattr(module, "Environment") else "no function 'check'"
+        raise UserError(f"{path} defines {found}; expected {expected}")
     for constant, kind, what in (
         ("SYSTEM_PROMPT", (str, type(None)), "a text"),
         ("THRESHOLD", (int, float, type(None)), "a number"),
         ("REWARDS", (tuple, list), "a tuple of texts, such as ('a',)"),
         ("AUDIT_IGNORE", (tuple, list), "a tuple of texts, such as ('a',)"),
+        ("MAX_TURNS", int, "a number"),
+        ("RAISE_ERRORS", bool, "True or False"),
     ):
         if not hasattr(module, constant):
             continue
@@ -183,3 +228,17 @@ def read(name: str) -> TaskFile:
         if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"{path}: {constant} is {value!r:.60}; expected {what}")
     return TaskFile(path, module)
+
+
+@functools.cache
+def _environment(path: Path, module: ModuleType) -> EnvironmentClass | None:
+    if not hasattr(module, "Environment"):
+        return None
+    threshold = getattr(module, "THRESHOLD", None)
+    return EnvironmentClass(
+        path,
+        module.Environment,
+        max_turns=getattr(module, "MAX_TURNS", 8),
+        threshold=1.0 if threshold is None else threshold,
+        raise_errors=getattr(module, "RAISE_ERRORS", False),
+    )

@@ -19,8 +19,8 @@ from lora_grpo import distributed
 from lora_grpo.files import atomic, json_files
 from lora_grpo.rewards import ScoredBatch, Scorer
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
-from lora_grpo.tasks import Row, chat
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play_all
+from lora_grpo.tasks import Episode, Row
 from lora_grpo.training.trl_compat import TrlHooks, gather_rewards, reward_arguments, sampled_tokens, step_values
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -99,15 +99,39 @@ class ScoredRollouts(StepMetrics):
     run: Run
     scorer: Scorer
     eos_token_ids: Sequence[int]
+    episodes: Sequence[Episode] | None = None
+    """The episodes of the step; None if TRL's own code sampled."""
 
     def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         with self._timed("rewards"):
-            ids = [row["id"] for row in inputs]
-            batch = self.scorer.score(ids, completions, completion_ids, **reward_arguments(self))
+            episodes, self.episodes = self.episodes, None
+            if episodes:
+                batch = self.scorer.score_episodes(episodes, **reward_arguments(self))
+                for name, value in conversation_metrics(episodes).items():
+                    step_values(self)[f"conversations/{name}"].append(value)
+            else:
+                ids = [row["id"] for row in inputs]
+                batch = self.scorer.score(ids, completions, completion_ids, **reward_arguments(self))
             step = self.state.global_step + 1
             if distributed.is_main() and (step == 1 or step % self.run.config.train.completions_steps == 0):
                 write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
             return gather_rewards(self, [[*each.values()] for each in batch.values])
+
+
+def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return means per conversation, and fractions of conversations or tokens; {} without an environment."""
+    sessions = [episode.session for episode in episodes if episode.session]
+    if not sessions:
+        return {}
+    means: dict[str, list[int]] = {
+        "turns": [episode.turns for episode in episodes],
+        "tool_calls": [session.calls for session in sessions],
+        "failed_calls": [session.failed_calls for session in sessions],
+        **{f"ended_by_{end}": [each.ended_by == end for each in episodes] for end in ("reply", "limit", "budget")},
+    }
+    tokens = sum(len(episode.token_ids) for episode in episodes)
+    share = 1 - sum(sum(episode.from_model) for episode in episodes) / tokens
+    return {name: statistics.fmean(values) for name, values in means.items()} | {"environment_share": share}
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:
@@ -131,9 +155,12 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
             "truncated": not ids or ids[-1] not in eos_token_ids,
             "rewards": values,
             "reward": reward,
+            **({"messages": episode.messages, "ended_by": episode.ended_by} if episode and episode.session else {}),
         }
-        for row, text, ids, verdict, values, reward in zip(
-            batch.rows, batch.texts, batch.token_ids, batch.verdicts, batch.values, batch.rewards, strict=True
+        for row, text, ids, verdict, values, reward, episode in zip(
+            *(batch.rows, batch.texts, batch.token_ids, batch.verdicts, batch.values, batch.rewards),
+            batch.episodes or itertools.repeat(None, len(batch.rows)),
+            strict=True,
         )
     ]
 
@@ -156,17 +183,16 @@ class Validation:
 
         config, settings = self.run.config, self.run.config.sampling
         rows = self.rows[distributed.rank() :: distributed.world_size()]
-        params = SamplingParams(1, settings.temperature, settings.top_p, settings.max_completion_tokens)
+        params = SamplingParams(
+            *(1, settings.temperature, settings.top_p, settings.max_completion_tokens), settings.max_turn_tokens
+        )
         seeds = [completion_seed(config.seed, f"held out {row['id']}", 0) for row in rows]
-        prompts = [chat.render_row(self.sampler.tokenizer, row) for row in rows]
         lines = []
         # Some engines sample from torch's global generator. Training depends on its state.
         with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            groups = self.sampler.sample(prompts, params, seeds)  # even without prompts: processes wake up together
-            if prompts:
-                texts, token_ids = [each.text for [each] in groups], [each.token_ids for [each] in groups]
-                ids = [row["id"] for row in rows]
-                batch = self.scorer.score(ids, texts, token_ids, trainer_state=trainer_state)
+            groups = play_all(self.sampler, rows, params, seeds)  # even without rows: processes wake up together
+            if rows:
+                batch = self.scorer.score_episodes([each for [each] in groups], trainer_state=trainer_state)
                 lines = completion_lines(batch, self.sampler.eos_token_ids)
         by_turns = itertools.zip_longest(*distributed.gather(lines))
         lines = [line for turn in by_turns for line in turn if line]

@@ -14,7 +14,7 @@ from lora_grpo.models import Policy
 from lora_grpo.rewards import Scorer
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
-from lora_grpo.training import rollouts
+from lora_grpo.training import rollouts, trl_compat
 from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.shared_prompts import SharedPrompts
 from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
@@ -74,3 +74,17 @@ class RecipeTrainer(AtomicCheckpoints, ScoredRollouts, FastGRPOTrainer):
         self.sampler = sampler if sampler.serves_training else None
         self.why_plain = "Unsloth has its own loss" if policy.engine == "unsloth" else ""
         super().__init__(model=policy.model, processing_class=policy.tokenizer, **arguments)
+        if self.sampler:
+            trl_compat.set_rollouts(self, self._roll_out)
+
+    def generate_rollouts(self, prompts: list[Any]) -> Any:
+        if self.sampler:
+            trl_compat.skip_weight_sync(self)
+        return super().generate_rollouts(prompts)
+
+    def _roll_out(self) -> dict[str, Any]:
+        """Play the episodes of a step. The prompts are those of the rows; TRL's datasets contain only their ids."""
+        assert self.sampler
+        rows = [self.scorer.rows[each["id"]] for each in self.step_inputs]
+        self.episodes = rollouts.play_step(self, self.sampler, rows, self.run.config.sampling.max_turn_tokens)
+        return rollouts.as_trl(self.episodes)

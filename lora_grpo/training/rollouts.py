@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, sampler_in_process
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play_all, sampler_in_process
+from lora_grpo.tasks import Episode, Row
 from lora_grpo.training.logprob_check import check_logprobs
 from lora_grpo.training.shared_prompts import base_of
 
@@ -72,12 +74,8 @@ def sample(
         prompt_ids: token ids of the prompts of this process. A prompt is listed once for each of its completions.
         group: completions per prompt.
     """
-    seed, step = trainer.args.seed, f"step {trainer.state.global_step}"
-    if trainer.micro_batch:
-        step += f", micro-batch {trainer.micro_batch}"
-    # Completions are numbered across all processes, so that two processes sample the same completions as one.
+    seeds, seed = _seeds(trainer, len(prompt_ids)), trainer.args.seed
     first = trainer.accelerator.process_index * len(prompt_ids)
-    seeds = [completion_seed(seed, step, first + index) for index in range(len(prompt_ids))]
     if not trainer.model.training:  # in `evaluate`, a prompt has the same seeds each time
         seen = Counter({tuple(prompt_ids[0]): first % group})  # its group may begin on another process
         for index, ids in enumerate(map(tuple, prompt_ids)):
@@ -89,3 +87,40 @@ def sample(
     params = SamplingParams(group, trainer.temperature, trainer.top_p, trainer.max_completion_length)
     completions = [*itertools.chain(*sampler.sample(heads, params, seeds))]
     return [each.token_ids for each in completions], [each.logprobs for each in completions]
+
+
+def play_step(trainer: Any, sampler: Sampler, rows: Sequence[Row], max_turn_tokens: int | None) -> list[Episode]:
+    """Play an episode of each row with the current policy. A row is listed once for each of its episodes."""
+    group, heads = trainer.num_generations, [*rows[:: trainer.num_generations]]
+    if [head["id"] for head in heads for _ in range(group)] != [row["id"] for row in rows]:
+        heads, group = [*rows], 1  # this process has partial groups
+    params = SamplingParams(
+        group, trainer.temperature, trainer.top_p, trainer.max_completion_length, max_turn_tokens=max_turn_tokens
+    )
+    return [*itertools.chain(*play_all(sampler, heads, params, _seeds(trainer, len(rows))))]
+
+
+def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return episodes as TRL's `rollout_func` does. TRL trains on and counts tokens whose `env_mask` is 1.
+
+    A completion is everything after the prompt. Its length in the metrics, dapo's normalizer and the mean of GRPO's
+    loss count the model's tokens; `max_completion_length`, which dr_grpo divides by, is the budget of all tokens.
+    `mask_truncated_completions` leaves out conversations whose last turn was cut.
+    """
+    logprobs = [episode.logprobs for episode in episodes]
+    found = {
+        "prompt_ids": [episode.prompt_ids for episode in episodes],
+        "completion_ids": [episode.token_ids for episode in episodes],
+        "logprobs": None if None in logprobs else logprobs,
+    }
+    return found | ({"env_mask": [each.from_model for each in episodes]} if episodes[0].session else {})
+
+
+def _seeds(trainer: Any, count: int) -> list[int]:
+    """Return the seeds of the completions of this process in the current step."""
+    step = f"step {trainer.state.global_step}"
+    if trainer.micro_batch:
+        step += f", micro-batch {trainer.micro_batch}"
+    # Completions are numbered across all processes, so that two processes sample the same completions as one.
+    first = trainer.accelerator.process_index * count
+    return [completion_seed(trainer.args.seed, step, first + index) for index in range(count)]

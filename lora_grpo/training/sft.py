@@ -1,7 +1,7 @@
 """Supervised fine-tuning on the task's reference answers, with TRL's SFTTrainer.
 
 A row's tokens are those of an evaluation: its rendered prompt, then the completion and the token that ends it. The loss
-is the mean over the completion's tokens.
+is the mean over the completion's tokens; in a conversation, over those of the model's turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import Row, chat, gold_tokens, prompt_order
+from lora_grpo.tasks import Row, chat, gold_episodes, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.token_logprobs import why_whole
 from lora_grpo.training.trl_config import sft_arguments
@@ -54,7 +54,7 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
 
     config, tokenizer = run.config, policy.tokenizer
     order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
-    examples = sft_examples(rows, sampler, run)
+    examples = sft_examples(rows, sampler)
     base = policy.model.get_base_model()
 
     def compute(ids: Any) -> tuple[Any, Any]:
@@ -77,16 +77,15 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
     return trainer
 
 
-def sft_examples(rows: Sequence[Row], sampler: Sampler, run: Run) -> list[dict[str, list[int]]]:
+def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[int]]]:
     """Return the `input_ids` and `labels` of each row."""
     tokenizer = sampler.tokenizer
-    prompts = sampler.encode([chat.render_row(tokenizer, row) for row in rows])
-    golds = gold_tokens(tokenizer, rows, run.config)
-    end = [end_token(tokenizer, sampler.eos_token_ids)]
-    return [
-        {"input_ids": prompt + gold + end, "labels": [IGNORED] * len(prompt) + gold + end}
-        for prompt, gold in zip(prompts, golds, strict=True)
-    ]
+    examples = []
+    for episode in gold_episodes(tokenizer, rows, end_token(tokenizer, sampler.eos_token_ids)):
+        labels = [token if own else IGNORED for token, own in zip(episode.token_ids, episode.from_model, strict=True)]
+        prompt = episode.prompt_ids
+        examples.append({"input_ids": prompt + episode.token_ids, "labels": [IGNORED] * len(prompt) + labels})
+    return examples
 
 
 def end_token(tokenizer: Any, eos_token_ids: Sequence[int]) -> int:

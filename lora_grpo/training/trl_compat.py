@@ -7,8 +7,9 @@ tests/training/test_trl_compat.py has one test for each item.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lora_grpo.sampling import Decoded
@@ -29,6 +30,8 @@ class TrlHooks:
     why_plain = ""
     """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
     _scored: Any = None
+    step_inputs: Sequence[Mapping[str, Any]] = ()
+    """The rows of the completions that are sampled, one for each completion of this process."""
 
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
         trained = trained_adapter(model)
@@ -85,6 +88,7 @@ class TrlHooks:
         return self.sample_completions(prompt_ids, *args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.step_inputs = inputs
         self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         return self._scored
 
@@ -128,8 +132,30 @@ def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> An
 
 
 def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | None]]]:
-    """Return the token ids and the sampler's logprobs of what `generate_rollouts` returned."""
-    return generated[1], generated[4] or []
+    """Return the tokens that the model sampled in `generate_rollouts`, from its result, and the sampler's logprobs."""
+    ids, masks, logprobs = generated[1], generated[2], generated[4] or []
+
+    def sampled(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return [[*itertools.compress(row, mask)] for row, mask in zip(rows, masks or rows, strict=True)]
+
+    return (sampled(ids), sampled(logprobs)) if masks and logprobs else (ids, logprobs)
+
+
+def set_rollouts(trainer: Any, roll_out: Callable[..., dict[str, Any]]) -> None:
+    """Let a function sample the rollouts of a GRPOTrainer, as its argument `rollout_func`, which prints a warning.
+
+    It returns `prompt_ids`, `completion_ids`, `logprobs` and, if the model did not sample all tokens, `env_mask`.
+    """
+
+    def call(prompts: Any, owner: Any) -> dict[str, Any]:
+        return roll_out()
+
+    trainer.rollout_func = call
+
+
+def skip_weight_sync(trainer: Any) -> None:
+    """Keep TRL from sending the weights to its own vLLM, which does not exist. See `enable_importance_sampling`."""
+    trainer._last_loaded_step = trainer.state.global_step
 
 
 def step_values(trainer: Any) -> Any:

@@ -48,7 +48,7 @@ class Opened:
 def test_an_example_is_the_prompt_of_the_evaluation_and_a_completion_that_passes(tokenizer, config):
     rows, eos = starter_data().train, tokenizer.eos_token_id
     sampler = Sampler(None, tokenizer, [eos])
-    for row, example in zip(rows, sft_examples(rows, sampler, Opened(config)), strict=True):
+    for row, example in zip(rows, sft_examples(rows, sampler), strict=True):
         (prompt,) = sampler.encode([chat.render_row(tokenizer, row)])
         ids, labels = example["input_ids"], example["labels"]
         assert ids[: len(prompt)] == prompt and labels[: len(prompt)] == [IGNORED] * len(prompt)
@@ -110,7 +110,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
     assert [line["step"] for line in lines] == [1, 2, 3] and "num_tokens" not in lines[0]
     assert all(0 <= line["mean_token_accuracy"] <= 1 and line["step_time"] > 0 for line in lines)
     rows = starter_data().train
-    examples = sft_examples(rows, Sampler(None, policy.tokenizer, policy.eos_token_ids), run)
+    examples = sft_examples(rows, Sampler(None, policy.tokenizer, policy.eos_token_ids))
     losses = []
     with torch.no_grad(), policy.model.disable_adapter():
         for index in prompt_order(len(rows), 2, run.config.seed):  # the adapter is zero in the first step

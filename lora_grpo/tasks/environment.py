@@ -1,0 +1,211 @@
+"""The `Environment` class of a task file: tools that the model calls, a user who replies, and the reward.
+
+The contract is that of TRL's `environment_factory`, with the addition of `reply`:
+
+    reset(**row)       called first, with the row's columns; text that it returns is added to the question
+    public methods     tools, with type hints and a Google-style docstring
+    reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation
+    get_reward()       called last: a number from 0 to 1
+
+Each conversation has an instance of its own. `reset` must return the same text for the same row, because the
+conversations of a group start from the same prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import signal
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.files import python_file
+from lora_grpo.tasks.registry import CheckError, Verdict
+
+_METHODS = ("reset", "reply", "get_reward")
+"""Public methods that are not tools."""
+_SECONDS = 10.0
+"""Time limit of one call. Code in C, such as a query, is stopped only when it returns."""
+
+
+class _TimeLimit(BaseException):
+    """Not an Exception, so that a tool does not catch it."""
+
+
+@dataclass(frozen=True)
+class EnvironmentClass:
+    """The class `Environment` of a task file, and the constants of the file that apply to it."""
+
+    path: Path
+    kind: Any
+    max_turns: int
+    """Maximum number of the model's turns."""
+    threshold: float
+    """The minimum reward of a conversation that passes."""
+    raise_errors: bool
+    """Whether an exception in a tool stops the run. Otherwise, the model reads it."""
+
+    def __post_init__(self) -> None:
+        for method in ("reset", "get_reward"):
+            if not callable(getattr(self.kind, method, None)):
+                raise UserError(f"{self.path}: Environment has no method {method!r}; expected reset and get_reward")
+        if self.max_turns < 1:
+            raise UserError(f"{self.path}: MAX_TURNS is {self.max_turns}; expected 1 or more")
+        if not (self.tools or self.replies):
+            raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")
+
+    @property
+    def replies(self) -> bool:
+        """Whether it has a method `reply`."""
+        return callable(getattr(self.kind, "reply", None))
+
+    @functools.cached_property
+    def tools(self) -> dict[str, Callable[..., Any]]:
+        """The tools by name: functions of an instance and keyword arguments, whose types they check."""
+        from pydantic import ConfigDict, PydanticUserError, validate_call
+
+        methods = inspect.getmembers(self.kind, inspect.isfunction)
+        public = {name: method for name, method in methods if not name.startswith("_") and name not in _METHODS}
+        try:
+            return {name: validate_call(config=ConfigDict(strict=True))(tool) for name, tool in public.items()}
+        except (PydanticUserError, NameError) as error:
+            raise UserError(f"{self.path}: a type of a tool cannot be checked: {first_line(error)}") from None
+
+    @functools.cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The JSON schemas of the tools, as chat templates take them.
+
+        Raises:
+            UserError: a tool has an argument without a type or without a description.
+        """
+        from transformers.utils import chat_template_utils
+
+        schemas = []
+        for name in self.tools:
+            method = types.MethodType(getattr(self.kind, name), object())  # without `self`
+            try:
+                schemas.append(chat_template_utils.get_json_schema(method))
+            except (chat_template_utils.TypeHintParsingException, chat_template_utils.DocstringParsingException) as bad:
+                raise UserError(
+                    f"{self.path}: the tool {name!r} needs type hints and a Google-style docstring with an entry for "
+                    f"each argument: {first_line(bad)}"
+                ) from None
+        return schemas
+
+
+class Session:
+    """The environment of one conversation.
+
+    Args:
+        row: the row's columns, which `reset` gets.
+
+    Raises:
+        CheckError: `reset` raised an exception.
+    """
+
+    def __init__(self, environment: EnvironmentClass, row: Mapping[str, Any]) -> None:
+        self._class, self._name = environment, row.get("id")
+        self.environment = self._run("Environment", environment.kind)
+        text = self._run("reset", self.environment.reset, **row)
+        if not isinstance(text, str | None):
+            raise CheckError(f"{environment.path}: reset returned {text!r:.60}; expected a text or None")
+        self.opening: str = text or ""
+        """The text that `reset` returned."""
+        self.max_turns = environment.max_turns
+        self.calls = 0
+        self.failed_calls = 0
+        """Calls that were malformed or raised an exception."""
+
+    def answer(self, message: Mapping[str, Any]) -> list[dict[str, str]]:
+        """Return the messages that follow the model's message: results of its tool calls, or a reply. [] ends."""
+        if calls := message.get("tool_calls"):
+            return [self._call(each) for each in calls]
+        if not self._class.replies:
+            return []
+        text = self._run("reply", self.environment.reply, message["content"])
+        if not isinstance(text, str | None):
+            raise CheckError(f"{self._class.path}: reply returned {text!r:.60}; expected a text or None")
+        return [] if text is None else [{"role": "user", "content": text}]
+
+    def refuse(self, problem: str, tool: str = "unknown") -> dict[str, str]:
+        """Return the message that answers a malformed call, and count it."""
+        self.failed_calls += 1
+        return {"role": "tool", "name": tool, "content": f"error: {problem}"}
+
+    def verdict(self, ended_by: str) -> Verdict:
+        """Return the grade of the conversation. Call it once, when the conversation is over."""
+        reward = self._run("get_reward", self.environment.get_reward)
+        if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:  # a NumPy or torch scalar
+            reward = reward.item()
+        if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not 0 <= reward <= 1:
+            raise CheckError(f"{self._class.path}: get_reward returned {reward!r:.60}; expected 0 to 1")
+        passed = reward >= self._class.threshold
+        reasons = {"limit": "turn_limit", "budget": "token_limit"}
+        return Verdict(passed, "correct" if passed else reasons.get(ended_by, "wrong_answer"), score=float(reward))
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, str]:
+        """Run one tool call and return the message with its result."""
+        from pydantic import ValidationError
+
+        self.calls += 1
+        function = call.get("function")
+        name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else (0, 0)
+        tool = self._class.tools.get(str(name))
+        if tool is None:
+            return self.refuse(f"no tool named {name!r:.60}; {suggestion(str(name), self._class.tools)}")
+        if not isinstance(arguments, dict):
+            return self.refuse(f"arguments are {arguments!r:.60}; expected an object", str(name))
+        try:
+            result = self._run(str(name), tool, self.environment, reraise=True, **arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", str(name))
+        except (Exception, _TimeLimit) as error:
+            if self._class.raise_errors:
+                raise self._failed(str(name), error) from error
+            self.failed_calls += 1
+            result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
+        return {"role": "tool", "name": str(name), "content": str(result)}
+
+    def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False, **arguments: Any) -> Any:
+        """Call a method within the time limit. Methods may be coroutines."""
+        try:
+            with python_file.keeping_directory(), _time_limit():
+                result = method(*args, **arguments)
+                return asyncio.run(result) if inspect.iscoroutine(result) else result
+        except (Exception, SystemExit, _TimeLimit) as error:
+            if reraise:
+                raise
+            raise self._failed(name, error) from error
+
+    def _failed(self, name: str, error: BaseException) -> CheckError:
+        line = python_file.line_of(error, self._class.path)
+        what = f"{type(error).__name__.lstrip('_')}: {first_line(error)}"
+        return CheckError(f"{line}: {name} raised {what}; row {self._name}")
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise _TimeLimit in the block after `_SECONDS`. Signals reach only the main thread; others have no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _TimeLimit(f"the call took more than {_SECONDS:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

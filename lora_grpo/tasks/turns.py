@@ -1,0 +1,97 @@
+"""The turns of a conversation in the format of the chat template: parse the model's, render what follows.
+
+A conversation is one sequence of tokens. Tokens that the model sampled stay as they are; the template only renders what
+follows them. (Templates that remove the thoughts of earlier turns would render another text for the whole
+conversation, see docs/decisions/0029-conversations.md.)
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.tasks import chat
+
+_MARK = "\u2042"
+"""Stands for the model's answer in a rendered conversation."""
+
+
+class MalformedCall(ValueError):
+    """The model's turn contains a tool call that cannot be parsed."""
+
+
+def response_format(tokenizer: Any) -> dict[str, Any]:
+    """Return the `response_template` with which transformers parses the tool calls of a chat template.
+
+    Raises:
+        UserError: the template has no tool calls, or none of a known format.
+    """
+    from trl import chat_template_utils
+
+    if not getattr(tokenizer, "chat_template", None) or not chat_template_utils.supports_tool_calling(tokenizer):
+        raise UserError(
+            "the model's chat template does not render tool calls; use a model whose template does, another template "
+            "(--model.chat-template qwen2_5), or an environment with reply(text) and without tools"
+        )
+    if found := getattr(tokenizer, "response_template", None):
+        return dict(found)
+    known = types.SimpleNamespace(chat_template=chat.without_variables(tokenizer.chat_template))
+    try:
+        return dict(chat_template_utils.add_response_schema(known).response_template)
+    except ValueError:
+        raise UserError(
+            "the format of tool calls in the model's chat template is unknown: its tokenizer has no "
+            "`response_template`, and TRL has none for it; try --model.chat-template qwen2_5"
+        ) from None
+
+
+def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> dict[str, Any]:
+    """Return the model's turn as a message, with `tool_calls` if there are any.
+
+    Args:
+        text: the turn, with special tokens if there are tools.
+        template: result of `response_format`, or None if there are no tools.
+        before: the text before the turn, at least from the header of the turn.
+
+    Raises:
+        MalformedCall: a tool call cannot be parsed.
+    """
+    if template is None:
+        return {"role": "assistant", "content": text}
+    from transformers.utils.chat_parsing import parse_response
+
+    try:
+        parsed = parse_response(text, dict(template), prefix=before)
+    except (ValueError, TypeError, KeyError) as error:
+        raise MalformedCall(first_line(error)) from None
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
+    return message | ({"tool_calls": parsed["tool_calls"]} if parsed.get("tool_calls") else {})
+
+
+def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text between the end of the model's answer and its next turn: the end of its turn and the messages."""
+    answer: chat.Message = {"role": "assistant", "content": _MARK}
+    called = answer
+    if messages[0]["role"] == "tool":  # some templates name the tool in the header of its result
+        function = {"name": messages[0]["name"], "arguments": {}}
+        called = {**answer, "tool_calls": [{"type": "function", "function": function}]}
+
+    # The rendered tool call stands between the answer and the end of the turn. The model has sampled its own.
+    call = _after_mark(tokenizer, called).removesuffix(_after_mark(tokenizer, answer)) if called is not answer else ""
+    return _after_mark(tokenizer, called, *messages).removeprefix(call)
+
+
+def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
+    """Return the text of a reference turn, as the model must write it, without the end of the turn."""
+    content = str(message.get("content") or "")
+    if not message.get("tool_calls"):
+        return content
+    end = _after_mark(tokenizer, {"role": "assistant", "content": _MARK})
+    return (content + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
+
+
+def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
+    asked = {"role": "user", "content": "?"}
+    return chat.render(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]

@@ -1,0 +1,123 @@
+"""Training on conversations: only the model's tokens count, in the loss and in every metric."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
+from helpers.tiny_runs import begin_tiny, run_tiny
+
+from lora_grpo.config.schema import Invocation
+from lora_grpo.runs import read_metrics
+from lora_grpo.training import train
+from lora_grpo.training.completions import LOGPROB_MISMATCH
+
+QUIZ = """
+def load(split):
+    first, last = (0, 12) if split == "train" else (20, 24)
+    return [{"question": "How many are 3 and 4?", "number": n, "turns": 2 + n % 3} for n in range(first, last)]
+
+class Environment:
+    def reset(self, turns, number, **row):
+        self.left, self.total = turns, 0
+        return f" (Question {number})"
+
+    def reply(self, text):
+        self.left, self.total = self.left - 1, self.total + len(text)
+        return f"Are you sure about {len(text)}?" if self.left else None
+
+    def get_reward(self):
+        return self.total % 10 / 10
+"""
+CHANGES = {"sampling": {"num_generations": 4, "max_completion_tokens": 200, "max_turn_tokens": 64}}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("quiz") / "quiz.py"
+    path.write_text(QUIZ)
+    return {"data": {"task": str(path), "train_limit": None, "eval_limit": 4}, "rewards": ("correct_answer=1",)} | CHANGES
+
+
+def conversations():
+    """Return a micro-batch of two groups whose completions have one to three turns, and the spans of the turns."""
+    inputs = micro_batch([4, 4], completion=16)
+    mask, spans = torch.zeros_like(inputs["completion_mask"]), []
+    for row, length in enumerate(inputs["completion_mask"].sum(1).tolist()):
+        for start in range(0, length, 6):
+            spans.append((row, start, min(start + 3 + row % 2, length)))
+            mask[row, slice(*spans[-1][1:])] = 1
+    return inputs | {"tool_mask": mask, "num_items_in_batch": mask.sum().float()}, spans
+
+
+def test_gradients_are_those_of_scoring_each_turn_on_its_own(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type="dapo", max_completion_length=16)
+    inputs, spans = conversations()
+    _, gradients, _ = loss_and_gradients(trainer, inputs)
+    trainer.model.zero_grad()
+    trainer.model.train()
+    for row, start, end in spans:
+        prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
+        ids = torch.cat([prompt, inputs["completion_ids"][row, :end]])[None]
+        logprobs = trainer.model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        turn = logprobs[len(prompt) - 1 + start :]
+        assert len(turn) == end - start
+        (-(inputs["advantages"][row] * turn.sum()) / inputs["num_items_in_batch"]).backward()
+    expected = {name: each.grad for name, each in trainer.model.named_parameters() if each.grad is not None}
+    assert distance(gradients, expected) < 1e-5
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_tokens_of_the_environment_have_no_effect_after_the_last_turn(loss_type, tmp_path):
+    """The sampler's values at masked tokens reach neither the loss nor any metric."""
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=16)
+    inputs, _ = conversations()
+    inputs["advantages"][2] = 0
+    expected = loss_and_gradients(trainer, inputs)
+    hidden = 1 - inputs["tool_mask"]
+    changed = inputs | {"sampling_per_token_logps": inputs["sampling_per_token_logps"] - 50 * hidden}
+    found = loss_and_gradients(trainer, changed)
+    assert found[0] == expected[0] and distance(found[1], expected[1]) == 0
+    assert found[2] == expected[2] and LOGPROB_MISMATCH in found[2]
+
+
+def test_a_run_counts_only_the_models_tokens(task, tmp_path):
+    played = []
+
+    def before(trainer):
+        scored = trainer.scorer.score_episodes
+
+        def keeping(episodes, **given):
+            played.append(episodes)
+            return scored(episodes, **given)
+
+        trainer.scorer.score_episodes = keeping
+
+    run, _ = run_tiny(tmp_path / "run", before=before, **task)
+    metrics = read_metrics(run.folder)
+    assert len(metrics) == len(played) == 3
+    for line, episodes in zip(metrics, played, strict=True):
+        own = [sum(each.from_model) for each in episodes]
+        assert line["completions/mean_length"] == pytest.approx(sum(own) / len(own))
+        assert line["completions/max_length"] == max(own)
+        assert line[LOGPROB_MISMATCH] < 1e-4
+        assert line["conversations/turns"] == sum(each.turns for each in episodes) / len(episodes) > 1
+        assert line["reward"] == pytest.approx(sum(each.verdict.score for each in episodes) / len(episodes))
+        share = 1 - sum(own) / sum(len(each.token_ids) for each in episodes)
+        assert line["conversations/environment_share"] == pytest.approx(share) and 0.05 < share < 0.9
+        assert line["completions/clipped_ratio"] == sum(each.truncated for each in episodes) / len(episodes)
+    lines = [json.loads(line) for line in (run.completions / "step-00001.jsonl").read_text().splitlines()]
+    assert [line["messages"] for line in lines] == [episode.messages for episode in played[0]]
+    assert [line["num_tokens"] for line in lines] == [sum(episode.from_model) for episode in played[0]]
+
+
+def test_a_resumed_run_is_bit_exact(task, tmp_path):
+    whole, _ = run_tiny(tmp_path / "whole", **task)
+    run_tiny(tmp_path / "parts", **(task | {"train": {"max_steps": 2}}))
+    shutil.copytree(tmp_path / "parts", tmp_path / "again")  # the first folder is locked by this process
+    again, policy, trainer = begin_tiny(tmp_path / "again", Invocation(resume=True), **task)
+    again.begin(policy.record)
+    train(again, policy, trainer)
+    first, second = ((run.adapter / "adapter_model.safetensors").read_bytes() for run in (whole, again))
+    assert first == second
