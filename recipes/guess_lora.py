@@ -22,7 +22,7 @@ QUESTION = f"Guess my number from 1 to {HIGHEST}. Answer with one number."
 def load(split):
     """Return rows with a number each, and a name that makes games different."""
     generator = random.Random(split)
-    rows = 480 if split == "train" else 200
+    rows = 800 if split == "train" else 400
     return [{"question": QUESTION, "game": f"{split} {n}", "number": generator.randint(1, HIGHEST)} for n in range(rows)]
 
 
@@ -41,4 +41,21 @@ class Environment:
         return "One number." if guess is None else "Higher." if int(guess[1]) < self.number else "Lower."
 
     def get_reward(self):
-        return max(0.1, 1.1 - 0.1 * self.guesses) if self.found else 0.0
+        return 1.1 - 0.1 * self.guesses if self.found else 0.0
+
+
+def gold(row):
+    """Return a game of a player who reads the hints but does not halve the interval: any number that is possible."""
+    generator, low, high, guesses = random.Random(row["game"]), 1, HIGHEST, []
+    while not guesses or guesses[-1] != row["number"]:
+        guess = generator.randint(low, high)
+        guesses.append(guess)
+        low, high = (guess + 1, high) if guess < row["number"] else (low, guess - 1)
+    return [{"role": "assistant", "content": str(guess)} for guess in guesses]
+
+
+GAME = {"max_completion_tokens": 160, "max_turn_tokens": 8}
+PRESETS = {"starter": starter_preset(data={"task": __file__}, sampling=GAME)}
+
+if __name__ == "__main__":
+    run_recipe("guess_lora", __doc__, PRESETS)
