@@ -210,7 +210,8 @@ def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
 def _counts(results: Sequence[Result]) -> dict[str, float]:
     """Return the number of `samples` and how many pass each rule, have each status, are `unparsed` or `truncated`.
 
-    If the task reads answers in several places, also how many pass by the place. `mean tokens` is a mean.
+    If the task reads answers in several places, also how many pass by the place. Conversations also have counts of how
+    they ended. `mean tokens`, `mean turns`, and so on are means.
     """
     counts: dict[str, float] = {
         f"{rule} rule": sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]
@@ -224,6 +225,11 @@ def _counts(results: Sequence[Result]) -> dict[str, float]:
     if lengths:
         counts["truncated"] = sum(bool(result.get("truncated")) for result in results)
         counts["mean tokens"] = sum(lengths) / len(lengths)
+    if all("messages" in result for result in results):
+        for name in ("turns", "tool_calls", "failed_calls"):
+            counts[f"mean {name.replace('_', ' ')}"] = statistics.fmean(result[name] for result in results)
+        ends = Counter(str(result["ended_by"]) for result in results)
+        counts |= {f"ended by {end}": number for end, number in sorted(ends.items())}
     return counts
 
 

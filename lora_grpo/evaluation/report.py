@@ -178,7 +178,7 @@ class Report(Schema):
             lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
             for kind, counts in self.evaluated.sample_stats.items():
-                names = [name for name in ("unparsed", "truncated", "mean tokens") if name in counts]
+                names = [name for name in ("unparsed", "truncated", "mean tokens", "mean turns") if name in counts]
                 lines.append(f"% of {kind} samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
         lines += [self.cost] if self.cost else []
         print("\n".join(map(printable, lines)))
@@ -291,4 +291,4 @@ def _cell(name: str, counts: Mapping[str, float]) -> str:
     if not counts:
         return ""
     value = counts.get(name, 0)
-    return f"{value:.1f}" if name == "mean tokens" else f"{100 * value / counts['samples']:.1f} ({value:g})"
+    return f"{value:.1f}" if name.startswith("mean ") else f"{100 * value / counts['samples']:.1f} ({value:g})"

@@ -19,6 +19,8 @@ from lora_grpo.tasks import CheckError, Data, Row, prompt_order, split_validatio
 PROMPTS = 8
 """Number of sampled groups."""
 _SHOWN_GROUPS = 3
+_SHOWN_LINES = 40
+"""Number of lines shown of a conversation."""
 _SHOWN_ANSWERS = 8
 """Number of distinct completions shown per group."""
 
@@ -77,7 +79,10 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
             rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
             line = f"{often[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
             line += f", {answer.verdict.reason.replace('_', ' ')}{', truncated' if answer.truncated else ''}"
-            lines += [*_cut(line, width), *(f"    {text}" for text in _cut(answer.text, width - 4))]
+            shown = _cut(answer.text, width - 4)
+            if "reset_text" in group.row:  # a conversation, turn by turn
+                shown = [part for text in answer.text.splitlines()[:_SHOWN_LINES] for part in _cut(text, width - 4)]
+            lines += [*_cut(line, width), *(f"    {text}" for text in shown)]
         lines += [f"and {len(ranked) - _SHOWN_ANSWERS} more", ""] if len(ranked) > _SHOWN_ANSWERS else [""]
 
     found = measure(groups)

@@ -24,7 +24,7 @@ from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmEngine, VllmSampler, served_rank, start_engine
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
-from lora_grpo.tasks import Row, chat
+from lora_grpo.tasks import Row, chat, turns
 
 
 def check_server(config: RunConfig) -> None:
@@ -79,6 +79,8 @@ def choose_backend(requested: str) -> str:
 
 def check_context(target: ModelSpec | GgufModel, tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> int:
     """Return the maximum length of a prompt plus its completion, or raise a UserError if the context is shorter."""
+    if rows[0].get("tools"):
+        turns.response_format(tokenizer)  # raises UserError if the template has no tools
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     longest = max(map(len, tokenizer(prompts, add_special_tokens=False)["input_ids"]))
     context = target.context_tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.commands import command
-from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
+from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig, choose_engine
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import chat, sources, turns
 from lora_grpo.tasks.chat import add_prompts, added_system_prompt, render_row
@@ -57,6 +57,8 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
     data = _load(config.data, config.seed, train_seed=config.seed)
+    if any("reset_text" in row for row in (*data.train[:1], *data.eval[:1])) and choose_engine(config) == "unsloth":
+        raise UserError("conversations cannot be sampled by Unsloth's trainer; pass --model.engine peft")
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
@@ -251,6 +253,8 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
             print(f"dropped {dropped}", file=sys.stderr)
         return kept
 
+    if "reset_text" in rows[0]:
+        _check_conversations(rows[0], tokenizer, config)
     if split == "train" and (added := added_system_prompt(tokenizer, rows[0]["prompt"])):
         print(f"note: the model's chat template adds a system prompt of its own: {added!r}", file=sys.stderr)
     longest = config.sampling.max_completion_tokens
@@ -265,6 +269,21 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         what = f"reference answers have more than {longest} tokens (--sampling.max-completion-tokens)"
         kept = fitting(kept, golds, longest, what)
     return kept
+
+
+def _check_conversations(row: Row, tokenizer: Any, config: RunConfig) -> None:
+    """Raise UserError if the chat template cannot render tool calls, or if the budget has no room for a second turn."""
+    following: chat.Message = {"role": "user", "content": ""}
+    if row["tools"]:
+        turns.response_format(tokenizer)
+        following = {"role": "tool", "name": row["tools"][0]["function"]["name"], "content": ""}
+    text = turns.following_text(tokenizer, [following])
+    least, budget = len(tokenizer([text], add_special_tokens=False)["input_ids"][0]) + 2, config.sampling
+    if budget.max_completion_tokens <= least:
+        raise UserError(
+            f"--sampling.max-completion-tokens {budget.max_completion_tokens} has no room for a second turn: two turns "
+            f"of one token and the chat template between them take more than {least}; raise it"
+        )
 
 
 def fingerprint(rows: Sequence[Row]) -> str:

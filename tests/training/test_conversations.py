@@ -37,7 +37,10 @@ CHANGES = {"sampling": {"num_generations": 4, "max_completion_tokens": 200, "max
 def task(tmp_path_factory):
     path = tmp_path_factory.mktemp("quiz") / "quiz.py"
     path.write_text(QUIZ)
-    return {"data": {"task": str(path), "train_limit": None, "eval_limit": 4}, "rewards": ("correct_answer=1",)} | CHANGES
+    return {
+        "data": {"task": str(path), "train_limit": None, "eval_limit": 4},
+        "rewards": ("correct_answer=1",),
+    } | CHANGES
 
 
 def conversations():
