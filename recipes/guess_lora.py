@@ -21,9 +21,8 @@ QUESTION = f"Guess my number from 1 to {HIGHEST}. Answer with one number."
 
 def load(split):
     """Return rows with a number each, and a name that makes games different."""
-    generator = random.Random(split)
-    rows = 800 if split == "train" else 400
-    return [{"question": QUESTION, "game": f"{split} {n}", "number": generator.randint(1, HIGHEST)} for n in range(rows)]
+    games = [f"{split} {n}" for n in range(800 if split == "train" else 400)]
+    return [{"question": QUESTION, "game": game, "number": random.Random(game).randint(1, HIGHEST)} for game in games]
 
 
 class Environment:

@@ -91,11 +91,19 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         has_chat=template and "tokenizer.json" in names,
         chat_variables=chat_variables,
         chat_variables_json=json.dumps(chat_variables),
+        tools=data.get("tools") or [],
+        tool_parser=_tool_parser(template),
         gguf=gguf,
         gguf_type=gguf_type and gguf_type[1].upper(),
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+
+
+def _tool_parser(template: str) -> str:
+    """Return the name of vLLM's parser for the tool calls of a chat template, or PARSER if it is not known here."""
+    parsers = {"<function=": "qwen3_coder", "<tool_call>": "hermes", "<|python_tag|>": "llama3_json"}
+    return next((parser for mark, parser in parsers.items() if mark in template), "PARSER")
 
 
 def _front_matter(repo_id: str, facts: Facts) -> str:

@@ -189,6 +189,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
         "eval": {"source": data.eval, "rows": len(evaluation), "sha256": fingerprint(evaluation)},
         # None if the rows have none or not the same.
         "system_prompt": systems.pop() if len(systems) == 1 else None,
+        "tools": [tool["function"]["name"] for tool in evaluated[0].get("tools") or ()],
         "sandbox": sandbox.describe() if runs_programs(data) else None,
     }
     return Data(prompted, evaluated, record)

@@ -1,12 +1,27 @@
 """The loop of conversations: tokens, masks, seeds, limits, and the cache that goes on from turn to turn."""
 
+import importlib.util
+import shutil
+
 import pytest
 import torch
 
 from lora_grpo import starter
-from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.config import ModelConfig, RunConfig, replace, vllm_available
+from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.models import base_model
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play, play_all, sampler
+from lora_grpo.sampling import (
+    GgufSampler,
+    Sampler,
+    SamplingParams,
+    VllmSampler,
+    completion_seed,
+    play,
+    play_all,
+    read_gguf,
+    sampler,
+)
+from lora_grpo.sampling.vllm_sampler import start_engine
 from lora_grpo.tasks import chat, load_data
 
 QUIZ = """
@@ -152,3 +167,38 @@ def test_groups_are_yielded_when_they_are_over(quiz, starter_sampler):
     assert turns == sorted(turns) and sorted(order) == list(range(len(rows)))
     whole = played(starter_sampler, rows)
     assert [[e.token_ids for e in chunks[n]] for n in range(len(rows))] == [[e.token_ids for e in g] for g in whole]
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
+def test_vllm_takes_turns_with_the_logprobs_of_one_pass(quiz, starter_sampler):
+    settings = ModelConfig(name=str(starter.model_path()), bits=16)
+    engine = start_engine(settings, rank=None, max_sequence_tokens=1024, seed=0)
+    by_vllm = VllmSampler(engine, starter_sampler.tokenizer, starter_sampler.eos_token_ids)
+    by_vllm.serves_training = True  # so that it returns logprobs
+    try:
+        episodes = [each for group in played(by_vllm, quiz) for each in group]
+    finally:
+        by_vllm.close()
+    assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
+    for episode in episodes:
+        own = torch.tensor(episode.from_model).bool()
+        expected = forward_logprobs(starter_sampler.model, episode)
+        assert (torch.tensor(episode.logprobs) - expected)[own].abs().mean() < 1e-4
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: make engines")
+def test_llama_cpp_takes_the_same_turns(quiz, starter_sampler, tmp_path):
+    shutil.copytree(starter.model_path(), tmp_path / "run" / "merged")
+    export(ExportOptions(tmp_path / "run" / "merged", type=("f32",)))
+    [path] = (tmp_path / "run").rglob("*.gguf")
+    by_file = GgufSampler(read_gguf(path), quiz, 600)
+    try:
+        found = played(by_file, quiz, group=1, temperature=0.0)
+    finally:
+        by_file.close()
+    expected = played(starter_sampler, quiz, group=1, temperature=0.0)
+    same = [one.messages == other.messages for [one], [other] in zip(found, expected, strict=True)]
+    assert sum(same) >= len(same) - 1  # a near tie may end otherwise
+    assert {episode.turns for [episode] in found} >= {2, 3, 4, 5}

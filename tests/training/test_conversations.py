@@ -1,18 +1,18 @@
 """Training on conversations: only the model's tokens count, in the loss and in every metric."""
 
 import json
-import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
-from helpers.tiny_runs import begin_tiny, run_tiny
+from helpers.tiny_runs import run_tiny
+from helpers.warm_process import finish, wait_for
 
-from lora_grpo.config.schema import Invocation
 from lora_grpo.runs import read_metrics
-from lora_grpo.training import train
 from lora_grpo.training.completions import LOGPROB_MISMATCH
 
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "your_task.py"
 QUIZ = """
 def load(split):
     first, last = (0, 12) if split == "train" else (20, 24)
@@ -115,12 +115,19 @@ def test_a_run_counts_only_the_models_tokens(task, tmp_path):
     assert [line["num_tokens"] for line in lines] == [sum(episode.from_model) for episode in played[0]]
 
 
-def test_a_resumed_run_is_bit_exact(task, tmp_path):
-    whole, _ = run_tiny(tmp_path / "whole", **task)
-    run_tiny(tmp_path / "parts", **(task | {"train": {"max_steps": 2}}))
-    shutil.copytree(tmp_path / "parts", tmp_path / "again")  # the first folder is locked by this process
-    again, policy, trainer = begin_tiny(tmp_path / "again", Invocation(resume=True), **task)
-    again.begin(policy.record)
-    train(again, policy, trainer)
-    first, second = ((run.adapter / "adapter_model.safetensors").read_bytes() for run in (whole, again))
-    assert first == second
+def test_a_killed_run_ends_in_the_same_bits(task, tmp_path, warm):
+    flags = ["--task", task["data"]["task"], "--model.engine", "peft", "--lora.rank", "4", "--data.eval-limit", "2"]
+    flags += ["--sampling.num-generations", "4", "--sampling.max-completion-tokens", "120", "--eval.num-samples", "0"]
+    flags += ["--train.prompts-per-step", "2", "--train.micro-batch-size", "4", "--monitor.rows", "0"]
+    flags += ["--train.max-steps", "6", "--train.checkpoint-steps", "2", "--rewards", "correct_answer=1"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(warm.start(RECIPE, "--output-dir", whole, *flags))
+    process = warm.start(RECIPE, "--output-dir", killed, *flags)
+    wait_for(process, lambda: (killed / "metrics.jsonl").exists() and len(read_metrics(killed)) >= 3)
+    process.kill()
+    assert not (killed / "adapter").exists()
+    finish(warm.start(RECIPE, "--output-dir", killed, "--resume", "--task", task["data"]["task"]))
+    for name in ("adapter/adapter_model.safetensors", "completions/step-00001.jsonl", "evaluation/report.json"):
+        assert (whole / name).read_bytes() == (killed / name).read_bytes()
+    lines = read_metrics(whole)
+    assert len(lines) == 6 and all(line["conversations/turns"] > 1 for line in lines)
