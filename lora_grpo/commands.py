@@ -17,6 +17,7 @@ RECIPES = {
     "code": "code_lora.py",
     "sft": "sft_lora.py",
     "laptop": "laptop_lora.py",
+    "guess": "guess_lora.py",
     "length": "length_lora.py",
     "task": "your_task.py",
 }

@@ -1,17 +1,18 @@
 """A model learns to find a number from hints, in a conversation of several turns.
 
-Method. The environment thinks of a number from 1 to 20. After each guess it says whether the number is higher or lower,
-and GRPO trains on whole games: the reward is 1 for a guess that is right at once, less for each further turn, and 0
-without a right guess. Halving the interval finds every number in at most 5 guesses, in 3.7 on average.
+Method. The environment thinks of a number from 1 to 20. After each guess it says whether the number is higher or lower.
+The reward is 1 for a first guess that is right and 0.1 less for each further guess. Halving the interval finds every
+number in at most 5 guesses, and in 3.7 on average. SFT shows reference games of a player who reads the hints but does
+not halve; GRPO trains on whole games.
 
-    python recipes/sft_lora.py --task recipes/guess_lora.py    # first: how to play, from reference games
+    python recipes/sft_lora.py --task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100
     python recipes/guess_lora.py --lora.from outputs/sft_lora
 """
 
 import random
 import re
 
-from lora_grpo.config import starter_preset
+from lora_grpo.config import gpu_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
 HIGHEST, MAX_TURNS = 20, 8
@@ -26,7 +27,7 @@ def load(split):
 
 
 class Environment:
-    """A game. The reward falls by 0.1 with each guess after the first."""
+    """One game."""
 
     def reset(self, number, **row):
         self.number, self.guesses, self.found = number, 0, False
@@ -44,17 +45,25 @@ class Environment:
 
 
 def gold(row):
-    """Return a game of a player who reads the hints but does not halve the interval: any number that is possible."""
+    """Return a game whose guesses are possible numbers, at random but not at the ends of the interval."""
     generator, low, high, guesses = random.Random(row["game"]), 1, HIGHEST, []
     while not guesses or guesses[-1] != row["number"]:
-        guess = generator.randint(low, high)
+        margin = (high - low + 1) // 3
+        guess = generator.randint(low + margin, high - margin)
         guesses.append(guess)
         low, high = (guess + 1, high) if guess < row["number"] else (low, guess - 1)
     return [{"role": "assistant", "content": str(guess)} for guess in guesses]
 
 
-GAME = {"max_completion_tokens": 160, "max_turn_tokens": 8}
-PRESETS = {"starter": starter_preset(data={"task": __file__}, sampling=GAME)}
+TASK, GAME = {"task": __file__}, {"max_completion_tokens": 160, "max_turn_tokens": 8}
+ON_GPU = {"max_completion_tokens": 256, "max_turn_tokens": 16}
+PRESETS = {
+    "starter": starter_preset(data={**TASK, "eval_limit": 200}, sampling=GAME),
+    "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data=TASK, sampling=ON_GPU),
+    "12gb": gpu_preset("Qwen/Qwen2.5-1.5B-Instruct", data=TASK, sampling=ON_GPU),
+    "16gb": gpu_preset("Qwen/Qwen2.5-1.5B-Instruct", data=TASK, sampling=ON_GPU),
+    "24gb": gpu_preset("Qwen/Qwen2.5-3B-Instruct", data=TASK, sampling=ON_GPU),
+}
 
 if __name__ == "__main__":
     run_recipe("guess_lora", __doc__, PRESETS)
