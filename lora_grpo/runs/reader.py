@@ -33,7 +33,7 @@ class RunRecord:
     lora_grpo_run: Literal[1]
     """Version of this schema."""
     config: RunConfig
-    data: dict[str, str | int | Entry | None]
+    data: dict[str, str | int | Entry | list[str] | None]
     """Tasks, `train` and `eval` rows (source, number, SHA-256), `system_prompt` of all training prompts, and `sandbox`,
     the isolation of programs."""
     policy: dict[str, str | int | float | bool | dict[str, Any] | None]
