@@ -117,8 +117,9 @@ class Episode:
             return self.end("limit")
         following = turns.following_text(self.tokenizer, answers)
         ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
-        if token_ids[-1] in self.eos_token_ids and ids[0] in self.eos_token_ids:
-            ids = ids[1:]  # the model has ended its turn itself
+        # The model has ended its turn itself, perhaps with another of its tokens for that than the template's.
+        if ids[0] == token_ids[-1] or {ids[0], token_ids[-1]} <= {*self.eos_token_ids}:
+            ids = ids[1:]
         if len(ids) >= self.room:
             return self.end("budget")
         self.messages += answers
