@@ -10,11 +10,13 @@ round, all sides have the same seed.
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
 about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
 ends a completion, and rewards their length, so that all completions have different rewards. `laptop` is the recipe of
-docs/laptop.md with the model that `make laptop-model` writes. All sides continue from an adapter that SFT first trains
+docs/laptop.md with the model that `make laptop-model` writes, and `tools` is recipes/sql_lora.py, whose conversations
+`plain` samples with TRL's `environment_factory`. All sides of these two continue from an adapter that SFT first trains
 on the NF4 base; on the other base, of `plain16`, rewards begin lower.
 
     python tools/benchmark_step.py --before 31c8bed --workloads starter few-shot long --steps 6 --rounds 3
     python tools/benchmark_step.py --workloads laptop --sides plain plain16 fast now --steps 4 --rounds 3
+    python tools/benchmark_step.py --workloads tools --steps 3 --rounds 2
 
 Columns, medians over all steps but the first of each process: seconds of a step with its optimizer step, without
 checkpoints and validation; of them rollouts, rewards, and the rest, which is training; the CPU seconds of training,
@@ -53,6 +55,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         *("--rewards", "longer_is_better", "--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
     ),
     "laptop": ("recipes/laptop_lora.py", *LAPTOP),
+    "tools": ("recipes/sql_lora.py", *LAPTOP),
 }
 SIDES = {"plain": (), "plain16": ("--model.bits", "16"), "fast": (), "now": ()}
 RATIOS = (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "plain16"), ("now", "before"))
@@ -78,8 +81,9 @@ def main() -> None:
         sides |= dict.fromkeys(arguments.sides, ROOT)
         for workload in arguments.workloads:
             command = [*WORKLOADS[workload], "--train.max-steps", str(arguments.steps)]
-            if workload == "laptop":  # all rewards of the base are 0
-                execute("recipes/sft_lora.py", *LAPTOP, "--output-dir", f"{folder}/sft")
+            if workload in ("laptop", "tools"):  # all rewards of the base are 0
+                task = ("--task", command[0], "--train.max-steps", "8") if workload == "tools" else ()
+                execute("recipes/sft_lora.py", *LAPTOP, *task, "--output-dir", f"{folder}/sft")
                 command += ["--lora.from", f"{folder}/sft"]
             rounds: dict[str, list[list[Step]]] = {side: [] for side in sides}
             for number in range(arguments.rounds):
@@ -259,14 +263,17 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
     from lora_grpo.config import batch_shape
     from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
-    from lora_grpo.tasks import fit_to_context, load_data, prompt_order, split_validation
+    from lora_grpo.tasks import fit_to_context, get_task, load_data, prompt_order, split_validation
     from lora_grpo.training import FastGRPOTrainer
 
     presets = runpy.run_path(recipe)["PRESETS"]
     config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets)
-    tokenizer, start = AutoTokenizer.from_pretrained(model_files.source(config.model.name)), start_folder(config)
+    start, environment = start_folder(config), getattr(get_task(config.data.task), "environment", None)
+    tokenizer = AutoTokenizer.from_pretrained(start or model_files.source(config.model.name))
     rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
     rewards = resolve(parse_reward_specs(config.rewards))
+    if environment:  # TRL gives `reset` the columns of the dataset, and adds its text to the prompt
+        rows = [{**row["loaded_row"], "prompt": before_reset(row)} for row in rows]
     trainer = (FastGRPOTrainer if fast else GRPOTrainer)(
         model=load_model(config),
         processing_class=tokenizer,
@@ -284,7 +291,8 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
             loss_type="dapo",
             beta=config.train.beta,
             optim=config.train.optimizer,
-            reward_weights=[reward.weight for reward in rewards],
+            reward_weights=None if environment else [reward.weight for reward in rewards],
+            max_tool_calling_iterations=environment and environment.max_turns - 1,
             shuffle_dataset=False,
             gradient_checkpointing=config.train.gradient_checkpointing,  # TRL's default is True
             bf16=config.model.bits == 16,
@@ -298,7 +306,8 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
         train_dataset=Dataset.from_list(rows).select(
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
         ),
-        reward_funcs=[graded(config.data.task, rows, reward.function) for reward in rewards],
+        reward_funcs=None if environment else [graded(config.data.task, rows, reward.function) for reward in rewards],
+        environment_factory=environment and environment.kind,
         peft_config=None
         if start
         else LoraConfig(
@@ -311,6 +320,12 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
     if start:
         load_adapter(trainer.model, start)  # exactly: TRL has rounded it
     trainer.train()
+
+
+def before_reset(row: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the prompt of a row without the text that `reset` returned."""
+    *earlier, last = row["prompt"]
+    return [*earlier, {**last, "content": last["content"].removesuffix(row["reset_text"])}]
 
 
 def load_model(config: Any) -> Any:

@@ -141,6 +141,15 @@ def test_an_episode_depends_only_on_its_seed_and_row(quiz, starter_sampler):
         assert alone.token_ids == together[number][0].token_ids and alone.turns > 1
 
 
+def test_the_environments_text_changes_only_what_follows(quiz, starter_sampler, tmp_path):
+    (tmp_path / "quiz.py").write_text(QUIZ.replace("Count again", "Count once more"))
+    other = load_data(replace(RunConfig(), {"data": {"task": str(tmp_path / "quiz.py")}})).train
+    for [one, _], [two, _] in zip(*(played(starter_sampler, rows) for rows in (quiz, other)), strict=True):
+        first = one.from_model.index(0)
+        assert one.token_ids[:first] == two.token_ids[:first] and one.logprobs[:first] == two.logprobs[:first]
+        assert one.token_ids != two.token_ids
+
+
 def test_limits(quiz, starter_sampler):
     rows = quiz
     longest = [each for group in played(starter_sampler, rows) for each in group]

@@ -9,8 +9,14 @@ from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micr
 from helpers.tiny_runs import run_tiny
 from helpers.warm_process import finish, wait_for
 
+from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.models import base_model
 from lora_grpo.runs import read_metrics
+from lora_grpo.sampling import Sampler
+from lora_grpo.tasks import load_data
 from lora_grpo.training.completions import LOGPROB_MISMATCH
+from lora_grpo.training.sft import IGNORED, sft_examples
+from lora_grpo.training.trl_compat import sampled_tokens
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "your_task.py"
 QUIZ = """
@@ -29,6 +35,9 @@ class Environment:
 
     def get_reward(self):
         return self.total % 10 / 10
+
+def gold(row):
+    return [{"role": "assistant", "content": f"It is {n + 7}."} for n in range(row["turns"])]
 """
 CHANGES = {"sampling": {"num_generations": 4, "max_completion_tokens": 200, "max_turn_tokens": 64}}
 
@@ -129,5 +138,26 @@ def test_a_killed_run_ends_in_the_same_bits(task, tmp_path, warm):
     finish(warm.start(RECIPE, "--output-dir", killed, "--resume", "--task", task["data"]["task"]))
     for name in ("adapter/adapter_model.safetensors", "completions/step-00001.jsonl", "evaluation/report.json"):
         assert (whole / name).read_bytes() == (killed / name).read_bytes()
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    for line in map(json.loads, (whole / "evaluation" / "base.samples.jsonl").read_text().splitlines()):
+        texts = [message["content"] for message in line["messages"] if message["role"] == "assistant"]
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        assert line["turns"] == len(texts) and line["num_tokens"] == sum(map(len, ids)) + len(ids) - line["truncated"]
     lines = read_metrics(whole)
     assert len(lines) == 6 and all(line["conversations/turns"] > 1 for line in lines)
+
+
+def test_sft_trains_on_the_turns_of_the_model(task):
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    rows = load_data(replace(RunConfig(), {"data": {"task": task["data"]["task"]}})).train
+    for row, example in zip(rows, sft_examples(rows, Sampler(None, tokenizer, [tokenizer.eos_token_id])), strict=True):
+        labels = [token for token in example["labels"] if token != IGNORED]
+        end = tokenizer.eos_token
+        assert tokenizer.decode(labels) == "".join(f"It is {n + 7}.{end}" for n in range(row["turns"]))
+        text = tokenizer.decode(example["input_ids"])
+        assert text.count("Are you sure about 8?") == row["turns"] - 1 and len(example["labels"]) > len(labels)
+
+
+def test_only_sampled_tokens_are_counted():
+    generated = ([], [[1, 2, 3], [4]], [[1, 0, 1], [1]], [], [[-1.0, 0.0, -2.0], [-3.0]])
+    assert sampled_tokens(generated) == ([[1, 3], [4]], [[-1.0, -2.0], [-3.0]])
