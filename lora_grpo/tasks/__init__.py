@@ -23,8 +23,10 @@ episode.py           one completion or conversation: its tokens, which of them t
 turns.py             the turns of a conversation in the format of the chat template
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
-audit_run.py         before training: checks texts that a model could use to cheat, in a process that can be killed
-audit_attacks.py     the attacks: the texts of each for a row, and whether they must pass
+audit_run.py         before training: tries what a model could use to cheat, and reports what passes
+audit_attacks.py     the attacks on a `check`: the texts of each for a row, and whether they must pass
+audit_environment.py the attacks on an `Environment`: policies that play conversations
+audit_calls.py       makes the calls of an audit in a process that can be killed
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns

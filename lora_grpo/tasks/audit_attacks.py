@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-_TOKEN = re.compile(r"(?<!\w)-?\d[\d,]*(?:\.\d+)?|\d+|[^\W\d_]+")
+TOKEN = re.compile(r"(?<!\w)-?\d[\d,]*(?:\.\d+)?|\d+|[^\W\d_]+")
 _NUM_OTHERS = 20
 _LONG = {"a ": 1_000_000, "<answer>": 20_000, "(": 20_000, " ": 20_000, "1": 4_000}
 """Repeated texts and their characters. Common patterns take quadratic time, so most texts have the length of a long
@@ -55,11 +55,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Attack:
-    """A kind of text and whether `check` must accept it."""
+    """A kind of text, or a way to play a conversation, and whether it must be accepted."""
 
     name: str
     passes: bool
-    write: Callable[[Subject], Iterable[str]]
+    write: Callable[..., Iterable[Any]]
+    """The texts for a `Subject`, or the policies for an `audit_environment.Reference`."""
+    luck: bool = False
+    """Whether it may be accepted on up to half of the rows."""
 
 
 def _own_line(subject: Subject) -> Iterable[str]:
@@ -152,7 +155,7 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
     values: dict[str, tuple[int, int] | None] = {}
     for text in texts:
         # Words of all references, such as units and tags, are not part of an answer.
-        found = list(_TOKEN.finditer(text))
+        found = list(TOKEN.finditer(text))
         special = [match for match in found if not all(match.group().casefold() in tokens for tokens in common)]
         values[text] = (special or found)[-1].span() if found else None
     answers = {text: Subject({}, text, values[text]).answer.replace(",", "").casefold() for text in texts}
@@ -190,7 +193,7 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _tokens(text: str) -> list[str]:
-    return [token.casefold() for token in _TOKEN.findall(text)]
+    return [token.casefold() for token in TOKEN.findall(text)]
 
 
 def _contains(tokens: Sequence[str], gold: str | None) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -114,7 +115,8 @@ class Session:
     def __init__(self, environment: EnvironmentClass, row: Mapping[str, Any]) -> None:
         self._class, self._name = environment, row.get("id")
         self.environment = self._run("Environment", environment.kind)
-        text = self._run("reset", self.environment.reset, **row)
+        columns = copy.deepcopy(dict(row))  # it may change them
+        text = self._run("reset", functools.partial(self.environment.reset, **columns))
         if not isinstance(text, str | None):
             raise CheckError(f"{environment.path}: reset returned {text!r:.60}; expected a text or None")
         self.opening: str = text or ""
@@ -164,22 +166,22 @@ class Session:
         if not isinstance(arguments, dict):
             return self.refuse(f"arguments are {arguments!r:.60}; expected an object", str(name))
         try:
-            result = self._run(str(name), tool, self.environment, reraise=True, **arguments)
+            result = self._run(str(name), functools.partial(tool, self.environment, **arguments), reraise=True)
         except ValidationError as error:
             first = error.errors()[0]
             return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", str(name))
-        except (Exception, _TimeLimit) as error:
+        except (Exception, SystemExit, _TimeLimit) as error:
             if self._class.raise_errors:
                 raise self._failed(str(name), error) from error
             self.failed_calls += 1
             result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
         return {"role": "tool", "name": str(name), "content": str(result)}
 
-    def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False, **arguments: Any) -> Any:
+    def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False) -> Any:
         """Call a method within the time limit. Methods may be coroutines."""
         try:
             with python_file.keeping_directory(), _time_limit():
-                result = method(*args, **arguments)
+                result = method(*args)
                 return asyncio.run(result) if inspect.iscoroutine(result) else result
         except (Exception, SystemExit, _TimeLimit) as error:
             if reraise:

@@ -1,0 +1,88 @@
+"""Makes the calls of an audit in a process that is killed at the first one that takes too long."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from lora_grpo.errors import first_line
+from lora_grpo.tasks.audit_attacks import Attack
+
+
+class Outcome(NamedTuple):
+    """The result of a call."""
+
+    passed: bool
+    score: float = 0.0
+    error: str | None = None
+    """The exception or another error. The call did not pass."""
+    seen: int = 0
+    """Hash of everything else that must be the same when the call is repeated."""
+    text: str = ""
+    """The conversation."""
+
+
+class Call(NamedTuple):
+    """A completion to check, or a conversation to play."""
+
+    attack: Attack
+    row: Mapping[str, Any]
+    make: Callable[[Callable[[], None]], Outcome]
+    """Makes the call. A call of several steps calls its argument after each, which restarts the time limit."""
+    text: str = ""
+    """The completion."""
+
+
+def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float) -> list[Outcome]:
+    """Make the calls in order, in a child process that is killed at the first step that takes too long.
+
+    Args:
+        what: the subject of the error messages.
+        seconds: time limit of a step.
+        deadline: value of `time.monotonic` at which to stop.
+
+    Returns:
+        The outcomes of the calls that were made.
+    """
+    outcomes: list[Outcome] = []
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_serve, args=(calls, writer), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if there are threads
+        child.start()
+    writer.close()
+    try:
+        while len(outcomes) < len(calls):
+            left = deadline - time.monotonic()
+            if not reader.poll(max(0, min(seconds, left))):
+                if seconds < left:  # otherwise the deadline ended the call, which may not be slow
+                    outcomes.append(Outcome(False, error=f"{what} took more than {seconds:g} s"))
+                break
+            if (outcome := reader.recv()) is not None:
+                outcomes.append(outcome)
+    except EOFError:
+        outcomes.append(Outcome(False, error=f"{what} ended the process"))
+    finally:
+        child.kill()
+        child.join()
+        reader.close()
+    return outcomes
+
+
+def _serve(calls: Sequence[Call], writer: Connection) -> None:
+    """Make the calls in the child process, and discard the output of the user's code."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (1, 2):
+        os.dup2(null, number)
+    for call in calls:
+        try:
+            outcome = call.make(lambda: writer.send(None))
+        except Exception as failure:  # noqa: BLE001 - an exception is a finding
+            outcome = Outcome(False, error=first_line(failure).split("; row ")[0])
+        writer.send(outcome)
