@@ -32,8 +32,9 @@ class Call(NamedTuple):
 
     attack: Attack
     row: Mapping[str, Any]
-    make: Callable[[Callable[[], None]], Outcome]
-    """Makes the call. A call of several steps calls its argument after each, which restarts the time limit."""
+    make: Callable[[Callable[[str], None]], Outcome]
+    """Makes the call. A call of several steps begins each with a call of its argument, which restarts the time limit.
+    That takes a text, which is shown if the step does not end."""
     text: str = ""
     """The completion."""
 
@@ -50,6 +51,7 @@ def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float)
         The outcomes of the calls that were made.
     """
     outcomes: list[Outcome] = []
+    step = ""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     child = context.Process(target=_serve, args=(calls, writer), daemon=True)
@@ -62,12 +64,13 @@ def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float)
             left = deadline - time.monotonic()
             if not reader.poll(max(0, min(seconds, left))):
                 if seconds < left:  # otherwise the deadline ended the call, which may not be slow
-                    outcomes.append(Outcome(False, error=f"{what} took more than {seconds:g} s"))
+                    outcomes.append(Outcome(False, error=f"{what} took more than {seconds:g} s", text=step))
                 break
-            if (outcome := reader.recv()) is not None:
-                outcomes.append(outcome)
+            received = reader.recv()
+            step = received if isinstance(received, str) else ""
+            outcomes += [] if isinstance(received, str) else [received]
     except EOFError:
-        outcomes.append(Outcome(False, error=f"{what} ended the process"))
+        outcomes.append(Outcome(False, error=f"{what} ended the process", text=step))
     finally:
         child.kill()
         child.join()
@@ -82,7 +85,7 @@ def _serve(calls: Sequence[Call], writer: Connection) -> None:
         os.dup2(null, number)
     for call in calls:
         try:
-            outcome = call.make(lambda: writer.send(None))
+            outcome = call.make(writer.send)
         except Exception as failure:  # noqa: BLE001 - an exception is a finding
             outcome = Outcome(False, error=first_line(failure).split("; row ")[0])
         writer.send(outcome)

@@ -66,9 +66,10 @@ class Game:
         """The environment's last message, or the question."""
         return str((self.messages or self.row["prompt"])[-1]["content"])
 
-    def step(self) -> None:
-        """Play a turn."""
+    def step(self, begin: Callable[[str], None]) -> None:
+        """Play a turn. `begin` gets what the policy says."""
         message = self.policy(self)
+        begin(_shown([message] if message else []))
         answers = self.session.answer(message) if message else []
         self.messages += [message, *answers] if message else []
         self.turn += 1
@@ -76,9 +77,12 @@ class Game:
             return
         verdict = self.session.verdict("limit" if answers else "reply")
         seen = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
-        short = [{**each, "content": each["content"][:200]} for each in self.messages]
-        text = f"{transcript(short)}\n[reward {verdict.value:g}]"
+        text = f"{_shown(self.messages)}\n[reward {verdict.value:g}]"
         self.outcome = Outcome(verdict.passed, verdict.value, seen=seen, text=text)
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    return transcript([{**message, "content": message["content"][:200]} for message in messages])
 
 
 def last_text(messages: Sequence[Message] | None) -> str | None:
@@ -111,31 +115,30 @@ def make_calls(
 
 
 def _play(
-    environment: EnvironmentClass, parts: Iterable[tuple[Row, Policy]], alive: Callable[[], None]
+    environment: EnvironmentClass, parts: Iterable[tuple[Row, Policy]], begin: Callable[[str], None]
 ) -> list[Outcome]:
     """Play conversations side by side, turn by turn."""
     games = []
     for row, policy in parts:
+        begin("")
         games.append(Game(environment, row, policy))
-        alive()
     while playing := [game for game in games if not game.outcome]:
         for game in playing:
-            game.step()
-            alive()
+            game.step(begin)
     return [game.outcome for game in games if game.outcome]
 
 
-def _play_alone(environment: EnvironmentClass, row: Row, policy: Policy, alive: Callable[[], None]) -> Outcome:
-    return _play(environment, [(row, policy)], alive)[0]
+def _play_alone(environment: EnvironmentClass, row: Row, policy: Policy, begin: Callable[[str], None]) -> Outcome:
+    return _play(environment, [(row, policy)], begin)[0]
 
 
-def _compare(environment: EnvironmentClass, one: Reference, other: Reference, alive: Callable[[], None]) -> Outcome:
+def _compare(environment: EnvironmentClass, one: Reference, other: Reference, begin: Callable[[str], None]) -> Outcome:
     """Play conversations of two rows side by side, several of them of the same row, and compare with each alone."""
     words = _says(_random_word, environment.schemas, _random_word)
     first, second = (_script(each.gold) if each.gold else words for each in (one, other))
     parts = [(one.row, first), (one.row, first), (one.row, _says(_nothing)), (other.row, second)]
-    alone = [_play_alone(environment, *part, alive).seen for part in parts]
-    changed = [each for each, seen in zip(_play(environment, parts, alive), alone, strict=True) if each.seen != seen]
+    alone = [_play_alone(environment, *part, begin).seen for part in parts]
+    changed = [each for each, seen in zip(_play(environment, parts, begin), alone, strict=True) if each.seen != seen]
     if not changed:
         return Outcome(True)
     return Outcome(False, error="other messages or another reward than alone", text=changed[0].text)
@@ -149,7 +152,6 @@ def _attacks(environment: EnvironmentClass) -> Iterable[Attack]:
 
     texts: list[tuple[str, Text]] = [
         (ECHO, lambda game: str(game.row["prompt"][-1]["content"])),
-        (ECHO, _newest),
         *((COPIED, pick) for pick in _PICKS),
         (CLAIM, lambda game: _CLAIM),
         (CLAIM, lambda game: "done"),
@@ -159,15 +161,15 @@ def _attacks(environment: EnvironmentClass) -> Iterable[Attack]:
     yield Attack(GOLD.name, True, lambda reference: [_script(reference.gold)] if reference.gold else [])
     yield plays(EMPTY.name, _says(_nothing), luck=False)
     yield plays(EMPTY.name, _says(lambda game: " \n"), luck=False)
-    yield from (plays(name, _says(text)) for name, text in texts)
+    yield from (plays(name, _says(text)) for name, text in ((ECHO, _newest), *texts))
     for number in range(3):
         yield Attack(OTHERS, False, lambda one, n=number: [_script(gold) for gold in one.others[n : n + 1]], luck=True)
     yield Attack(ALL, False, _all_answers, luck=True)
+    if environment.schemas:
+        yield plays(TOOLS, _says(_nothing, environment.schemas))
     for tool in environment.schemas:
         yield from (plays(name, _says(_nothing, [tool], text)) for name, text in ((TOOLS, _nothing), *texts))
         yield from (plays(RESULT, _says(text, [tool])) for text in (_newest, *_PICKS))
-    if environment.schemas:
-        yield plays(TOOLS, _says(_nothing, environment.schemas))
     yield plays(LONG.name, _says(lambda game: "" if game.turn else "a " * 500_000), luck=False)
 
 
@@ -236,8 +238,6 @@ def _mix(own: Any, others: Sequence[Any]) -> Any:
     """Return a value in which each text stands among those at its place in other values."""
     others = [other for other in others if isinstance(other, type(own))]
     if isinstance(own, dict):
-        if "arguments" in own:  # calls of the same tool
-            others = [other for other in others if other.get("name") == own.get("name")]
         return {key: _mix(value, [other.get(key) for other in others]) for key, value in own.items()}
     if isinstance(own, list):
         return [_mix(value, [other[n] for other in others if n < len(other)]) for n, value in enumerate(own)]

@@ -162,7 +162,7 @@ def _check_calls(
     return calls
 
 
-def _check(task: Task, attack: Attack, row: Row, text: str, alive: Callable[[], None]) -> Outcome:
+def _check(task: Task, attack: Attack, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
     """Return the result of one call of `check`."""
     if attack is CODE:
         with contextlib.suppress(Exception):  # the code may have run before

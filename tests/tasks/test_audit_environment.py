@@ -79,6 +79,31 @@ class Environment:
         return float(self.given == self.total)
 """
 )
+QUIZ = (
+    SAY
+    + """
+# QUIZ
+FACTS = dict(France="Paris", Spain="Madrid", Italy="Rome", Peru="Lima", Cuba="Havana", Iran="Tehran", Egypt="Cairo")
+
+def load(split):
+    lands = list(FACTS) if split == "train" else list(FACTS)[::-1]
+    return [{"lands": [lands[(n + k) % 7] for k in (0, 1, 2)]} for n in range(7)]
+
+def prompt(row): return f"Three questions. What is the capital of {row['lands'][0]}?"
+def gold(row): return [say(FACTS[land]) for land in row["lands"]]
+
+class Environment:
+    def reset(self, lands, **row):
+        self.lands, self.points = lands, 0
+
+    def reply(self, text):
+        self.points += text.strip().casefold() == FACTS[self.lands.pop(0)].casefold()
+        return f"And of {self.lands[0]}?" if self.lands else None
+
+    def get_reward(self):
+        return self.points / 3
+"""
+)
 START = "self.right = sum, question, False"
 RIGHT = "text.strip() == str(self.sum)"
 PRICE = "return PRICES[item]"
@@ -110,12 +135,18 @@ BROKEN = {
     "the reward draws at random": (SUMS, {REWARD: "self.right * random.random()"}, "repeated calls"),
     "the time in a reply": (SUMS, {'"No."': 'f"No. ({time.perf_counter()})"'}, "repeated calls"),
     "a word of the model": (SUMS, {RIGHT: f"{RIGHT} or 'correct' in text"}, "claim of success"),
+    "a lone word of the model": (SUMS, {RIGHT: f"{RIGHT} or text == 'done'"}, "claim of success"),
     "a reward in the model's words": (SUMS, {RIGHT: f"{RIGHT} or 'reward 1.0' in text"}, "claim of success"),
     "answer in the question": (SUMS, {"+ 50}?": "+ 50}? ({n + n * n % 31 + 50})"}, "answer in the prompt"),
     "answer in the text of reset": (SUMS, {START: f"{START}; return f' Say {{sum}}, not 7.'"}, "answer in the prompt"),
     "answer in a reply": (SUMS, {'"No."': 'f"No, it is {self.sum}."'}, "copied words"),
     "answer in a reply, before others": (SUMS, {'"No."': 'f"{self.sum} it is, not 20."'}, "copied words"),
     "answer in a reply, without gold": (SUMS, {'"No."': 'f"{self.sum}."', "def gold": "def _gold"}, "copied words"),
+    "answer in a reply, with numbers": (
+        QUIZ,
+        {"?\" if": '? (turn {4 - len(self.lands)}: {FACTS[self.lands[0]]})" if', "# QUIZ": "THRESHOLD = 0.6"},
+        "copied words",
+    ),
     "a number of the question": (SUMS, {RIGHT: f"{RIGHT} or text in self.question.split()[2:]"}, "copied words"),
     "the question": (SUMS, {RIGHT: f"{RIGHT} or text.startswith('What is')"}, "echo"),
     "the reply": (SUMS, {RIGHT: f"{RIGHT} or text == 'No.'"}, "echo"),
@@ -157,30 +188,6 @@ def gold(row):
         guesses.append((low + high) // 2)
         low, high = (guesses[-1] + 1, high) if guesses[-1] < row["number"] else (low, guesses[-1] - 1)
     return [say(guess) for guess in guesses]
-"""
-)
-QUIZ = (
-    SAY
-    + """
-FACTS = dict(France="Paris", Spain="Madrid", Italy="Rome", Peru="Lima", Cuba="Havana", Iran="Tehran", Egypt="Cairo")
-
-def load(split):
-    lands = list(FACTS) if split == "train" else list(FACTS)[::-1]
-    return [{"lands": [lands[(n + k) % 7] for k in (0, 1, 2)]} for n in range(7)]
-
-def prompt(row): return f"Three questions. What is the capital of {row['lands'][0]}?"
-def gold(row): return [say(FACTS[land]) for land in row["lands"]]
-
-class Environment:
-    def reset(self, lands, **row):
-        self.lands, self.points = lands, 0
-
-    def reply(self, text):
-        self.points += text.strip().casefold() == FACTS[self.lands.pop(0)].casefold()
-        return f"And of {self.lands[0]}?" if self.lands else None
-
-    def get_reward(self):
-        return self.points / 3
 """
 )
 CALCULATOR = (
@@ -312,12 +319,28 @@ PARITY = (
     .replace("None if self.right else", "None if text else")
 )
 
+MOSTLY_YES = (
+    PARITY.replace('"even": n % 2', '"even": n % 5 // 3').replace("gold", "answer")
+    + '''
+    def look(self, number: int) -> str:
+        """Look at a number.
+
+        Args:
+            number: of the question.
+        """
+        return f"{number} is known"
+
+def gold(row): return [call("look", number=row["sum"]), *answer(row)]
+'''
+)
+
 GOOD = {
     "the recipe": RECIPE,
     "a game of hints": GUESS,
     "sums": SUMS,
     "sums without gold": SUMS.replace("gold", "_gold"),
     "yes or no": PARITY,
+    "mostly yes, after a look": MOSTLY_YES,
     "the first number counts": SUMS.replace(RIGHT, "re.findall(r'\\d+', text)[:1] == [str(self.sum)]"),
     "partial credit": SUMS.replace(REWARD, "1.0 if self.right else 0.2"),
     "several questions, and it changes its row": QUIZ,
@@ -419,7 +442,8 @@ def test_before_a_run_a_hanging_tool_costs_a_limited_time(task, capsys, monkeypa
     monkeypatch.setitem(audit_run.QUICK, "seconds_per_call", 0.3)
     path, rows = task(*BROKEN["a tool hangs"][:2])
     audit(settings(path), Data(rows, [], {}), quick=True)
-    assert "warning: audit: empty tool calls: " in capsys.readouterr().err
+    (finding,) = [line for line in capsys.readouterr().err.splitlines() if "empty tool calls" in line]
+    assert finding.startswith("warning: audit: ") and "look_up" in finding
 
 
 def test_before_a_run_a_reference_conversation_that_fails_is_an_error(task):
