@@ -66,6 +66,12 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
         parsed = parse_response(text, dict(template), prefix=before)
     except (ValueError, TypeError, KeyError) as error:
         raise MalformedCall(first_line(error)) from None
+    for call in parsed.get("tool_calls") or ():
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MalformedCall("a tool call needs a name and arguments")
+        if not isinstance(function.get("arguments"), dict):
+            raise MalformedCall(f"the arguments of {function['name']!r:.60} must be an object")
     message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
     return message | ({"tool_calls": parsed["tool_calls"]} if parsed.get("tool_calls") else {})
 

@@ -171,12 +171,15 @@ def test_a_call_is_run_and_its_result_follows_as_the_template_renders_it(begin):
         '<tool_call>\n{"name": "add", "arguments": {"a": 0, "b": 1}}',
         '<tool_call>\n{"name": "add", "arguments": [0, 1]}\n</tool_call>',
         '<tool_call>\n["add"]\n</tool_call>',
+        '<tool_call>\n"add"\n</tool_call>',
+        '<tool_call>\n{"name": ["add"], "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "add"}\n</tool_call>',
         call("fail", how="loudly"),
     ],
 )
 def test_a_wrong_call_is_answered_with_an_error_and_counted(begin, text):
     episode = begin(TOOLS)
-    assert take(episode, text).startswith("error: ")
+    assert take(episode, text).startswith("error: ") and episode.text
     assert episode.session.failed_calls == 1 and episode.session.environment.count == 0 and not episode.is_over
     take(episode, "I give up.")
     assert episode.ended_by == "reply" and not grade(episode.row["task"], [episode])[0].passed
