@@ -7,8 +7,7 @@ import pytest
 
 from lora_grpo.evaluation.measurement import split_gain
 from lora_grpo.evaluation.results import sampled
-from lora_grpo.sampling import SampledTokens
-from lora_grpo.tasks import chat, gsm8k
+from lora_grpo.tasks import Episode, chat, gsm8k
 
 GOLD = 40
 
@@ -20,11 +19,13 @@ def verdict(text):
 
 def graded(texts_by_problem, truncated=False):
     """Grade the completions of each problem with the rules of GSM8K; the answer is always 40."""
-    return [
-        sampled("gsm8k", {"id": f"p{place}"}, index, SampledTokens([1], [0.0], truncated), verdict(text))
-        for place, texts in enumerate(texts_by_problem)
-        for index, text in enumerate(texts)
-    ]
+    results = []
+    for place, texts in enumerate(texts_by_problem):
+        for index, text in enumerate(texts):
+            episode = Episode({"id": f"p{place}", "task": "gsm8k"}, "", [], None, (), budget=9)
+            episode.take([1], text, None, truncated)
+            results.append(sampled("gsm8k", index, episode, verdict(text)))
+    return results
 
 
 def formatted(number):

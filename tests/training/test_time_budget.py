@@ -176,7 +176,7 @@ def clock():
     with pytest.MonkeyPatch.context() as patched:
         moves(patched, StepMetrics, "generate_rollouts", 10.0)
         moves(patched, Validation, "sample", 3.0)
-        moves(patched, evaluation_run, "grade_all", 20.0)
+        moves(patched, evaluation_run, "grade", 20.0)
         patched.setattr(Run, "clock", staticmethod(clock))
         yield clock
 

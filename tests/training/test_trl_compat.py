@@ -28,8 +28,9 @@ def test_a_run_calls_every_hook_and_every_mixin(tmp_path, monkeypatch):
     calls = count_calls(monkeypatch.setattr)
     run_tiny(tmp_path / "out", train={"max_steps": 1, "checkpoint_steps": 1})
     expected = {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
-    replaced = {"TrlHooks.reward_rollouts", "StepMetrics.reward_rollouts", "TrlHooks.sample_completions"}
-    assert expected - calls.keys() == replaced  # by ScoredRollouts and FastGRPOTrainer
+    replaced = {"TrlHooks.reward_rollouts", "StepMetrics.reward_rollouts"}  # by ScoredRollouts
+    replaced |= {"TrlHooks._generate_single_turn", "TrlHooks.sample_completions", "FastGRPOTrainer.sample_completions"}
+    assert expected - calls.keys() == replaced & expected  # the latter by `set_rollouts`
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
