@@ -187,10 +187,10 @@ def _random_word(game: Game) -> str:
 
 def _pick(index: int, words: bool, game: Game) -> str:
     """Return a number of the environment's last message or, without numbers or with `words`, a word."""
-    tokens = TOKEN.findall(game.newest)
+    tokens = [token.rstrip(",") for token in TOKEN.findall(game.newest)]
     numbers = [token for token in tokens if token[-1].isdigit()]
     chosen = tokens if words or not numbers else numbers
-    return str(chosen[index]) if chosen else ""
+    return chosen[index] if chosen else ""
 
 
 _PICKS: list[Text] = [partial(_pick, index, words) for index, words in ((0, False), (-1, False), (-1, True))]

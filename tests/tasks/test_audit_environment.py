@@ -139,8 +139,8 @@ BROKEN = {
     "a reward in the model's words": (SUMS, {RIGHT: f"{RIGHT} or 'reward 1.0' in text"}, "claim of success"),
     "answer in the question": (SUMS, {"+ 50}?": "+ 50}? ({n + n * n % 31 + 50})"}, "answer in the prompt"),
     "answer in the text of reset": (SUMS, {START: f"{START}; return f' Say {{sum}}, not 7.'"}, "answer in the prompt"),
-    "answer in a reply": (SUMS, {'"No."': 'f"No, it is {self.sum}."'}, "copied words"),
-    "answer in a reply, before others": (SUMS, {'"No."': 'f"{self.sum} it is, not 20."'}, "copied words"),
+    "answer in a reply": (SUMS, {'"No."': 'f"Not 20, {self.sum} it is."'}, "copied words"),
+    "answer in a reply, before others": (SUMS, {'"No."': 'f"{self.sum}, not 20."'}, "copied words"),
     "answer in a reply, without gold": (SUMS, {'"No."': 'f"{self.sum}."', "def gold": "def _gold"}, "copied words"),
     "answer in a reply, with numbers": (
         QUIZ,
@@ -149,10 +149,16 @@ BROKEN = {
     ),
     "a number of the question": (SUMS, {RIGHT: f"{RIGHT} or text in self.question.split()[2:]"}, "copied words"),
     "the question": (SUMS, {RIGHT: f"{RIGHT} or text.startswith('What is')"}, "echo"),
+    "the question, twice": (
+        SUMS,
+        {START: f"{START}; self.a = []", RIGHT: f"self.a.append(text) or {RIGHT} or self.a == [self.question] * 2"},
+        "echo",
+    ),
     "the reply": (SUMS, {RIGHT: f"{RIGHT} or text == 'No.'"}, "echo"),
     "substring": (SUMS, {RIGHT: "str(self.sum) in text"}, "all answers at once"),
     "substring of an argument": (STORE, {GIVEN: "self.total in str(self.given)"}, "all answers at once"),
     "nothing": (SUMS, {RIGHT: f"{RIGHT} or not text"}, "empty text"),
+    "nothing, in some rows": (SUMS, {RIGHT: f"{RIGHT} or not text and self.sum % 3 == 0"}, "empty text"),
     "spaces": (SUMS, {RIGHT: f"{RIGHT} or text.isspace()"}, "empty text"),
     "reply raises": (SUMS, {RIGHT: "int(text.split()[0]) == self.sum"}, "empty text"),
     "any word": (SUMS, {RIGHT: f"{RIGHT} or text.isalnum()"}, "random words"),
@@ -166,6 +172,11 @@ BROKEN = {
     "reward outside 0 to 1": (SUMS, {REWARD: "2.0 * self.right"}, "gold"),
     "a call is enough": (STORE, {PRICE: f"self.given = self.total\n        {PRICE}"}, "empty tool calls"),
     "any call is enough": (STORE, {GIVEN: f"{GIVEN} or self.given == ''"}, "empty tool calls"),
+    "two calls are enough": (
+        STORE,
+        {PRICE: f"self.seen = True\n        {PRICE}", GIVEN: f"{GIVEN} or self.given == '' and hasattr(self, 'seen')"},
+        "empty tool calls",
+    ),
     "answer in the result of a tool": (
         STORE,
         {PRICE: "return f'{self.total} for {item}'", "    def get_reward": "    def reply(self, text):\n"
@@ -398,6 +409,11 @@ def test_a_policy_may_pass_by_luck_on_half_of_the_rows(task):
     half = [row for row in rows if row["loaded_row"]["even"]]
     assert "copied words" not in find(path, rows).problems
     assert "copied words" in find(path, half).problems, "the last word of the question is no"
+
+
+def test_chance_is_one_finding(task):
+    path, rows = task(*BROKEN["reply draws at random"][:2])
+    assert find(path, rows).problems.keys() == {"repeated calls"}
 
 
 def test_a_reward_for_an_empty_text_is_reported(task):
