@@ -8,12 +8,20 @@ group. Programs run in a sandbox without access to their tests or your files (lo
     python recipes/code_lora.py                      # chooses the preset for this machine
     python recipes/code_lora.py --preset 12gb        # Qwen2.5-Coder-1.5B-Instruct: train on MBPP, evaluate on HumanEval
     python recipes/code_lora.py --dry-run            # settings, one prompt and its rewards; trains nothing
+
+With `--task code-with-feedback`, a program that fails may be repaired: the model reads which call failed and writes the
+program again, at most three times. The reward is 1 at the first try, 0.9 at the second and 0.8 at the third. The three
+tries and what the model reads must fit the longest completion:
+
+    python recipes/code_lora.py --task code-with-feedback --sampling.max-turn-tokens 56 \\
+        --sampling.max-completion-tokens 288         # the bundled model
+    python recipes/code_lora.py --task code-with-feedback --data.train google-research-datasets/mbpp --preset 12gb
 """
 
 from lora_grpo.config import gpu_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
-REWARDS = ("passes_tests=1.0",)
+REWARDS = ("correct_answer=1.0",)  # a program that passes its tests
 
 
 def gpu(model: str) -> dict:

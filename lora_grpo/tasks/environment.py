@@ -5,7 +5,7 @@ The contract is that of TRL's `environment_factory`, with the addition of `reply
     reset(**row)       called first, with the row's columns; text that it returns is added to the question
     public methods     tools, with type hints and a Google-style docstring
     reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation
-    get_reward()       called last: a number from 0 to 1
+    get_reward()       called last: a number from 0 to 1, or a `Verdict` with such a score
 
 Each conversation has an instance of its own. `reset` must return the same text for the same row, because the
 conversations of a group start from the same prompt.
@@ -33,8 +33,6 @@ from lora_grpo.tasks.registry import CheckError, Verdict
 
 _METHODS = ("reset", "reply", "get_reward")
 """Public methods that are not tools."""
-_SECONDS = 10.0
-"""Time limit of one call. Code in C, such as a query, is stopped only when it returns."""
 
 
 class _TimeLimit(BaseException):
@@ -53,6 +51,8 @@ class EnvironmentClass:
     """The minimum reward of a conversation that passes."""
     raise_errors: bool
     """Whether an exception in a tool stops the run. Otherwise, the model reads it."""
+    seconds: float = 10.0
+    """Time limit of one call; 0 for none. Code in C, such as a query, is stopped only when it returns."""
 
     def __post_init__(self) -> None:
         for method in ("reset", "get_reward"):
@@ -144,11 +144,14 @@ class Session:
 
     def verdict(self, ended_by: str) -> Verdict:
         """Return the grade of the conversation. Call it once, when the conversation is over."""
-        reward = self._run("get_reward", self.environment.get_reward)
+        found = self._run("get_reward", self.environment.get_reward)
+        reward: Any = found.score if isinstance(found, Verdict) else found
         if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:  # a NumPy or torch scalar
             reward = reward.item()
         if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not 0 <= reward <= 1:
-            raise CheckError(f"{self._class.path}: get_reward returned {reward!r:.60}; expected 0 to 1")
+            raise CheckError(f"{self._class.path}: get_reward returned {found!r:.60}; expected 0 to 1")
+        if isinstance(found, Verdict):
+            return found
         passed = reward >= self._class.threshold
         reasons = {"limit": "turn_limit", "budget": "token_limit"}
         return Verdict(passed, "correct" if passed else reasons.get(ended_by, "wrong_answer"), score=float(reward))
@@ -180,7 +183,7 @@ class Session:
     def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False) -> Any:
         """Call a method within the time limit. Methods may be coroutines."""
         try:
-            with python_file.keeping_directory(), _time_limit():
+            with python_file.keeping_directory(), _time_limit(self._class.seconds):
                 result = method(*args)
                 return asyncio.run(result) if inspect.iscoroutine(result) else result
         except (Exception, SystemExit, _TimeLimit) as error:
@@ -195,17 +198,17 @@ class Session:
 
 
 @contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
-    """Raise _TimeLimit in the block after `_SECONDS`. Signals reach only the main thread; others have no limit."""
-    if threading.current_thread() is not threading.main_thread():
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TimeLimit in the block after some seconds. Signals reach only the main thread; others have no limit."""
+    if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: object) -> None:
-        raise _TimeLimit(f"the call took more than {_SECONDS:g} s")
+        raise _TimeLimit(f"the call took more than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:

@@ -17,11 +17,13 @@ from lora_grpo.files import python_file
 Row = dict[str, Any]
 """A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
 
-CODE_TASKS = ("humaneval", "mbpp", "starter-code")
+CODE_TASKS = ("code-with-feedback", "humaneval", "mbpp", "starter-code")
 """Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
-TASK_NAMES = ("gsm8k", "humaneval", "mbpp", "starter", "starter-code")
+TASK_NAMES = ("code-with-feedback", "gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
+_READERS = {"code-with-feedback": "code_feedback"}
+"""Tasks of this package with an environment, and the module whose `read(name)` returns the task."""
 
 RESERVED_COLUMNS = frozenset(
     {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
@@ -123,13 +125,14 @@ def task_sha256(name: str) -> str | None:
 
 def get_task(name: str) -> Task:
     """Return a task by its name or file, or raise UserError if there is none. A file is run."""
-    is_file = is_task_file(name)
-    if not is_file and name not in TASK_NAMES:
+    reader = "task_file" if is_task_file(name) else _READERS.get(name)
+    if reader:
+        return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
+    if name not in TASK_NAMES:
         hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
         raise UserError(f"unknown task {name!r}; {hint}")
-    if is_file or not name.startswith("starter"):
-        module = importlib.import_module(f"lora_grpo.tasks.{'task_file' if is_file else name}")
-        return cast(Task, module.read(name) if is_file else module)
+    if not name.startswith("starter"):
+        return cast(Task, importlib.import_module(f"lora_grpo.tasks.{name}"))
 
     def load(split: str, source: str | None = None) -> list[Row]:
         if source is not None:

@@ -20,6 +20,7 @@ and, optionally, any of these:
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
     MAX_TURNS                 of the model in a conversation; default: 8
     RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
+    SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class TaskFile:
         prompt = [*earlier, {**last, "content": last["content"] + text}]
         if not prompt[-1]["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
-        return {**row, "prompt": prompt, "reset_text": text, "tools": self.environment.schemas}
+        question = row["question"] + text
+        return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": self.environment.schemas}
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
         name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
@@ -199,6 +201,14 @@ class TaskFile:
             raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error
 
 
+class BuiltIn(TaskFile):
+    """A task of this package with an `Environment`, in a module that defines what a task file does."""
+
+    def load(self, split: str, source: str | None = None) -> list[Row]:
+        """Return the rows of a split, opened."""
+        return [self.open(row) for row in super().load(split, source)]
+
+
 def read(name: str) -> TaskFile:
     """Import a task file, once per process.
 
@@ -220,6 +230,7 @@ def read(name: str) -> TaskFile:
         ("AUDIT_IGNORE", (tuple, list), "a tuple of texts, such as ('a',)"),
         ("MAX_TURNS", int, "a number"),
         ("RAISE_ERRORS", bool, "True or False"),
+        ("SECONDS_PER_CALL", (int, float), "a number"),
     ):
         if not hasattr(module, constant):
             continue
@@ -241,4 +252,5 @@ def _environment(path: Path, module: ModuleType) -> EnvironmentClass | None:
         max_turns=getattr(module, "MAX_TURNS", 8),
         threshold=1.0 if threshold is None else threshold,
         raise_errors=getattr(module, "RAISE_ERRORS", False),
+        seconds=getattr(module, "SECONDS_PER_CALL", 10.0),
     )

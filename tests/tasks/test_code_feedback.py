@@ -1,0 +1,170 @@
+"""`code-with-feedback`: its reward, and that no expected value reaches the model."""
+
+import json
+
+import pytest
+
+from lora_grpo import sandbox, starter
+from lora_grpo.config import DataConfig, RunConfig, replace
+from lora_grpo.errors import RunError
+from lora_grpo.models import base_model
+from lora_grpo.tasks import code_grading, get_task, gold_episodes, load_data, runs_programs
+from lora_grpo.tasks.environment import Session
+
+NAME = "code-with-feedback"
+ROW = {"id": "t/0", "question": "?", "answer": "", "entry_point": "f", "prelude": ""}
+RIGHT, WRONG, RAISES = "def f(x):\n    return 2 * x", "def f(x):\n    return 7", "def f(x):\n    return x[0]"
+SECRET = 918273
+
+
+def fenced(code):
+    return f"```python\n{code}\n```"
+
+
+def play(*programs, test="assert f(1) == 2\nassert f(4) == 8"):
+    """Return what the model reads after each program, and the verdict."""
+    session = Session(get_task(NAME).environment, {**ROW, "test": test})
+    answers = [session.answer({"role": "assistant", "content": fenced(program)}) for program in programs]
+    return ["".join(message["content"] for message in messages) for messages in answers], session.verdict("limit")
+
+
+@pytest.mark.parametrize(("failures", "score"), [(0, 1.0), (1, 0.9), (2, 0.8)])
+def test_a_program_that_passes_is_worth_less_with_each_try(failures, score):
+    read, verdict = play(*[WRONG] * failures, RIGHT)
+    assert [bool(text) for text in read] == [True] * failures + [False]
+    assert verdict.passed and verdict.value == score
+
+
+@pytest.mark.parametrize("programs", [(), (WRONG,), (RIGHT, WRONG), (WRONG, RAISES, WRONG)])
+def test_without_a_pass_at_the_end_there_is_no_reward(programs):
+    _, verdict = play(*programs)
+    assert not verdict.passed and verdict.value == 0
+
+
+def test_three_tries(tmp_path):
+    assert get_task(NAME).environment.max_turns == 3
+
+
+@pytest.mark.parametrize("program", [RIGHT, WRONG, RAISES, "def f(x): return", "def g(x)", "import os\nos._exit(0)"])
+def test_the_verdict_is_that_of_a_single_turn(program):
+    rows = [{**ROW, "test": "assert f(1) == 2\nassert f(4) == 8"}]
+    [single] = code_grading.check_many([fenced(program)], rows)
+    _, verdict = play(program)
+    assert (verdict.passed, verdict.reason, verdict.extracted, verdict.detail, verdict.tests) == (
+        *(single.passed, single.reason, single.extracted, single.detail, single.tests),
+    )
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        f"assert f(2) == {SECRET}",
+        f"assert {SECRET} == f(2), 'not {SECRET}'",
+        f"assert f(2) == [1, 2, {SECRET}]",
+        f"assert f(2) in ({SECRET},)",
+        f"assert abs(f(2) - {SECRET}) < 0.1",
+        f"assert f(2).isdigit() == {SECRET}",
+        f"assert {{1: {SECRET}}}[f(2)]",
+        f"assert {{}}[{SECRET} if f(2) else {SECRET}]",
+        f"assert f(2) + '{SECRET}' == 1",
+        f"found = f(2)\nassert found == {SECRET}",
+        f"assert f(\n    2\n) == {SECRET}",
+        f"assert all(f(x) == y for x, y in [(2, {SECRET})])",
+        f"def same(found):\n    assert found == {SECRET}, {SECRET}\nsame(f(2))",
+        f"if f(2) != {SECRET}:\n    raise ValueError({SECRET})\nassert f(2)",
+        f"assert f(2) and int('{SECRET}x')",
+    ],
+)
+@pytest.mark.parametrize(
+    "program", [WRONG, RAISES, "def f(x):\n    pass", "def f(x):\n    return '7'", "def g(x): pass"]
+)
+def test_no_expected_value_reaches_the_model(test, program):
+    [read], verdict = play(program, test=test)
+    assert not verdict.passed and "`f" in read
+    assert str(SECRET) not in read
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "expected"),
+    [
+        (WRONG, "assert f(1) == 2\nassert f(4) == 8", "`f(1)`"),
+        ("def f(x):\n    return 2", "assert f(1) == 2\nassert f(4) == 8", "`f(4)`"),
+        (WRONG, "assert sorted(f(f(1))) == [2]", "`f(f(1))` raises TypeError"),
+        (WRONG, "assert f(1) == f(4) + 1", "`f(1)` or `f(4)`"),
+        (RAISES, "assert f(1) == 2", "`f` raises TypeError"),
+        ("def f(x):\n    while True: pass", "assert f(1) == 2", "too long"),
+        ("def f(x) return 2", "assert f(1) == 2", "SyntaxError: expected ':' (<candidate>, line 1)"),
+        ("def f(x):\n    open('/etc/passwd')", "assert f(1) == 2", "forbidden"),
+        (WRONG, f"assert f({list(range(1000))}) == 2", "`f([0, 1, 2,"),
+    ],
+)
+def test_the_model_reads_which_call_failed(program, test, expected, monkeypatch):
+    [read], _ = play(program, test=test)
+    assert expected in read and len(read) < 300
+
+
+def test_rows_are_those_of_the_starter_and_need_the_sandbox():
+    assert runs_programs(DataConfig(task=NAME)) and runs_programs(DataConfig(eval_task=NAME))
+    config = replace(RunConfig(), {"data": {"task": NAME, "prompt_style": "code", "eval_limit": 20}})
+    data = load_data(config)
+    assert (len(data.train), len(data.eval)) == (4000, 20) and data.record["sandbox"] == sandbox.describe()
+    single = load_data(replace(config, {"data": {"task": "starter-code"}}))
+    assert [row["prompt"] for row in data.eval] == [row["prompt"] for row in single.eval]
+    settings = replace(RunConfig(), {"model": {"name": str(starter.model_path())}}).model
+    episodes = gold_episodes(base_model.load_tokenizer(settings), data.eval)
+    assert {(episode.turns, episode.ended_by, episode.verdict.value) for episode in episodes} == {(1, "reply", 1.0)}
+
+
+def test_rows_of_a_file_have_the_columns_of_mbpp(tmp_path):
+    """Rows whose own program fails are dropped, as for `mbpp`."""
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"task_id": 2000 + n, "text": f"Add {n}.", "code": f"def add(x):\n    return x + {n % 4}"}
+        | {"test_list": [f"assert add(1) == {1 + n}"]}
+        for n in range(5)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = get_task(NAME).load("train", str(path))
+    assert [row["id"] for row in found] == ["mbpp/2000", "mbpp/2001", "mbpp/2002", "mbpp/2003"]
+    assert found[1]["prompt"][-1]["content"].startswith("You are an expert Python programmer")
+    session = Session(get_task(NAME).environment, found[1]["loaded_row"])
+    assert session.answer({"content": fenced(found[1]["answer"])}) == [] and session.verdict("reply").score == 1
+
+
+def test_the_sandbox_has_its_own_time_limit(monkeypatch):
+    """A signal in the middle of a call would stop its processes."""
+    monkeypatch.setattr("signal.setitimer", None)
+    assert play(RIGHT)[1].passed
+
+
+TASK = """
+from lora_grpo.tasks import Verdict
+import time
+def load(split): return [{"question": split}]
+SECONDS_PER_CALL = 0.2
+class Environment:
+    def reset(self, **row): pass
+    def reply(self, text): time.sleep(float(text))
+    def get_reward(self): return Verdict(True, "own", score=SCORE)
+"""
+
+
+def test_an_environment_may_return_a_verdict_with_a_score(tmp_path):
+    for score, name in (("0.4", "a"), ("None", "b"), ("2", "c")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(TASK.replace("SCORE", score))
+        session = Session(get_task(str(path)).environment, {"question": "?"})
+        if score == "0.4":
+            assert (session.verdict("reply").reason, session.verdict("reply").value) == ("own", 0.4)
+        else:
+            with pytest.raises(RunError):
+                session.verdict("reply")
+
+
+def test_the_time_limit_is_the_files(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(TASK)
+    session = Session(get_task(str(path)).environment, {"question": "?"})
+    assert session.answer({"content": "0"}) == []
+    with pytest.raises(RunError, match=r"more than 0\.2 s"):
+        session.answer({"content": "5"})
