@@ -24,6 +24,8 @@ TASK_NAMES = ("code-with-feedback", "gsm8k", "humaneval", "mbpp", "starter", "st
 
 _READERS = {"code-with-feedback": "code_feedback"}
 """Tasks of this package with an environment, and the module whose `read(name)` returns the task."""
+_GAME = "textarena:"
+"""Prefix of the names of the tasks in `textarena_games`."""
 
 RESERVED_COLUMNS = frozenset(
     {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
@@ -125,7 +127,7 @@ def task_sha256(name: str) -> str | None:
 
 def get_task(name: str) -> Task:
     """Return a task by its name or file, or raise UserError if there is none. A file is run."""
-    reader = "task_file" if is_task_file(name) else _READERS.get(name)
+    reader = "task_file" if is_task_file(name) else "textarena_games" if name.startswith(_GAME) else _READERS.get(name)
     if reader:
         return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
     if name not in TASK_NAMES:
