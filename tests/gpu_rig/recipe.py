@@ -39,18 +39,24 @@ class GivenRollouts(VllmSampler):
         self.recorded = json.loads(path.read_text()) if path.exists() else None
         self.new = {}
 
-    def sample(self, prompts, params, seeds, *, adapter=True):
+    def wake_up(self, *, adapter):
+        self.sampler.wake_up(adapter=adapter)
+
+    def sleep(self):
+        self.sampler.sleep()
+
+    def stream(self, prompts, params, seeds):
         key = json.dumps([list(prompts), list(seeds)])
         if self.recorded is not None:
             calls = self.recorded[key]
             decoded = calls.pop(0) if len(calls) > 1 else calls[0]  # the logprob check repeats its calls
         else:
-            groups = self.sampler.sample(prompts, params, seeds, adapter=adapter)
-            decoded = [(each.token_ids, each.logprobs) for group in groups for each in group]
+            groups = dict(self.sampler.stream(prompts, params, seeds))
+            decoded = [(each.token_ids, each.logprobs) for index in sorted(groups) for each in groups[index]]
             self.new.setdefault(key, []).append(decoded)
             self.path.write_text(json.dumps(self.new))
         samples, size = self._to_samples(decoded), params.num_samples
-        return [samples[start : start + size] for start in range(0, len(samples), size)]
+        yield from enumerate(samples[start : start + size] for start in range(0, len(samples), size))
 
     def close(self):
         self.sampler.close()

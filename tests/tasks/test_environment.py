@@ -11,7 +11,7 @@ from trl import chat_template_utils
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.tasks import CheckError, Episode, chat, environment, fit_data, get_task, grade, load_data, turns
+from lora_grpo.tasks import CheckError, Episode, chat, fit_data, get_task, grade, load_data, turns
 from lora_grpo.tasks.loading import gold_episodes
 
 LOAD = """
@@ -185,9 +185,8 @@ def test_a_wrong_call_is_answered_with_an_error_and_counted(begin, text):
     assert episode.ended_by == "reply" and not grade(episode.row["task"], [episode])[0].passed
 
 
-def test_a_tool_that_hangs_has_a_time_limit(begin, monkeypatch):
-    monkeypatch.setattr(environment, "_SECONDS", 0.1)
-    episode, started = begin(TOOLS), time.monotonic()
+def test_a_tool_that_hangs_has_a_time_limit(begin):
+    episode, started = begin(TOOLS + "SECONDS_PER_CALL = 0.1\n"), time.monotonic()
     assert "took more than 0.1 s" in take(episode, call("fail", how="slowly"))
     assert time.monotonic() - started < 30 and episode.session.failed_calls == 1
 
