@@ -63,6 +63,9 @@ class ModelConfig:
     computes it from the completions of a step and the free memory."""
     trust_remote_code: bool = False
     """Allow running Python code from the model's repository."""
+    chat_template: str | None = None
+    """Chat template in place of the model's: the name of one that TRL contains, e.g. qwen2_5, or a Jinja file. For
+    tools with a model whose own template renders none."""
     chat_template_kwargs: tuple[str, ...] = ()
     """Variables of the model's chat template as KEY=VALUE, e.g. enable_thinking=false. By default, a model with this
     switch thinks if max_completion_tokens is at least 2048."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig, replace
-from lora_grpo.errors import UserError
+from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import adapter_tensors, atomic, json_files
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
+from lora_grpo.models.base_model import eos_token_ids
 from lora_grpo.models.model_files import TOKENIZER_FILES, source, weights_fingerprint
 from lora_grpo.models.target import run_of
 from lora_grpo.runs import Run, read_record
@@ -81,17 +83,51 @@ def keep_start(run: Run, origin: Path | None) -> None:
 
 
 def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:
-    """Set the chat template: that of the adapter that the run starts from, if it has one, else that of the base.
+    """Set the chat template: that of the adapter that the run starts from, else `model.chat_template`, else the base's.
 
     Returns the variables that are set in it. See `chat.set_variables`.
+
+    Raises:
+        UserError: `model.chat_template` is not that of the adapter, or does not fit the tokenizer.
     """
     if start and (start / "chat_template.jinja").is_file():
         tokenizer.chat_template = (start / "chat_template.jinja").read_text(encoding="utf-8")
     elif start and (start / "tokenizer_config.json").is_file():  # saved by transformers 4
         saved = json_files.read_object(start / "tokenizer_config.json").get("chat_template")
         tokenizer.chat_template = saved or tokenizer.chat_template
+    if config.model.chat_template:
+        _set_template(tokenizer, config.model, start)
     given = chat.parse_kwargs(config.model.chat_template_kwargs)
     return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens, quiet=quiet)
+
+
+def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> None:
+    """Set `model.chat_template`, or check that the adapter `start` was trained with it."""
+    from transformers import GenerationConfig
+
+    name, given = str(model.chat_template), f"--model.chat-template {model.chat_template}"
+    folder = Path(str(find_spec("trl").origin)).with_name("chat_templates")  # type: ignore[union-attr]
+    known = {path.stem: path for path in folder.glob("*.jinja")}
+    try:
+        template = known.get(name, Path(name).expanduser()).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        similar = suggestion(name, known, otherwise="expected a Jinja file, or a name such as qwen2_5")
+        raise UserError(f"{given} cannot be read ({first_line(error)}); {similar}") from None
+    if start:
+        if chat.without_variables(tokenizer.chat_template or "") != template:
+            raise UserError(f"{given} is not the template of the adapter in {start}; leave the flag out")
+        return
+    tokenizer.chat_template = template
+    try:
+        declared = GenerationConfig.from_pretrained(source(model.name), revision=model.revision)
+    except OSError:  # without this file, the tokenizer's token ends a completion
+        declared = GenerationConfig()
+    ends = tokenizer.convert_ids_to_tokens(eos_token_ids(declared, tokenizer, model.name))
+    if (end := chat.end_of_turn(tokenizer)) not in ends:
+        raise UserError(
+            f"{given} ends an answer with {end or 'none of the special tokens of the model'}, and completions of "
+            f"{model.name} end with {' or '.join(ends)}; pass a template for this model"
+        )
 
 
 def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:

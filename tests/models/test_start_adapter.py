@@ -95,6 +95,55 @@ def test_prompts_are_rendered_with_the_template_of_the_adapter(adapter, file):
         assert chat.render(tokenizer, [{"role": "user", "content": "?"}]) == f"thinking: {thinks}"
 
 
+MESSAGES = [{"role": "user", "content": "?"}]
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {}}}
+
+
+def prepared(line, adapter=None):
+    """Return the tokenizer of a run, and save it with the adapter."""
+    config = read(line)
+    tokenizer = base_model.load_tokenizer(config.model)
+    prepare_tokenizer(tokenizer, config, start_folder(config))
+    if adapter:
+        tokenizer.save_pretrained(adapter)
+    return tokenizer
+
+
+def test_a_template_is_given_by_its_name_or_as_a_file_and_stays_with_the_adapter(adapter, tmp_path):
+    sft, flag = adapter(), "--model.chat-template qwen2_5"
+    tokenizer = prepared(flag, sft)
+    text = chat.render(tokenizer, MESSAGES, [TOOL])
+    assert "look_up" in text and "look_up" not in chat.render(prepared(""), MESSAGES, [TOOL])
+    for line in ("--lora.from sft", f"--lora.from sft {flag}"):
+        assert chat.render(prepared(line), MESSAGES, [TOOL]) == text
+    (tmp_path / "own.jinja").write_text(f"{tokenizer.chat_template}{{{{ my_word }}}}")
+    line = "--model.chat-template own.jinja"
+    own = prepared(f"{line} --model.chat-template-kwargs my_word=hello", sft)
+    assert chat.render(own, MESSAGES, [TOOL]) == f"{text}hello"
+    assert chat.render(prepared(f"--lora.from sft {line}"), MESSAGES, [TOOL]) == f"{text}hello"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--model.chat-template qwen25", "did you mean 'qwen2_5'"),
+        ("--model.chat-template missing.jinja", "missing.jinja cannot be read"),
+        ("--model.chat-template sft", "cannot be read"),
+        ("--model.chat-template llama3", "ends an answer with none"),
+        ("--model.chat-template other.jinja", r"ends an answer with <\|im_start\|>"),
+        ("--model.chat-template broken.jinja", "ends an answer with none"),
+        ("--lora.from sft --model.chat-template qwen2_5", "not the template of the adapter"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused_in_one_line(adapter, tmp_path, line, message):
+    adapter()
+    (tmp_path / "other.jinja").write_text("{% for message in messages %}{{ message.content }}<|im_start|>{% endfor %}")
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    with pytest.raises(UserError, match=message) as refusal:
+        prepared(line)
+    assert "\n" not in str(refusal.value)
+
+
 WRONG_CONFIG = [
     ({"lora_alpha": 0.5}, "lora_alpha 0.5"),
     ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, .*--model.name"),
