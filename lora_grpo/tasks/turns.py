@@ -7,6 +7,7 @@ conversation, see docs/decisions/0029-conversations.md.)
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,7 +65,8 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
 
     try:
         parsed = parse_response(text, dict(template), prefix=before)
-    except (ValueError, TypeError, KeyError) as error:
+        json.dumps(parsed, ensure_ascii=False).encode()  # ValueError for half a character, which no tokenizer takes
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
     for call in parsed.get("tool_calls") or ():
         function = call.get("function")
