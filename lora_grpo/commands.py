@@ -19,6 +19,7 @@ RECIPES = {
     "laptop": "laptop_lora.py",
     "guess": "guess_lora.py",
     "length": "length_lora.py",
+    "sql": "sql_lora.py",
     "task": "your_task.py",
 }
 """Name in `lora-grpo train NAME` -> file in the folder `recipes`."""

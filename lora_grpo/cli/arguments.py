@@ -86,8 +86,7 @@ def parse(
     defaults = replace(base, presets[preset])
     if method == "sft":
         _drop_unused(given, how, [file for _, file in files])
-    else:
-        defaults = _with_rewards_of_task(defaults, given.get("data", {}).get("task"))
+    defaults = _with_defaults_of_task(defaults, preset, given.get("data", {}).get("task"))
 
     # Merge them.
     config = defaults
@@ -129,8 +128,7 @@ def parse(
 def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
     """Return the preset's value of each setting that the command line, a settings file or a start adapter changed."""
     preset = replace(RunConfig(method=config.method), presets[config.preset])
-    if config.method == "grpo":
-        preset = _with_rewards_of_task(preset, config.data.task)
+    preset = _with_defaults_of_task(preset, config.preset, config.data.task)
     values, names = flat(config.to_dict()), {"preset", "output_dir"}
     if config.step_limit is None:
         names.add("train.max_steps")
@@ -141,10 +139,21 @@ def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dic
     }
 
 
-def _with_rewards_of_task(config: RunConfig, task: str | None = None) -> RunConfig:
-    """Return a configuration with the `REWARDS` of its task file, or of `task`; unchanged for built-in tasks."""
+def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = None) -> RunConfig:
+    """Return a configuration with the defaults of its task file, or of `task`; unchanged for built-in tasks.
+
+    These are its `REWARDS`, and in SFT the model and the limits of its own preset, with which GRPO continues.
+    """
     task = task or config.data.task
-    return replace(config, {"rewards": cast(TaskFile, get_task(task)).rewards}) if is_task_file(task) else config
+    if not is_task_file(task):
+        return config
+    file = cast(TaskFile, get_task(task))
+    if config.method == "grpo":
+        return replace(config, {"rewards": file.rewards})
+    own = getattr(file.module, "PRESETS", {}).get(preset, {})
+    limits = {name: own[name] for name in ("model", "sampling") if name in own}
+    size = {name: value for name, value in own.get("train", {}).items() if name == "micro_batch_size"}
+    return replace(config, {**limits, "train": size})
 
 
 def _show_help(base: RunConfig, arguments: Sequence[str], description: str, presets: Mapping[str, Overrides]) -> None:

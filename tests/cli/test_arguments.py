@@ -76,6 +76,33 @@ def test_changed_settings_are_those_that_differ_from_the_preset(monkeypatch):
     assert changed_settings(config("--task", "mine.py"), PRESETS) == {"data.task": "starter"}  # the file's own rewards
 
 
+def test_sft_has_the_model_and_the_limits_of_the_preset_in_the_task_file():
+    """GRPO continues from its adapter, with the same base, chat template and limits."""
+    recipes = RECIPE.parent
+    own = {
+        "model": {"bits": 16},
+        "sampling": {"max_completion_tokens": 9},
+        "train": {"max_steps": 3, "micro_batch_size": 2},
+    }
+    text = f"load = gold = check = print\nREWARDS = ('coin_flip=2',)\nPRESETS = {{'starter': {own}}}\n"
+    Path("mine.py").write_text(text)
+    presets = runpy.run_path(str(recipes / "sft_lora.py"))["PRESETS"]
+
+    def sft(*flags):
+        return parse(["--preset", *flags], recipe="sft_lora", description="", presets=presets, method="sft")[0]
+
+    made, bundled = sft("starter", "--task", "mine.py"), sft("starter")
+    assert (made.model.bits, made.sampling.max_completion_tokens) == (16, 9)
+    assert made.train == replace(bundled.train, {"micro_batch_size": 2})
+    assert (made.rewards, bundled.model.bits) == (bundled.rewards, 4)
+    assert sft("starter", "--task", "mine.py", "--model.bits", "4").model.bits == 4
+    changed = {"data.task": "starter", "train.max_steps": 60}
+    assert changed_settings(sft("starter", "--task", "mine.py", "--train.max-steps", "2"), presets) == changed
+    grpo = config("--preset", "starter", "--task", "mine.py")
+    assert (grpo.model.bits, grpo.rewards) == (4, ("coin_flip=2",))
+    assert sft("laptop", "--task", str(recipes / "sql_lora.py"), "--plan").model.chat_template == "qwen2_5"
+
+
 def test_a_flag_goes_over_the_file_and_the_file_over_the_preset():
     file = settings("train: {max_steps: 7, prompts_per_step: 4, micro_batch_size: 64}\nseed: 3\n")
     made = config(*file, "--seed", "9", "--train.prompts-per-step", "8")

@@ -1,0 +1,140 @@
+"""A model learns to answer questions about a database with tools, in conversations of several turns.
+
+Method. The names of tables and columns differ in every row, so the model must look them up before it can write a query.
+SFT on reference conversations teaches the calls. GRPO continues from that adapter and trains on whole conversations:
+the reward is 1 if the answer is the result of the reference query, else 0. Queries can only read.
+
+    python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py \\
+        --train.prompts-per-step 4 --train.max-steps 32
+    python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora
+"""
+
+import random
+import re
+import sqlite3
+
+from lora_grpo.config import gpu_preset, laptop_preset
+from lora_grpo.pipeline import run_recipe
+
+SYSTEM_PROMPT = "Find the answer in the database. Reply with the answer alone."
+MAX_TURNS = 6
+GROUPS = "team club school shop firm farm hotel library museum studio"
+MEMBERS = "player singer pupil clerk driver guide baker painter nurse pilot"
+VALUES = "points wage age score height weight bonus rank"
+TITLES = "Amber Bravo Cedar Delta Ember Falcon Granite Harbor Indigo Juniper"
+NAMES = "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Rosa Simon"
+QUESTIONS = (
+    ("How many {member}s have {value} above {limit}?", "COUNT(*) FROM {table} WHERE {number} > {limit}"),
+    ("What is the total {value} in the {group} {title}?", "SUM({number}) FROM {joined} WHERE {label} = '{title}'"),
+    ("What is the highest {value} in the {group} {title}?", "MAX({number}) FROM {joined} WHERE {label} = '{title}'"),
+    ("Which {group} has the {member} with the lowest {value}?", "{label} FROM {joined} ORDER BY {number} LIMIT 1"),
+    ("In which {group} is the {member} {name}?", "{label} FROM {joined} WHERE {who} = '{name}'"),
+)
+READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+
+
+def load(split):
+    """Return rows with a question, the script of its database, and the reference query."""
+    return [make_row(random.Random(seed)) for seed in (range(600) if split == "train" else range(600, 900))]
+
+
+def make_row(generator):
+    """Return a row about members and their groups. A third table has nothing to do with the question."""
+
+    def some(words, number):
+        return generator.sample(words.split(), number)
+
+    (group, other), [member], [value] = some(GROUPS, 2), some(MEMBERS, 1), some(VALUES, 1)
+    table, groups, others = (some("{}s all_{}s {}_list", 1)[0].format(each) for each in (member, group, other))
+    [who], [label], [key] = some("name full_name", 1), some("title label", 1), some(f"{group}_id {group}_no", 1)
+    number, *titles = some("{} num_{} {}_now", 1)[0].format(value), *some(TITLES, 3)
+    numbers, places = generator.sample(range(10, 100), 9), generator.sample([0, 1, 2] * 3, 8)
+    members = [*zip(some(NAMES, 8), numbers[1:], places, strict=True)]
+    words = {"member": member, "group": group, "value": value, "title": titles[0], "name": members[0][0]}
+    words |= {"who": who, "number": number, "label": label, "joined": f"{table} JOIN {groups} USING ({key})"}
+    words |= {"table": table, "limit": numbers[0]}
+    question, query = (text.format(**words) for text in generator.choice(QUESTIONS))
+    created = {f"{table} ({who}, {number}, {key})": members, f"{groups} ({key}, {label})": [*enumerate(sorted(titles))]}
+    created[f"{others} ({other}_id, {label})"] = [(0, titles[1])]
+    script = [f"CREATE TABLE {each}; INSERT INTO {each} VALUES {str(rows)[1:-1]};" for each, rows in created.items()]
+    return {"question": question, "database": "\n".join(script), "query": f"SELECT {query}"}
+
+
+class Environment:
+    """A database in memory that the model can only read."""
+
+    def reset(self, database, query, **row):
+        self._database, self._answer = sqlite3.connect(":memory:"), None
+        self._database.executescript(database)
+        self._database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY)
+        self._database.set_progress_handler(lambda: True, 100_000)  # stops a query after as many instructions
+        self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)  # bytes of a value
+        self._expected = self.query(query)
+
+    def tables(self):
+        """List the tables."""
+        return self.query("SELECT group_concat(name, ', ') FROM (SELECT name FROM sqlite_master ORDER BY name)")
+
+    def describe(self, table: str):
+        """Show the columns of a table.
+
+        Args:
+            table: name
+        """
+        found = self._database.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        return found[0].removeprefix("CREATE TABLE ") if found else f"no table {table}"
+
+    def query(self, sql: str):
+        """Run a SELECT.
+
+        Args:
+            sql: query
+        """
+        rows = self._database.execute(sql).fetchmany(5)
+        return "\n".join(", ".join(map(str, row)) for row in rows)[:200] or "no rows"
+
+    def reply(self, text):
+        self._answer = text.strip()  # and the conversation ends
+
+    def get_reward(self):
+        return float(self._answer == self._expected)
+
+
+def gold(row):
+    """Return a conversation that looks up the names, runs the reference query and reports its result."""
+    environment = Environment()
+    environment.reset(**row)
+    names = re.findall(r"(?:FROM|JOIN) (\w+)", row["query"])
+    turns = [[("tables", {})], [("describe", {"table": name}) for name in names], [("query", {"sql": row["query"]})]]
+    messages = []
+    for turn in turns:
+        calls = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in turn]
+        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    return [*messages, {"role": "assistant", "content": environment._expected}]
+
+
+def gpu(model: str) -> dict:
+    return gpu_preset(
+        model,
+        model={"max_sequence_tokens": 2048},
+        data={"task": __file__, "eval_limit": 200},
+        sampling={"max_completion_tokens": 1024, "max_turn_tokens": 256},
+        train={"max_steps": 100},
+    )
+
+
+PRESETS = {
+    "laptop": laptop_preset(
+        model={"chat_template": "qwen2_5", "max_sequence_tokens": 768},
+        data={"task": __file__, "eval_limit": 100},
+        sampling={"max_completion_tokens": 384, "max_turn_tokens": 96},
+        train={"max_steps": 10, "prompts_per_step": 4, "micro_batch_size": 4},
+    ),
+    "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
+    "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "24gb": gpu("Qwen/Qwen2.5-3B-Instruct"),
+}
+
+if __name__ == "__main__":
+    run_recipe("sql_lora", __doc__, PRESETS)
