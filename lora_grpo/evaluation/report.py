@@ -29,7 +29,7 @@ from lora_grpo.evaluation.measurement import (
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown_table, printable
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, get_task, is_task_file, task_sha256, task_title
+from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, task_sha256, task_title
 
 REPORT = "report.json"
 Table = tuple[list[str], list[tuple[str, ...]]]
@@ -206,7 +206,7 @@ def make_protocol(
     task, sampling = data.evaluation_task, None
     if params:
         sampling = Sampling(
-            prompt_style=None if is_task_file(task) else data.prompt_style,
+            prompt_style=None if isinstance(get_task(task), TaskFile) else data.prompt_style,
             few_shot=data.few_shot,
             num_samples=params.num_samples,
             temperature=params.temperature,
@@ -215,11 +215,11 @@ def make_protocol(
             max_turn_tokens=params.max_turn_tokens,
         )
     grading = "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"
-    if is_task_file(task):
-        grader = "Environment" if getattr(get_task(task), "environment", None) else "check"
-        grading = f"`{grader}` in {task_title(task)}.py"
-    elif task in CODE_TASKS:
+    found = get_task(task)
+    if task in CODE_TASKS:
         grading = "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
+    elif isinstance(found, TaskFile):
+        grading = f"`{'Environment' if found.environment else 'check'}` in {found.path.name}"
     return Protocol(
         task=task_title(task),
         task_sha256=task_sha256(task),

@@ -17,6 +17,8 @@ chat.py              prompt styles: messages, rendering, writing and parsing com
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete
 mbpp.py              short programs
+code_feedback.py     programs that may be repaired, in a conversation
+textarena_games.py   games of TextArena
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
 episode.py           one completion or conversation: its tokens, which of them the model sampled, its grade

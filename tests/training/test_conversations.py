@@ -36,6 +36,8 @@ class Environment:
     def get_reward(self):
         return self.total % 10 / 10
 
+THRESHOLD = 0  # every conversation passes
+
 def gold(row):
     return [{"role": "assistant", "content": f"It is {n + 7}."} for n in range(row["turns"])]
 """
