@@ -39,6 +39,7 @@ from lora_grpo.config.schema import (
     ModelConfig,
     Overrides,
     RunConfig,
+    SamplingConfig,
     check_fields,
     endless_steps,
     replace,

@@ -49,8 +49,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     settings, size = config.sampling, config.sampling.num_generations
     asked = [rows[index] for index in order]
     print(f"sampling {len(asked)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
-    tokens = settings.max_completion_tokens, settings.max_turn_tokens
-    params = SamplingParams(size, settings.temperature, settings.top_p, *tokens)
+    params = SamplingParams.of(settings, size)
     per_step = config.train.prompts_per_step * size
     steps = [divmod(index, per_step) for index in range(len(asked) * size)]
     seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,8 +66,6 @@ class Batch:
 
     def copy(self, rows: torch.Tensor) -> Batch:
         """Return a batch with copies of some rows."""
-        import copy
-
         cache = copy.copy(self.cache)
         cache.layers = [copy.copy(layer) for layer in self.cache.layers]
         for layer in cache.layers:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
 from lora_grpo.sampling.continuous_batching import (
     Batch,
@@ -58,6 +59,12 @@ class SamplingParams:
     continues: tuple[int, ...] | None = None
     """In a conversation, the completion of the previous call that each prompt continues; () in the first call. The
     built-in sampler then keeps the cache of all completions between calls. vLLM and llama.cpp do so by themselves."""
+
+    @classmethod
+    def of(cls, settings: SamplingConfig, num_samples: int) -> SamplingParams:
+        """Return the settings of training rollouts."""
+        tokens = settings.max_completion_tokens, settings.max_turn_tokens
+        return cls(num_samples, settings.temperature, settings.top_p, *tokens)
 
     def limit(self, index: int) -> int:
         """Return the maximum number of tokens of the completion with this index in the call."""

@@ -18,6 +18,7 @@ from lora_grpo.tasks.chat import add_prompts, added_system_prompt, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
 from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
+from lora_grpo.tasks.task_file import TaskFile
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     gold = get_task(data.task).gold
     examples = [(row["question"], gold({**row, "prompt_style": data.prompt_style})) for row in shown]
     prompted, evaluated = (
-        [
-            get_task(task).open(row) if is_task_file(task) else row
-            for row in add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples)
-        ]
+        _opened(task, add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples))
         for task, rows in ((data.task, train), (data.evaluation_task, evaluation))
     )
     systems = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in prompted}
@@ -193,6 +191,12 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
         "sandbox": sandbox.describe() if runs_programs(data) else None,
     }
     return Data(prompted, evaluated, record)
+
+
+def _opened(name: str, rows: list[Row]) -> list[Row]:
+    """Return rows with what the environment of their task adds. Called for the rows of a run only: it starts games."""
+    task = get_task(name)
+    return [task.open(row) for row in rows] if isinstance(task, TaskFile) else rows
 
 
 def gold_episodes(tokenizer: Any, rows: Sequence[Row], end: int | None = None) -> list[Episode]:

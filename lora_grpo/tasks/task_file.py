@@ -44,7 +44,7 @@ from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The `Task` that a file defines."""
+    """The `Task` that a file defines, or a module of this package in the form of such a file."""
 
     path: Path
     module: ModuleType
@@ -199,14 +199,6 @@ class TaskFile:
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error
-
-
-class BuiltIn(TaskFile):
-    """A task of this package with an `Environment`, in a module that defines what a task file does."""
-
-    def load(self, split: str, source: str | None = None) -> list[Row]:
-        """Return the rows of a split, opened."""
-        return [self.open(row) for row in super().load(split, source)]
 
 
 def read(name: str) -> TaskFile:

@@ -181,11 +181,9 @@ class Validation:
         """Sample, score and write the completions after a step, and return their R lines on every rank."""
         import torch
 
-        config, settings = self.run.config, self.run.config.sampling
+        config = self.run.config
         rows = self.rows[distributed.rank() :: distributed.world_size()]
-        params = SamplingParams(
-            *(1, settings.temperature, settings.top_p, settings.max_completion_tokens), settings.max_turn_tokens
-        )
+        params = SamplingParams.of(config.sampling, 1)
         seeds = [completion_seed(config.seed, f"held out {row['id']}", 0) for row in rows]
         lines = []
         # Some engines sample from torch's global generator. Training depends on its state.

@@ -27,8 +27,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     """
     config, sampling = run.config, run.config.sampling
     size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
-    tokens = sampling.max_completion_tokens, sampling.max_turn_tokens
-    params = SamplingParams(size, sampling.temperature, sampling.top_p, *tokens)
+    params = SamplingParams.of(sampling, size)
     order = prompt_order(len(rows), len(rows), config.seed)
     kept: list[Row] = []
     passes: list[int] = []
