@@ -57,6 +57,11 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "laptop": ("recipes/laptop_lora.py", *LAPTOP),
     "tools": ("recipes/sql_lora.py", *LAPTOP),
 }
+SFT: dict[str, tuple[str, ...]] = {
+    "laptop": (),
+    "tools": ("--task", "recipes/sql_lora.py", "--train.prompts-per-step", "4", "--train.max-steps", "16"),
+}
+"""Flags of the SFT before the measured steps, of the workloads whose base gets no reward."""
 SIDES = {"plain": (), "plain16": ("--model.bits", "16"), "fast": (), "now": ()}
 RATIOS = (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "plain16"), ("now", "before"))
 COLUMNS = {"step": "step, s", "rollouts": "rollouts, s", "rewards": "rewards, s", "training": "training, s"}
@@ -81,9 +86,8 @@ def main() -> None:
         sides |= dict.fromkeys(arguments.sides, ROOT)
         for workload in arguments.workloads:
             command = [*WORKLOADS[workload], "--train.max-steps", str(arguments.steps)]
-            if workload in ("laptop", "tools"):  # all rewards of the base are 0
-                task = ("--task", command[0], "--train.max-steps", "8") if workload == "tools" else ()
-                execute("recipes/sft_lora.py", *LAPTOP, *task, "--output-dir", f"{folder}/sft")
+            if workload in SFT:
+                execute("recipes/sft_lora.py", *LAPTOP, *SFT[workload], "--output-dir", f"{folder}/sft")
                 command += ["--lora.from", f"{folder}/sft"]
             rounds: dict[str, list[list[Step]]] = {side: [] for side in sides}
             for number in range(arguments.rounds):

@@ -22,7 +22,7 @@ TASK = """
 import hashlib, os
 
 TURNS = int(os.environ["BENCHMARK_TURNS"])
-MAX_TURNS = TURNS
+MAX_TURNS, THRESHOLD = TURNS, 0.0
 
 def load(split):
     return [{"question": f"Count to eight. ({split} {n})"} for n in range(400 if split == "train" else 16)]
