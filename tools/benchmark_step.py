@@ -278,6 +278,7 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
     rewards = resolve(parse_reward_specs(config.rewards))
     if environment:  # TRL gives `reset` the columns of the dataset, and adds its text to the prompt
         rows = [{**row["loaded_row"], "prompt": before_reset(row)} for row in rows]
+        factory, final_reward = in_two_parts(environment.kind)
     trainer = (FastGRPOTrainer if fast else GRPOTrainer)(
         model=load_model(config),
         processing_class=tokenizer,
@@ -310,8 +311,10 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
         train_dataset=Dataset.from_list(rows).select(
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
         ),
-        reward_funcs=None if environment else [graded(config.data.task, rows, reward.function) for reward in rewards],
-        environment_factory=environment and environment.kind,
+        reward_funcs=final_reward
+        if environment
+        else [graded(config.data.task, rows, reward.function) for reward in rewards],
+        environment_factory=factory if environment else None,
         peft_config=None
         if start
         else LoraConfig(
@@ -330,6 +333,21 @@ def before_reset(row: dict[str, Any]) -> list[dict[str, str]]:
     """Return the prompt of a row without the text that `reset` returned."""
     *earlier, last = row["prompt"]
     return [*earlier, {**last, "content": last["content"].removesuffix(row["reset_text"])}]
+
+
+def in_two_parts(kind: Any) -> tuple[Any, Any]:
+    """Return an environment as TRL takes it: the class without `reply`, which TRL would offer as a tool, and a reward
+    function that gives it the last message.
+    """
+    factory = type(kind.__name__, (kind,), {"reply": None, "get_reward": None})
+
+    def final_reward(completions: list[Any], environments: list[Any], **columns: Any) -> list[float]:
+        for completion, environment in zip(completions, environments, strict=True):
+            if completion[-1]["role"] == "assistant" and not completion[-1].get("tool_calls"):
+                kind.reply(environment, completion[-1].get("content") or "")
+        return [kind.get_reward(environment) for environment in environments]
+
+    return factory, final_reward
 
 
 def load_model(config: Any) -> Any:

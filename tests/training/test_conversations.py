@@ -84,16 +84,29 @@ def test_gradients_are_those_of_scoring_each_turn_on_its_own(tmp_path):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_tokens_of_the_environment_have_no_effect_after_the_last_turn(loss_type, tmp_path):
-    """The sampler's values at masked tokens reach neither the loss nor any metric."""
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=16)
+    """Values at masked tokens reach neither the loss, nor the KL divergence, the ratios, the weights or any metric."""
+    settings = {"loss_type": loss_type, "max_completion_length": 16, "beta": 0.1}
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, **settings)
     inputs, _ = conversations()
     inputs["advantages"][2] = 0
-    expected = loss_and_gradients(trainer, inputs)
-    hidden = 1 - inputs["tool_mask"]
-    changed = inputs | {"sampling_per_token_logps": inputs["sampling_per_token_logps"] - 50 * hidden}
-    found = loss_and_gradients(trainer, changed)
-    assert found[0] == expected[0] and distance(found[1], expected[1]) == 0
-    assert found[2] == expected[2] and LOGPROB_MISMATCH in found[2]
+    names = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio")
+    values = {name: inputs["sampling_per_token_logps"].clone() for name in names}
+    values["importance_sampling_ratio"] = values["importance_sampling_ratio"].exp()
+    ours, hidden = inputs["tool_mask"], 1 - inputs["tool_mask"]
+
+    def compare(inputs, names):
+        expected = loss_and_gradients(trainer, inputs)
+        for name in names:
+            found = loss_and_gradients(trainer, inputs | {name: inputs[name] + hidden / 2})
+            assert found[0] == expected[0] and distance(found[1], expected[1]) == 0 and found[2] == expected[2], name
+            changed = loss_and_gradients(trainer, inputs | {name: inputs[name] + ours / 2})
+            assert (changed[0], changed[2]) != (expected[0], expected[2]), name
+        return expected[2]
+
+    reference = {"ref_per_token_logps": values["ref_per_token_logps"]}
+    assert {LOGPROB_MISMATCH, "kl"} <= compare(inputs | reference, ["sampling_per_token_logps"]).keys()
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True  # TRL then applies the weights
+    assert "kl" in compare(inputs | values, names[1:])
 
 
 def test_a_run_counts_only_the_models_tokens(task, tmp_path):
@@ -124,6 +137,41 @@ def test_a_run_counts_only_the_models_tokens(task, tmp_path):
     lines = [json.loads(line) for line in (run.completions / "step-00001.jsonl").read_text().splitlines()]
     assert [line["messages"] for line in lines] == [episode.messages for episode in played[0]]
     assert [line["num_tokens"] for line in lines] == [sum(episode.from_model) for episode in played[0]]
+
+
+SUMS = """
+def load(split):
+    return [{"question": f"{split} {n}?"} for n in range(16)]
+class Environment:
+    def reset(self, **row): pass
+    def add(self, a: int, b: int):
+        \"\"\"Add two numbers.
+
+        Args:
+            a: a number.
+            b: a number.
+        \"\"\"
+        return a + b
+    def get_reward(self): return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "flags"),
+    [
+        ("    def reset(self, **row): pass\n", "", []),
+        ("a: int, b: int", "a, b: int", []),
+        ("", "", []),
+        ("", "", ["--model.chat-template", "qwen2_5", "--sampling.max-completion-tokens", "8"]),
+    ],
+    ids=["no reset", "no type", "template without tools", "no room for a turn"],
+)
+def test_what_no_conversation_can_follow_from_is_refused_before_weights_are_loaded(old, new, flags, tmp_path, warm):
+    path = tmp_path / "my_task.py"
+    path.write_text(SUMS.replace(old, new) if old else SUMS)
+    ended = warm.start(RECIPE, "--task", path, "--output-dir", tmp_path / "run", *flags, cwd=tmp_path).end()
+    assert ended.returncode == 2 and "Loading weights" not in ended.stderr and not (tmp_path / "run").exists()
+    assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1
 
 
 def test_a_killed_run_ends_in_the_same_bits(task, tmp_path, warm):
