@@ -15,7 +15,6 @@ The loss is TRL's own. FastGRPOTrainer computes its logprobs in less time; mixin
 In a run with the method `sft`, the task's reference answers replace samples and rewards.
 
 fast_trainer.py      FastGRPOTrainer: GRPOTrainer with this package's sampler and loss pass; RecipeTrainer of a run
-rollouts.py          the rollouts of FastGRPOTrainer, and what TRL's own code must do
 trainer.py           make_trainer: GRPOConfig, RecipeTrainer, monitor
 sft.py               the SFTTrainer of make_trainer: tokens and labels of reference answers, its mixin
 run.py               train: from the newest checkpoint to the saved adapter; handles Ctrl-C and SIGTERM

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.sampling import Decoded
@@ -139,18 +139,6 @@ def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | N
         return [[*itertools.compress(row, mask)] for row, mask in zip(rows, masks or rows, strict=True)]
 
     return (sampled(ids), sampled(logprobs)) if masks and logprobs else (ids, logprobs)
-
-
-def set_rollouts(trainer: Any, roll_out: Callable[..., dict[str, Any]]) -> None:
-    """Let a function sample the rollouts of a GRPOTrainer, as its argument `rollout_func`, which prints a warning.
-
-    It returns `prompt_ids`, `completion_ids`, `logprobs` and, if the model did not sample all tokens, `env_mask`.
-    """
-
-    def call(prompts: Any, owner: Any) -> dict[str, Any]:
-        return roll_out()
-
-    trainer.rollout_func = call
 
 
 def skip_weight_sync(trainer: Any) -> None:

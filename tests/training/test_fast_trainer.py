@@ -24,7 +24,7 @@ from lora_grpo import starter
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage, rollouts
+from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage
 from lora_grpo.training.logprob_check import tolerance
 
 MODEL = str(starter.model_path())
@@ -461,8 +461,9 @@ def test_equal_prompts_of_an_evaluation_have_different_seeds(process, rows, tmp_
     monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
     trainer.model.eval()
     used = []
-    rollouts.sample(trainer, sampler, [[row] for row in rows], 4)
-    rollouts.sample(trainer, sampler, [[row] for row in rows], 4)
+    trainer.sampler = sampler
+    trainer.sample_completions([[row] for row in rows], None, {}, 4)
+    trainer.sample_completions([[row] for row in rows], None, {}, 4)
     [seeds, again] = used
     assert seeds == again and len(set(seeds)) == len(seeds)
     first = completion_seed(trainer.args.seed, "eval [3]", process * 5 % 4)  # the other process has those before
