@@ -7,13 +7,15 @@ Rewards are arbitrary, so that nearly every group has a gradient. The sides take
     python tools/benchmark_turns.py --turns 4 --steps 3 --rounds 3
 
 A ratio is the time of a step of `turns`, divided by K times that of a step of `single`: the median of the rounds, with
-their range.
+their range. A conversation also has tokens of the environment, which the model reads in rollouts and in training. The
+last row therefore divides each ratio by that of `tokens`, which pass through the trained model.
 """
 
 import argparse
 import os
 import statistics
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmark_step import LAPTOP, Step, execute, measure, median
@@ -41,7 +43,8 @@ class Environment:
 def gold(row):
     return [{"role": "assistant", "content": "one two three four five six seven eight"}] * TURNS
 """
-COLUMNS = ("step", "rollouts", "training", "training_cpu", "peak_gib")
+TIMES = ("step", "rollouts", "training", "training_cpu")
+COLUMNS = (*TIMES, "tokens", "peak_gib")
 
 
 def main() -> None:
@@ -70,13 +73,20 @@ def main() -> None:
     for side, of_side in rounds.items():
         values = [median([step for steps in of_side for step in steps[1:]], name) for name in COLUMNS]
         print(f"| {side} | {' | '.join(f'{value:.2f}' for value in values)} |")
-    cells = []
-    for name in COLUMNS:
-        pairs = zip(rounds["turns"], rounds["single"], strict=True)
+    pairs = [(turns[1:], single[1:]) for turns, single in zip(rounds["turns"], rounds["single"], strict=True)]
+
+    def ratios(name: str) -> list[float]:
         times = 1 if name == "peak_gib" else arguments.turns
-        found = [median(turns[1:], name) / (times * median(single[1:], name)) for turns, single in pairs]
-        cells.append(f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})")
-    print(f"| turns / ({arguments.turns} x single) | {' | '.join(cells)} |")
+        return [median(turns, name) / (times * median(single, name)) for turns, single in pairs]
+
+    def text(values: Iterable[float]) -> str:
+        found = [*values]
+        return f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+
+    print(f"| turns / ({arguments.turns} x single) | {' | '.join(text(ratios(name)) for name in COLUMNS)} |")
+    tokens = ratios("tokens")
+    each = [text(ratio / more for ratio, more in zip(ratios(name), tokens, strict=True)) for name in TIMES]
+    print(f"| of the same tokens | {' | '.join(each)} | | |")
 
 
 if __name__ == "__main__":
