@@ -181,9 +181,11 @@ def guard(function: RewardFunction, name: str, file: Path | None = None) -> Rewa
 
         try:
             # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
+            # An environment may hold what cannot be copied, such as a connection.
             with python_file.keeping_directory():
                 copies = {
-                    key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in batch.items()
+                    key: copy.deepcopy(value) if isinstance(value, list) and key != "environments" else value
+                    for key, value in batch.items()
                 }
                 values = list(function(**copies))
         except (Exception, SystemExit) as error:

@@ -20,6 +20,8 @@ from lora_grpo.training.trl_compat import sampled_tokens
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "your_task.py"
 QUIZ = """
+import threading
+
 def load(split):
     first, last = (0, 12) if split == "train" else (20, 24)
     return [{"question": "How many are 3 and 4?", "number": n, "turns": 2 + n % 3} for n in range(first, last)]
@@ -27,6 +29,7 @@ def load(split):
 class Environment:
     def reset(self, turns, number, **row):
         self.left, self.total = turns, 0
+        self.lock = threading.Lock()  # cannot be copied
         return f" (Question {number})"
 
     def reply(self, text):
