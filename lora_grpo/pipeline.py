@@ -98,12 +98,11 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     run.begin(policy.record)
     keep_start(run, policy.start)
 
-    eval_rows = budget.choose_rows(sampler, data.eval)
-    before = evaluate(run, sampler, eval_rows, "base")
+    before = evaluate(run, sampler, data.eval, "base")
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(run, policy, trainer, rows)
-    after = evaluate(run, sampler, eval_rows, "trained")
+    after = evaluate(run, sampler, data.eval, "trained")
     finish_run(run, before, after)
 
 

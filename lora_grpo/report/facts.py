@@ -52,8 +52,6 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
         rows.append(("Duration", duration(record["seconds_worked"]) + pauses))
     if start := record.get("start"):
         rows.append(("Started from", start["name"]))
-    if evaluated := (record.get("time_budget") or {}).get("eval_rows"):
-        rows.append(("Evaluated rows", f"{evaluated} of {record['data']['eval']['rows']}, which fit in --hours"))
     if best := record.get("best"):
         accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
         rows.append(

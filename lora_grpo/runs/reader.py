@@ -54,8 +54,6 @@ class RunRecord:
     """`step` and `hours`, if `--hours` ended training."""
     evaluation_seconds: dict[str, float] = field(default_factory=dict)
     """Duration of the evaluations, `base` and `trained`, on rank 0."""
-    time_budget: dict[str, Any] | None = None
-    """The decisions of `--hours`, such as `eval_rows`, the number of rows of both evaluations if some were left out."""
     seconds_worked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     resumed: tuple[str, ...] = ()
     command: tuple[str, ...] = ()

@@ -69,5 +69,4 @@ from lora_grpo.tasks.registry import (
     task_title,
 )
 from lora_grpo.tasks.sources import read_rows
-from lora_grpo.tasks.sources import sample as sample_rows
 from lora_grpo.tasks.task_file import TaskFile

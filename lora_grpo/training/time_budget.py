@@ -9,20 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import sys
 from collections.abc import Iterator
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import evaluate
 from lora_grpo.runs import Run, duration
-from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import Row, sample_rows
 
-_EVALUATION_SHARE = 0.4
-"""If both evaluations take more than this fraction of the remaining time, rows are left out."""
-_LEAST_ROWS = 50
-"""Minimum number of rows of an evaluation, which are also used to measure its speed."""
 _MARGIN, _RESERVE = 1.2, 5.0
 """Safety factor for the time of the final evaluation, and seconds for the checkpoint and the report."""
 _WINDOW = 10
@@ -45,37 +37,18 @@ class TimeBudget:
         self._validation = self._longest_validation = self._round_began = 0.0
         """Seconds of the validation passes of this round, of the longest pass, and the clock when the round began."""
 
-    def choose_rows(self, sampler: Sampler, rows: list[Row]) -> list[Row]:
-        """Return the rows of both evaluations: all, or a seeded sample if all take too long.
-
-        Their number is decided once, before the evaluation of the base, and depends only on the time that a few rows
-        take, not on their results.
-        """
-        run, number = self.run, (self.run.record.get("time_budget") or {}).get("eval_rows")
-        began = "base" in run.record.get("evaluation_seconds", {})
-        if self.seconds < math.inf and number is None and not began and len(rows) > _LEAST_ROWS:
-            evaluate(run, sampler, sample_rows(rows, _LEAST_ROWS, run.config.seed), "speed")
-            seconds = run.record["evaluation_seconds"].pop("speed") / _LEAST_ROWS
-            for path in run.evaluation.glob("speed.samples.jsonl*") if distributed.is_main() else ():
-                path.unlink()
-            left = self.seconds - self._now()
-            number = distributed.broadcast_from_main(lambda: int(_EVALUATION_SHARE * left / (2 * seconds)))
-            if number < _LEAST_ROWS:
-                raise self._too_little(f"evaluating {_LEAST_ROWS} rows twice", 2 * _LEAST_ROWS * seconds)
-            if number >= len(rows):
-                return rows
-            run.update(time_budget={"eval_rows": number})
-            print(
-                f"evaluating a sample of {number} of {len(rows)} rows before and after training, because both "
-                f"evaluations of all would take {duration(2 * len(rows) * seconds)} of the {duration(left)} left",
-                file=sys.stderr,
-            )
-        return sample_rows(rows, number, run.config.seed)
-
     def check_evaluation(self) -> None:
         """Raise a RunError if too little time is left for the evaluation of the trained model."""
-        if self._now() + self._final_evaluation() > self.seconds and not self.run.is_trained:
-            raise self._too_little("the final evaluation", self._final_evaluation())
+        run, seconds = self.run, self._final_evaluation()
+        if self._now() + seconds <= self.seconds or run.is_trained:
+            return
+        # A run that starts again can train for a while: four times the evaluation, and a minute more.
+        enough = run.seconds_worked + run.seconds_open + 4 * seconds + 60
+        raise RunError(
+            f"--hours {run.config.hours:g} is too little: {duration(self._now())} are used, and the final evaluation "
+            f"takes {duration(seconds)}; pass --resume --hours {math.ceil(100 * enough / 3600) / 100:g}, or start over "
+            "with a smaller --data.eval-limit"
+        )
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
@@ -124,14 +97,6 @@ class TimeBudget:
         size = min(_WINDOW, len(self._rounds) // 2)
         slower = statistics.median(self._rounds[-size:]) / statistics.median(self._rounds[:size]) if size > 2 else 1.0
         return distributed.broadcast_from_main(lambda: _MARGIN * base * min(3.0, max(1.0, slower)))
-
-    def _too_little(self, phase: str, seconds: float) -> RunError:
-        # A run that starts again can train for a while: four times the evaluation, and a minute more.
-        enough = self.run.seconds_worked + self.run.seconds_open + 4 * seconds + 60
-        return RunError(
-            f"--hours {self.run.config.hours:g} is too little: {duration(self._now())} are used, and {phase} takes "
-            f"{duration(seconds)}; pass --resume --hours {math.ceil(100 * enough / 3600) / 100:g}"
-        )
 
     def _now(self) -> float:
         return distributed.broadcast_from_main(lambda: self.run.seconds_worked)

@@ -18,7 +18,6 @@ from lora_grpo.files import lock
 from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import Run, open_run, read_run
 from lora_grpo.tasks import load_data
-from lora_grpo.training import time_budget
 from lora_grpo.training.completions import StepMetrics, Validation
 from lora_grpo.training.time_budget import TimeBudget
 
@@ -48,7 +47,6 @@ class Simulated:
         """Take the seconds that a process needs to start, and evaluate the base if that has not been done."""
         self.budget = TimeBudget(self.run)
         self.clock.now += seconds
-        self.budget.choose_rows(None, [])
         if "base" not in self.run.record["evaluation_seconds"]:
             self.clock.now += evaluation
             self.run.record["evaluation_seconds"]["base"] = evaluation
@@ -117,35 +115,6 @@ def test_too_few_hours_are_one_line_that_says_how_many_would_do(tmp_path):
     again.start(12, 100)
     assert again.train(lambda _: 10.0) >= 20
     assert again.end(100) <= 3600 * again.run.config.hours
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(0.01, 400), (0.5, 114), (3.0, None)])
-def test_rows_are_left_out_only_if_both_evaluations_would_take_too_long(
-    tmp_path, monkeypatch, capsys, seconds, expected
-):
-    run = Simulated(tmp_path, 0.1)
-    asked = []
-
-    def evaluate(of_run, sampler, rows, name):
-        asked.append((len(rows), name))
-        run.clock.now += seconds * len(rows)
-        of_run.record["evaluation_seconds"][name] = seconds * len(rows)
-
-    monkeypatch.setattr(time_budget, "evaluate", evaluate)
-    rows = [{"id": str(number)} for number in range(400)]
-    if expected is None:
-        with pytest.raises(RunError, match="evaluating 50 rows twice takes 5 min 0 s") as error:
-            TimeBudget(run.run).choose_rows(None, rows)
-        again = resumed(tmp_path, run, advised(error.value))
-        assert len(TimeBudget(again.run).choose_rows(None, rows)) >= 50
-        return
-    run.clock.now += 50
-    chosen = TimeBudget(run.run).choose_rows(None, rows)
-    assert len(chosen) == expected and asked == [(50, "speed")]
-    assert (f"sample of {len(chosen)} of 400 rows" in capsys.readouterr().err) == (len(chosen) < 400)
-    if len(chosen) < 400:  # decided once
-        assert TimeBudget(run.run).choose_rows(None, rows) == chosen and len(asked) == 1
-    assert TimeBudget(run.run).choose_rows(None, rows[:50]) == rows[:50]
 
 
 # Real runs
