@@ -180,8 +180,7 @@ class TrainConfig:
 
 
 AlarmName = Literal[
-    "nan", "logprob_mismatch", "policy_ratio", "collapse", "zero_variance", "constant_reward", "entropy", "truncated",
-    "hacking",
+    "nan", "logprob_mismatch", "policy_ratio", "collapse", "zero_variance", "entropy", "truncated", "hacking",
 ]  # fmt: skip
 
 

@@ -53,8 +53,6 @@ class Reward:
     weight: float
     function: RewardFunction
     """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
-    is_own: bool = False
-    """Whether it is defined in a user's file."""
 
 
 class RewardError(RunError):
@@ -104,7 +102,7 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
             label, function = _built_in(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
-        rewards.append(Reward(name, spec.weight, guard(function, name, file), is_own=file is not None))
+        rewards.append(Reward(name, spec.weight, guard(function, name, file)))
     return rewards
 
 

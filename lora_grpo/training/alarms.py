@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_grpo.evaluation import mcnemar_exact
-from lora_grpo.rewards import Reward
 from lora_grpo.training.completions import LOGPROB_MISMATCH
 
 WINDOW = 10
@@ -37,8 +36,6 @@ clips tokens. By the comments of unsloth_zoo 2026.10.7, rounding in 16 bits chan
 by about 0.25 nats; clipping starts at 0.18 (epsilon 0.2). Completions that attend to each other change some by 2.4 or
 more: 10% were clipped in tests/gpu_rig. Smaller errors are not noticed, nor is any without vLLM, where the ratio is 1
 by construction. The importance sampling correction is not a part of the ratio."""
-_EQUAL = 1e-6
-"""Largest relative difference between equal values, by rounding in float32."""
 
 Metrics = Mapping[str, float]
 
@@ -60,8 +57,6 @@ class Alarms:
     """The highest possible reward of a completion: the sum of the positive weights."""
     max_mismatch: float | None = None
     """Largest accepted logprob mismatch, in nats per token. None if the logprobs are not comparable."""
-    rewards: Sequence[Reward] = ()
-    """The rewards of the run."""
     sft: str | None = None
     """The command that trains on reference answers first, if there is one."""
     float16: bool = False
@@ -88,8 +83,6 @@ class Alarms:
         if "reward" in self._steps[-1] and len(rewarded) >= WINDOW:
             messages |= self._signal(rewarded[-WINDOW:], _mean(rewarded[:WINDOW], "entropy"))
             messages["collapse"] = self._collapse([each["reward"] for each in rewarded])
-            if len(rewarded) == WINDOW:
-                messages["constant_reward"] = self._constant_reward(rewarded)
         return self._new(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
@@ -210,27 +203,8 @@ class Alarms:
             )
         return messages
 
-    def _constant_reward(self, window: Sequence[Metrics]) -> str | None:
-        constant = []
-        for reward in self.rewards:
-            means = _values(window, f"rewards/{reward.name}/mean")  # none if the reward graded no completion
-            spread = max([*_values(window, f"rewards/{reward.name}/std"), max(means) - min(means)]) if means else 0.0
-            is_met = not reward.is_own and min(means, default=0.0) == 1.0
-            if spread <= _EQUAL * max(map(abs, means), default=0.0) and not is_met:
-                constant.append(f"{reward.name!r} ({f'{means[0]:.3g}' if means else 'None'})")
-        if not constant:
-            return None
-        return (
-            f"{', '.join(constant)} had one value for every completion of the first {WINDOW} steps, so nothing "
-            "was learned from it; look at completions/, and at the columns of the rows that it reads"
-        )
-
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:
     """Return the mean of a metric, or NaN if no step has it. All comparisons with NaN are false."""
-    values = _values(steps, name)
+    values = [step[name] for step in steps if name in step]
     return statistics.fmean(values) if values else math.nan
-
-
-def _values(steps: Sequence[Metrics], name: str) -> list[float]:
-    return [step[name] for step in steps if name in step]

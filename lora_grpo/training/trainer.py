@@ -120,4 +120,4 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     sft = sft_command(run.config)
     # Dropout differs between the two passes, and a narrow range clips rounding errors.
     checks_ratio = policy.engine == "unsloth" and not any(dropout) and getattr(trainer.args, "epsilon", 0.0) >= 0.2
-    return Alarms(max_reward, tolerance() if comparable else None, rewards, sft, uses_float16, checks_ratio)
+    return Alarms(max_reward, tolerance() if comparable else None, sft, uses_float16, checks_ratio)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.rewards import Reward
 from lora_grpo.training.alarms import LONG_WINDOW, WINDOW, Alarms
 from lora_grpo.training.completions import LOGPROB_MISMATCH as DRIFT
 
@@ -119,29 +118,6 @@ def test_groups_without_variance_raise_an_alarm_with_a_fix():
     assert learned.name == "zero_variance" and "the rows are learned" in learned.message
     (wrong,) = alarms(*(fine(number, reward=0.0, frac_reward_zero_std=1.0) for number in range(1, 30)))
     assert "lora-grpo train sft" in wrong.message and "--data.filter-by-difficulty" not in wrong.message
-
-
-def graded(name, mean, std):
-    return {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
-
-
-def test_a_reward_with_one_value_for_all_completions_is_named_once():
-    rewards = [Reward(name, 1.0, lambda: None, is_own=name in ("mine", "ones", "ungraded")) for name in EACH]
-    steps = []
-    for number in range(1, 41):
-        values = {**graded("mine", 0.1, 1e-9), **graded("ones", 1.0, 0.0), **graded("never", 0.0, 0.0)}
-        values |= {**graded("met", 1.0, 0.0), **graded("moves", number / 40, 0.0), **graded("varies", 0.5, 0.5)}
-        values |= graded("ungraded", float("nan"), float("nan"))
-        steps.append(fine(number, **values))
-    (alarm,) = alarms(*steps, health=Alarms(FULL, rewards=rewards))
-    assert (alarm.name, alarm.step) == ("constant_reward", WINDOW)
-    assert alarm.message.startswith("'mine' (0.1), 'ones' (1), 'never' (0), 'ungraded' (None) had one value for every")
-    assert raised(*steps[: WINDOW - 1], health=Alarms(FULL, rewards=rewards)) == []
-    late = [fine(number, **graded("mine", float(number < 10), 0.0)) for number in range(1, 41)]
-    assert raised(*late, health=Alarms(FULL, rewards=rewards[:1])) == []
-
-
-EACH = ("mine", "ones", "never", "met", "moves", "varies", "ungraded")
 
 
 def test_an_alarm_is_raised_once():

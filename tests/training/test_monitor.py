@@ -169,15 +169,14 @@ TWENTY = {"max_steps": 20, "prompts_per_step": 2, "micro_batch_size": 8, "checkp
 
 
 @pytest.mark.slow
-def test_a_constant_reward_raises_an_alarm_and_the_run_continues(tmp_path, capsys):
+def test_an_alarm_that_does_not_stop_is_printed_and_recorded_and_the_run_continues(tmp_path, capsys):
     rewards = tmp_path / "my_rewards.py"
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
     train_settings = {**TWENTY, "max_steps": 11}
     run = run_monitored(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
     raised = [(alarm["name"], alarm["step"], alarm["stopped"]) for alarm in run.record["alarms"]]
-    assert raised == [("zero_variance", 10, False), ("constant_reward", 10, False)]
-    said = capsys.readouterr().err
-    assert "alarm, step 10: zero_variance: in 100% of" in said and "constant_reward: 'same' (0)" in said
+    assert raised == [("zero_variance", 10, False)]
+    assert "alarm, step 10: zero_variance: in 100% of" in capsys.readouterr().err
     assert run.record["trained_steps"] == 11
 
 
