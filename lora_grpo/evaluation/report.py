@@ -27,7 +27,7 @@ from lora_grpo.evaluation.measurement import (
     task_changes,
 )
 from lora_grpo.evaluation.results import Result
-from lora_grpo.files import atomic, json_files, markdown_table, printable
+from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, task_sha256, task_title
 
@@ -157,17 +157,17 @@ class Report(Schema):
 
     def markdown(self) -> str:
         """Return the report as Markdown: tables, verdicts, and the changed tasks."""
-        lines = [self.title, ""]
+        lines = [markdown(self.title), ""]
         for table in (self.scores_table(), self.details_table(), *([self.gain_table()] if self.gain else [])):
             lines += markdown_table(*table)
-        lines += [f"- {self.cost}"] if self.cost else []
-        lines += [f"- {row.verdict}" for row in self.table]
-        lines += [f"- {FORMAT_NOTE}"] if self.gain else []
+        sentences = [self.cost] if self.cost else []
+        sentences += [*(row.verdict for row in self.table), *([FORMAT_NOTE] if self.gain else [])]
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
             names = ", ".join(change.task_id for change in changes)
-            lines += [f"- {len(changes)} {word}: {names}"] if changes else []
-        lines += ["", f"Protocol: `{self.protocol.model_dump_json()}`"]
-        return "".join(f"{printable(line)}\n" for line in lines)
+            sentences += [f"{len(changes)} {word}: {names}"] if changes else []
+        lines += [f"- {markdown(sentence)}" for sentence in sentences]
+        lines += ["", f"Protocol: `{printable(self.protocol.model_dump_json())}`"]
+        return "".join(f"{line}\n" for line in lines)
 
     def show(self) -> None:
         """Print the title, the scores and a one-line summary."""

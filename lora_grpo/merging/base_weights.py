@@ -9,23 +9,21 @@ from typing import Any, Literal
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import DTYPES, StoredTensor, model_tensors
-from lora_grpo.models import base_model
 
 MergeTarget = Literal["full", "dequantized"]
 
 
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Return a model whose parameters have shapes but use no memory. Raises UserError if it cannot be built."""
-    with base_model.without_garbage_collection():
-        from accelerate import init_empty_weights
-        from transformers import AutoConfig, AutoModelForCausalLM
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            with init_empty_weights(include_buffers=False):
-                return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
-        except Exception as error:  # damaged or unknown configurations raise many exception types
-            raise UserError(f"the model in {folder} cannot be built: {first_line(error)}") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with init_empty_weights(include_buffers=False):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
+    except Exception as error:  # damaged or unknown configurations raise many exception types
+        raise UserError(f"the model in {folder} cannot be built: {first_line(error)}") from error
 
 
 def weight_name(model: Any, module: Any) -> str:

@@ -25,33 +25,20 @@ from lora_grpo.models.model_files import source
 def prepare_torch(seed: int) -> None:
     """Import and seed torch, silence the libraries, and make results on a CPU deterministic."""
     silence_libraries()
-    with without_garbage_collection():
-        import torch
-        from transformers import set_seed
-        from transformers.utils import logging as transformers_logging
+    if is_first := "torch" not in sys.modules:
+        gc.disable()  # it takes an eighth of the import time of transformers
+    import torch
+    from transformers import set_seed
+    from transformers.utils import logging as transformers_logging
 
+    if is_first:
+        gc.freeze()  # libraries stay, so later collections need not look at them
+        gc.enable()
     transformers_logging.disable_progress_bar()
     set_seed(seed)
     if not torch.cuda.is_available():
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
-
-
-@contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Import libraries in this context: garbage collection takes an eighth of the import time of transformers.
-
-    If torch was not imported before, all objects are exempt from later collections too: libraries stay.
-    """
-    enabled, is_first = gc.isenabled(), "torch" not in sys.modules
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_first:
-            gc.freeze()
-        if enabled:
-            gc.enable()
 
 
 def silence_libraries() -> None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed, starter
+from lora_grpo import starter
 from lora_grpo.config import LAPTOP_MODEL, STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line, suggestion
-from lora_grpo.files import atomic, disk, json_files
-from lora_grpo.models.shape import KNOWN_MODELS
+from lora_grpo.files import atomic, json_files
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *LICENSE_FILES]
@@ -156,16 +154,6 @@ def check_download(settings: ModelConfig) -> None:
     """Check that the weights are on this machine or that the Hub can be reached, or raise HubUnavailable."""
     if not _is_here(settings) and (reason := _why_unavailable(settings)):
         raise HubUnavailable(reason)
-
-
-def announce_download(settings: ModelConfig) -> None:
-    """Print that the weights are about to be downloaded, with their size for the models of the presets."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if distributed.is_main() and not _is_here(settings):
-        known = KNOWN_MODELS.get(settings.name)
-        about = f"about {disk.size(known['weights_bytes'])} " if known else ""
-        print(f"downloading {settings.name} from the Hugging Face Hub: {about}to {HF_HUB_CACHE}", file=sys.stderr)
 
 
 def _is_here(settings: ModelConfig) -> bool:

@@ -96,7 +96,6 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU; install torch's CUDA build "
             "or a newer driver, or pass --preset starter"
         )
-    model_files.announce_download(config.model)
     # Unsloth (2026.10) ignores a revision if vLLM samples, so engines get the folder of the commit.
     folder, commit = model_files.find(config.model.name, config.model.revision)
     local = replace(config, {"model": {"name": str(folder), "revision": None}})
@@ -316,6 +315,7 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
             f"Unsloth limits vLLM to {context} tokens of context, less than --model.max-sequence-tokens, because its "
             f"estimate of the memory is higher than the plan's; pass {_PEFT}"
         )
+    _disable_dropout(model)
     all_linear = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(config.seed)
     model = FastLanguageModel.get_peft_model(

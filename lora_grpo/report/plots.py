@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,6 @@ from typing import Any
 
 from lora_grpo.evaluation import Report
 from lora_grpo.runs import Line, RunFiles
-
-MAX_POINTS = 600
-"""Maximum number of points in a curve. In longer curves, each point is a mean over several steps."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +39,12 @@ class Plot:
     curves: list[Curve] = field(default_factory=list)
     x_unit: str = "step"
     stacked: bool = False
-    averaged: int = 1
-    """Number of steps averaged in each point."""
 
     @property
     def caption(self) -> str:
         """A caption with a hint for reading the plot."""
-        sentences = [self.look_for] if self.look_for else []
-        if self.curves[0].band:
-            sentences.append(f"The band is {self.curves[0].band}.")
-        if self.averaged > 1:
-            sentences.append(f"Each point is the mean of {self.averaged} steps.")
-        return " ".join(sentences)
+        band = f"The band is {self.curves[0].band}." if self.curves[0].band else ""
+        return f"{self.look_for} {band}".strip()
 
 
 GROUPS = LEARNING, SIGNAL, COMPLETIONS, STABILITY, TIME, EVALUATION = (
@@ -121,15 +111,14 @@ _PLOTS = (
 
 def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     """Return the plots for which a run has values, by group."""
-    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = [*_base(run.validation), *run.metrics]
     plots, shown = [], [*_PLOTS, *_reward_plots(lines)]
     if method(run) == "sft":
         shown = [*_SFT_PLOTS, *(plot for plot in _PLOTS if plot.key in _OF_SFT)]
     for plot in shown:
-        curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name, every))]
+        curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
-            plots.append(dataclasses.replace(plot, curves=curves, averaged=every))
+            plots.append(dataclasses.replace(plot, curves=curves))
     if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
         plots.append(_pass_at_k(evaluation))
     return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
@@ -177,21 +166,15 @@ def _pass_at_k(evaluation: Report) -> Plot:
     return Plot("pass-at-k", EVALUATION, "pass@k", "fraction", look_for, curves=curves, x_unit="k, samples")
 
 
-def _curve(lines: Sequence[Line], metric: str, name: str, every: int) -> Curve | None:
+def _curve(lines: Sequence[Line], metric: str, name: str) -> Curve | None:
     """Return the curve of a metric over the lines that have it. A reward has a band of one standard deviation."""
     having = [line for line in lines if is_number(line.get(metric))]
     if not having:
         return None
-    parts = [having[start : start + every] for start in range(0, len(having), every)]
-    x, y = ([_mean(part, key) for part in parts] for key in ("step", metric))
+    x, y = [line["step"] for line in having], [line[metric] for line in having]
     spread = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
     if not all(is_number(line.get(spread)) for line in having):
         return Curve(name, x, y)
-    widths = [_mean(part, spread) for part in parts]
-    low = [value - width for value, width in zip(y, widths, strict=True)]
-    high = [value + width for value, width in zip(y, widths, strict=True)]
+    low = [line[metric] - line[spread] for line in having]
+    high = [line[metric] + line[spread] for line in having]
     return Curve(name, x, y, low, high, "one standard deviation")
-
-
-def _mean(part: Sequence[Line], key: str) -> float:
-    return sum(line[key] for line in part) / len(part)

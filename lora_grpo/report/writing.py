@@ -9,7 +9,7 @@ from typing import Annotated
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.evaluation import FORMAT_NOTE, Report, read_report
+from lora_grpo.evaluation import Report, read_report
 from lora_grpo.files import atomic, markdown, markdown_table
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import GgufSection, gguf_sections
@@ -68,11 +68,7 @@ def _markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[GgufSect
     lines = [f"# {markdown(run.name)}", "", markdown(facts.state(run)), ""]
     lines += markdown_table(["", ""], facts.headline(run))
     if evaluation:
-        lines += ["## Evaluation", "", markdown(evaluation.title), "", *markdown_table(*evaluation.scores_table())]
-        lines += [*(f"- {markdown(row.verdict)}" for row in evaluation.table), f"- {evaluation.changed}", ""]
-    if evaluation and evaluation.gain:
-        lines += ["## Where the gain comes from", ""]
-        lines += [*markdown_table(*evaluation.gain_table()), markdown(FORMAT_NOTE), ""]
+        lines += ["## Evaluation", "", evaluation.markdown()]
     for section in ggufs:
         lines += [f"## {section.heading}", "", *([markdown(section.title), ""] if section.title else [])]
         lines += [*markdown_table(*section.table), *(f"- {markdown(note)}" for note in section.notes), ""]

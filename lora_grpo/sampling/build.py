@@ -12,7 +12,6 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.models import (
     ModelSpec,
     Policy,
-    announce_download,
     base_model,
     check_sampling,
     memory,
@@ -97,7 +96,6 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
 
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. `seed` is the seed of the libraries.
     """
-    announce_download(target.base)
     base_model.prepare_torch(seed)
     generation_config = base_model.generation_config(target.base)
     eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)

@@ -61,14 +61,8 @@ def make_trainer(
         raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
-    if not is_sft:
-        if isinstance(sampler, VllmSampler):
-            trl_compat.enable_importance_sampling(trainer)
-        if trainer.is_corrected_by_trl:
-            run.record["importance_sampling"] = {
-                name: getattr(trainer.args, f"vllm_importance_sampling_{name}")
-                for name in ("mode", "clip_min", "clip_max")
-            }
+    if not is_sft and isinstance(sampler, VllmSampler):
+        trl_compat.enable_importance_sampling(trainer)
     trainer.progress = Progress(config.step_limit, config.method.upper())
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
@@ -111,13 +105,11 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     import torch
 
     max_reward = sum(max(0.0, reward.weight) for reward in rewards)
-    model = policy.model
-    dropout = [getattr(model.config, name, 0) for name in ("attention_dropout", "activation_dropout")]
-    dropout += [part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)]
+    dropout = run.config.lora.dropout  # the base has none, see `load_policy`
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
-    comparable = run.config.sampling.top_p == 1 and not any(dropout)
+    comparable = run.config.sampling.top_p == 1 and not dropout
     uses_float16 = base_model.compute_dtype() == torch.float16
     sft = sft_command(run.config)
     # Dropout differs between the two passes, and a narrow range clips rounding errors.
-    checks_ratio = policy.engine == "unsloth" and not any(dropout) and getattr(trainer.args, "epsilon", 0.0) >= 0.2
+    checks_ratio = policy.engine == "unsloth" and not dropout and getattr(trainer.args, "epsilon", 0.0) >= 0.2
     return Alarms(max_reward, tolerance() if comparable else None, sft, uses_float16, checks_ratio)

@@ -1,4 +1,4 @@
-"""Before a download: its size is announced, and a preset that nobody chose gives way where the Hub is out of reach."""
+"""Before a download: a preset that nobody chose gives way where the Hub is out of reach."""
 
 import json
 
@@ -9,7 +9,7 @@ from huggingface_hub import constants
 from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
 from lora_grpo.errors import UserError
-from lora_grpo.models import announce_download, check_download
+from lora_grpo.models import check_download
 from lora_grpo.models.model_files import HubUnavailable, read_config
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -46,19 +46,6 @@ def hub(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     yield server
     server.close()
-
-
-def announced(name, capsys):
-    announce_download(ModelConfig(name=name))
-    return capsys.readouterr().err
-
-
-def test_the_size_of_a_download_is_announced(cache, capsys):
-    assert announced(QWEN, capsys) == (
-        f"downloading {QWEN} from the Hugging Face Hub: about 3.09 GB to {constants.HF_HUB_CACHE}\n"
-    )
-    cache("o/new", config__json={"model_type": "unheard_of"})
-    assert "the Hugging Face Hub: to " in announced("o/new", capsys)
 
 
 def chosen(*arguments):

@@ -20,7 +20,7 @@ from lora_grpo.flags import read_flags
 from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report.html import sampled_texts
-from lora_grpo.report.plots import MAX_POINTS, plots_of
+from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
 from lora_grpo.runs import open_run
 from lora_grpo.runs.reader import read_run
@@ -165,14 +165,6 @@ def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):
     shown = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
     assert [row["completion"] for row in shown if row["source"] == "validation"] == ["after 0", "after 4"]
     assert "4 of 200, stopped early" in page
-
-
-def test_a_long_run_is_averaged_and_says_so(tmp_path):
-    run = write_run(tmp_path / "run", steps=2 * MAX_POINTS, every=True)
-    by_key = {plot.key: plot for plot in plots(run)}
-    entropy, length = by_key["entropy"], by_key["length"].curves[0]
-    assert len(length.y) == MAX_POINTS and length.y[0] == pytest.approx((21 + 22) / 2)
-    assert "Each point is the mean of 2 steps." in entropy.caption
 
 
 # A run in any state
