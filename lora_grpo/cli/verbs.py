@@ -148,12 +148,12 @@ def check_gpu(arguments: Sequence[str]) -> None:
     """Check whether this GPU can run a recipe, and which engine and sampling backend is the fastest.
 
         lora-grpo check-gpu                    # at most 30 minutes, no network access
-        lora-grpo check-gpu --short            # the default engine first, at most 5 minutes for each run
+        lora-grpo check-gpu --minutes 10
 
     The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the
-    step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C.
-    The fastest engine becomes the meaning of `auto` on this GPU. The exit code is 1 if a run failed or had no time to
-    finish a step, and 2 without a GPU.
+    step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C. The last lines name
+    the flags of the fastest engine. The exit code is 1 if a run failed or had no time to finish a step, and 2 without a
+    GPU.
     """
     from lora_grpo import planning
 

@@ -52,7 +52,7 @@ class ModelConfig:
     """Hub commit, branch or tag of the base model. By default, uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
-    selects unsloth if it is installed and a GPU is available, else peft, unless `check-gpu` measured otherwise."""
+    selects unsloth if it is installed and a GPU is available, else peft; `check-gpu` measures which is faster."""
     bits: Literal[4, 16] = 4
     """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
