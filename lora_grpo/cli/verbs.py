@@ -94,7 +94,7 @@ def merge(arguments: Sequence[str]) -> None:
         lora-grpo merge my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --output-dir merged --dtype bf16
 
     Small updates can be lost in bfloat16. The report shows how much of the update survives, and `--dtype auto` uses the
-    lowest precision that keeps 99% of it. If the merge is interrupted, run the same command to continue.
+    lowest precision that keeps 99% of it.
     """
     from lora_grpo import merging
 

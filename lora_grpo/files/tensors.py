@@ -6,11 +6,9 @@ Source: https://github.com/huggingface/safetensors#format.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,53 +136,28 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-class TensorWriter(contextlib.AbstractContextManager):
-    """Write one safetensors file incrementally, in a `with` block.
-
-    The file has a temporary name until `finish` is called. If the block raises, it is deleted.
+def write_tensors(path: Path, entries: Sequence[tuple[str, str, tuple[int, ...]]], blocks: Iterable[Any]) -> None:
+    """Write a safetensors file incrementally.
 
     Args:
-        path: the finished file.
         entries: name, safetensors dtype, and shape of each tensor, in write order.
+        blocks: tensors with the elements of these tensors, in the same order. Each block is written in another thread
+            while the next one is computed.
     """
+    import torch
 
-    def __init__(self, path: Path, entries: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.partial")
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name, dtype, shape in entries:
-            start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
-            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
-        self._expected = 8 + len(text) + end
-        self._digest = hashlib.sha256()
-        self._hasher = ThreadPoolExecutor(1)
-        self._file = self._temporary.open("wb")
-        self.write(len(text).to_bytes(8, "little") + text)
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._hasher.shutdown()
-        if kind is not None:
-            with contextlib.suppress(OSError):  # the disk is still full
-                self._file.close()
-            self._temporary.unlink(missing_ok=True)
-
-    def write(self, data: Any) -> None:
-        """Append bytes, or the elements of a tensor."""
-        if not isinstance(data, bytes):
-            import torch
-
-            data = data.contiguous().reshape(-1).view(torch.uint8).numpy()
-        hashed = self._hasher.submit(self._digest.update, data)  # takes about as long as writing
-        self._file.write(data)
-        hashed.result()
-
-    def finish(self) -> str:
-        """Rename the file into place, and return its SHA-256. Its data may not be on disk yet."""
-        if self._file.tell() != self._expected:
-            raise RuntimeError(f"{self._path} has {self._file.tell()} of {self._expected} bytes")
-        self._file.close()
-        self._temporary.replace(self._path)
-        return self._digest.hexdigest()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape in entries:
+        start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
+    with path.open("wb") as file, ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(file.write, len(text).to_bytes(8, "little") + text)
+        for block in blocks:
+            pending.result()
+            pending = thread.submit(file.write, block.contiguous().reshape(-1).view(torch.uint8).numpy())
+        pending.result()
+        if file.tell() != 8 + len(text) + end:
+            raise RuntimeError(f"{path} has {file.tell()} bytes, expected {8 + len(text) + end}")

@@ -5,7 +5,7 @@
 
     base + adapter ── base_weights, mapping ──► Plan: the change of each tensor; reads no data
     Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
-    Plan + dtype ── outputs, writer ──► shards, written block by block and resumable
+    Plan + dtype ── outputs, writer ──► shards, written block by block
     shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
 
 cli.py             command-line flags and the complete merge
@@ -13,7 +13,7 @@ base_weights.py    the base's modules, and its tensors as stored or rounded to N
 mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
 fidelity.py        the fraction of the update that each dtype keeps
-writer.py          writes shards, index, and config to a staging folder; a killed merge can be resumed
+writer.py          writes shards, index, and config
 divergence.py      computes the KL divergences of models, with weights read from disk
 report.py          merge_report.json
 """

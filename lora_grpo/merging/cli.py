@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,7 @@ from typing import Annotated, Literal
 from lora_grpo import __version__
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, disk, lock, model_tensors
+from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.flags import Flag
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
@@ -35,6 +34,8 @@ from lora_grpo.models import (
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 """glibc's mallopt: larger allocations are mapped one by one and unmapped when freed; and the free memory it keeps."""
+_RESERVED_BYTES = 64 * 2**20
+"""Disk space reserved for the tokenizer, the configuration, and other processes."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ def merge(options: MergeOptions) -> Path:
     output = (options.output or default_output(source, target.adapter)).expanduser().resolve()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
-    with ThreadPoolExecutor(1) as thread:  # hashes the files meanwhile
-        identity = thread.submit(_identity, target, options.onto)
-        report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
+    digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
+    base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
+    identity = {**digests, "base_sha256": base_sha256, "onto": options.onto, "kit": __version__}
+    report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
     return output
 
@@ -116,21 +118,14 @@ def default_output(source: str, adapter: Path) -> Path:
     return adapter.with_name(f"{adapter.name}-merged")
 
 
-def _identity(target: ModelSpec, onto: MergeTarget) -> dict[str, str]:
-    """Return everything that determines the merged bytes, except for the dtype."""
-    digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
-    base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
-    return {**digests, "base_sha256": base_sha256, "onto": onto, "kit": __version__}
-
-
-def _finished_report(output: Path, options: MergeOptions, identity: Future[dict[str, str]]) -> MergeReport | None:
+def _finished_report(output: Path, options: MergeOptions, identity: dict[str, str]) -> MergeReport | None:
     """Return the report if the output folder already contains this merge; anything else in it is an error."""
     if not output.is_dir() or not any(output.iterdir()):
         return None
     report = read_report(output)
     if report is None:
         raise UserError(f"{output} contains other files; pass another --output-dir")
-    differs = [name for name, value in identity.result().items() if report.identity.get(name) != value]
+    differs = [name for name, value in identity.items() if report.identity.get(name) != value]
     differs += ["dtype"] if options.dtype not in ("auto", report.dtype) else []
     if differs:
         raise UserError(
@@ -138,11 +133,10 @@ def _finished_report(output: Path, options: MergeOptions, identity: Future[dict[
             "delete it or pass another --output-dir"
         )
     model_tensors(output)  # raises UserError for truncated and missing files
-    writer.tidy(output)
     return report
 
 
-def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Future[dict[str, str]]) -> MergeReport:
+def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dict[str, str]) -> MergeReport:
     assert target.adapter is not None
     folder = Path(target.base.name)
     with contextlib.suppress(AttributeError):  # not glibc, which would keep the memory of many freed weights
@@ -156,17 +150,12 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
     _check_vocabulary(target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
     choice = choose(options.dtype, plan)
     shards = writer.lay_out(plan, choice.dtype)
-    identity = hashed.result()
-    staging = writer.staging_folder(output)
-    writer.check_disk(staging, shards)
-    with lock.holding(staging), disk.writing(output), ThreadPoolExecutor(1) as thread:
-        digests = writer.write_shards(staging, shards, {**identity, "dtype": choice.dtype})
-        synced = [thread.submit(atomic.sync, staging / name) for name in digests]  # beside the divergence
+    with atomic.new_folder(output) as staging:
+        disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) + _RESERVED_BYTES)
+        writer.write_shards(staging, shards)
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, choice.dtype)
         _copy_other_files(target, staging)
-        if _identity(target, options.onto) != identity:
-            raise UserError(f"{target.adapter} or its base changed during the merge; run the command again")
         report = MergeReport(
             identity=identity,
             dtype=choice.dtype,
@@ -179,7 +168,6 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, hashed: Futur
             untied=plan.tie_word_embeddings is False,
         )
         atomic.write_json(staging / REPORT, report.model_dump())
-        writer.publish(staging, output, digests, synced)
     return report
 
 

@@ -1,33 +1,20 @@
-"""Write a merged model block by block, so that memory use is low and a killed merge loses at most one shard.
-
-The model is written to a staging folder. Each finished shard is renamed and recorded in `finished.json` with its
-SHA-256. If the merge is run again, it verifies the finished shards and continues. The folder is renamed when it is
-complete and on disk.
-"""
+"""Write a merged model block by block, so that memory use is low."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorWriter, atomic, disk, json_files, row_blocks
+from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, atomic, json_files, row_blocks, write_tensors
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype
 from lora_grpo.progress import Progress
-
-_LEDGER = "finished.json"
-_TEMPORARY = (_LEDGER, ".lock")
-"""Files of the staging folder that are not part of the model."""
-_RESERVED_BYTES = 64 * 2**20
-"""Disk space reserved for the tokenizer, the configuration, and other processes."""
 
 
 @dataclass(frozen=True)
@@ -61,57 +48,18 @@ def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
     return own if is_precise or not output.shape else STORED[dtype]
 
 
-def staging_folder(output: Path) -> Path:
-    return output.with_name(f".{output.name}.partial")
-
-
-def check_disk(staging: Path, shards: Sequence[Shard]) -> None:
-    """Raise a UserError if the disk does not have enough space for the shards that do not exist yet."""
-    existing = sum((staging / shard.name).stat().st_size for shard in shards if (staging / shard.name).is_file())
-    disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) - existing + _RESERVED_BYTES)
-
-
-def write_shards(staging: Path, shards: Sequence[Shard], identity: Mapping[str, str]) -> dict[str, str]:
-    """Write the shards that are not finished yet, and return the SHA-256 of each.
-
-    Files of merges with another `identity` are deleted.
-
-    Raises:
-        RunError: a merged weight is NaN or infinite, or the disk is full.
-    """
-    ledger = json_files.read_object(staging / _LEDGER) if (staging / _LEDGER).is_file() else {}
-    finished: dict[str, str] = ledger["sha256"] if ledger.get("identity") == identity else {}
-    for path in staging.iterdir():
-        if path.name not in {*finished, *_TEMPORARY}:
-            path.unlink()
+def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
+    """Write the shards. Raises RunError if a merged weight is NaN or infinite."""
     progress = Progress(len(shards), "merge")
     try:
         for done, shard in enumerate(shards):
-            path = staging / shard.name
-            if shard.name not in finished or not path.is_file() or atomic.sha256(path) != finished[shard.name]:
-                progress.show(done, f"writing {shard.name}")
-                with disk.writing(path):
-                    finished[shard.name] = _write(path, shard)
-                atomic.write_json(staging / _LEDGER, {"identity": identity, "sha256": finished})
+            progress.show(done, f"writing {shard.name}")
+            entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
+            blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
+            write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
     finally:
         progress.close()
-    return finished
-
-
-def _write(path: Path, shard: Shard) -> str:
-    entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
-    # A block is written in another thread (and hashed in a third one) while the next one is computed.
-    with TensorWriter(path, entries) as writer, ThreadPoolExecutor(1) as thread:
-        pending = None
-        for output, dtype in shard.tensors:
-            for rows in _blocks(output, dtype):
-                if pending:
-                    pending.result()
-                pending = thread.submit(writer.write, rows)
-        if pending:
-            pending.result()
-        return writer.finish()
 
 
 def _blocks(output: Output, dtype: str) -> Iterator[Any]:
@@ -133,15 +81,15 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
         yield rows
 
 
-def write_index(staging: Path, shards: Sequence[Shard]) -> None:
+def write_index(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) > 1:
         file_of = {output.name: shard.name for shard in shards for output, _ in shard.tensors}
         metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
-        atomic.write_json(staging / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
+        atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
 
 
-def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
+def write_config(folder: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
     """Write config.json: the base's, with the merged dtype, head, and vocabulary size."""
     config = json_files.read_object(base / "config.json")
     changes = {
@@ -154,31 +102,4 @@ def write_config(staging: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
     for part in (config, text):
         part.pop("torch_dtype", None)  # the former name of `dtype`
     text |= {key: value for key, value in changes.items() if key in text}
-    atomic.write_json(staging / "config.json", config | changes)
-
-
-def publish(staging: Path, output: Path, shards: Mapping[str, str], synced: Sequence[Future[None]] = ()) -> None:
-    """Flush all files to disk, and rename the folder. Its manifest has the SHA-256 of each file.
-
-    `shards` is the result of `write_shards`. `synced` are flushes in other threads: an error is reported only once.
-    """
-    # Until the folder is renamed, the lock excludes other merges, and a merge after a kill needs the ledger.
-    names = sorted({path.name for path in staging.iterdir()} - {*_TEMPORARY})
-    others = {name: atomic.sha256(staging / name) for name in names if name not in shards}
-    atomic.write_json(staging / atomic.MANIFEST, {"sha256": {**shards, **others}})
-    for flush in synced:
-        flush.result()
-    for name in (*names, atomic.MANIFEST):
-        atomic.sync(staging / name)
-    with contextlib.suppress(FileNotFoundError):
-        output.rmdir()  # an empty folder is accepted; others were rejected earlier
-    staging.rename(output)
-    atomic.sync(output.parent)
-    tidy(output)
-
-
-def tidy(output: Path) -> None:
-    """Delete the temporary files of a published folder, which a killed process may have left there, if possible."""
-    for name in _TEMPORARY:
-        with contextlib.suppress(OSError):  # they do no harm, for example on a read-only disk
-            (output / name).unlink()
+    atomic.write_json(folder / "config.json", config | changes)

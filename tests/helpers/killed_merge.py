@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from lora_grpo.files import tensors
+from lora_grpo.merging import writer
 
 NOTES, LAST = Path(sys.argv[1]), int(sys.argv[2])
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,20 +30,18 @@ def watch(event, arguments):
 
 
 def main():
-    write = tensors.TensorWriter.write
+    write = writer.write_tensors
 
-    def noted(self, data):
-        note("write")
-        # Half of it, then perhaps the end: a file is cut anywhere.
-        data = data if isinstance(data, bytes) else memoryview(data.contiguous().view(-1).view(UINT8).numpy())
-        write(self, bytes(data[: len(data) // 2]))
-        note("rest")
-        write(self, bytes(data[len(data) // 2 :]))
+    def noted(path, entries, blocks):
+        def each():
+            for block in blocks:
+                note("write")
+                yield block
+            note("rest")
 
-    import torch
+        write(path, entries, each())
 
-    UINT8 = torch.uint8
-    tensors.TensorWriter.write = noted
+    writer.write_tensors = noted
     sys.addaudithook(watch)
     sys.argv = [str(ROOT / "scripts" / "merge.py"), *sys.argv[3:]]
     import runpy

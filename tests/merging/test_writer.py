@@ -26,7 +26,7 @@ def merged(base, adapter, output, dtype="fp32", onto="full"):
     plan = make_plan(base_tensors(base, onto, model), adapter, model)
     shards = writer.lay_out(plan, dtype)
     output.mkdir()
-    writer.write_shards(output, shards, {})
+    writer.write_shards(output, shards)
     writer.write_index(output, shards)
     writer.write_config(output, base, plan, dtype)
     return output
@@ -197,56 +197,6 @@ def test_many_shards_come_out_as_many_with_an_index(tmp_path):
     index = json.loads((output / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == {name: stored.path.name for name, stored in model_tensors(output).items()}
     assert index["metadata"]["total_size"] == sum(stored.read().nbytes for stored in model_tensors(output).values())
-
-
-class Stopped(BaseException):
-    pass
-
-
-def test_finished_shards_are_kept_checked_and_never_those_of_another_merge(tmp_path, monkeypatch):
-    base = make_base(tmp_path / "base", tied=False, shards="20KB")
-    adapter = make_adapter(base, tmp_path / "adapter")
-    model = empty_model(base)
-    plan = make_plan(base_tensors(base, "full", model), adapter, model)
-    begun = []
-
-    class Noted(writer.TensorWriter):
-        def __init__(self, path, entries):
-            begun.append(path.name)
-            if len(begun) == stop:
-                raise Stopped
-            super().__init__(path, entries)
-
-    monkeypatch.setattr(writer, "TensorWriter", Noted)
-
-    def write(folder, dtype, stop_at=0):
-        nonlocal stop
-        begun.clear()
-        stop = stop_at
-        (tmp_path / folder).mkdir(exist_ok=True)
-        if stop_at:
-            with pytest.raises(Stopped):
-                writer.write_shards(tmp_path / folder, writer.lay_out(plan, dtype), {"dtype": dtype})
-            return None
-        writer.write_shards(tmp_path / folder, writer.lay_out(plan, dtype), {"dtype": dtype})
-        return {path.name: path.read_bytes() for path in (tmp_path / folder).glob("*.safetensors")}
-
-    stop = 0
-    whole = write("whole", "fp32")
-    names = sorted(whole)
-    assert begun == names and len(names) == 5
-
-    write("cut", "fp32", stop_at=4)
-    assert write("cut", "fp32") == whole and begun == names[3:]
-
-    write("damaged", "fp32", stop_at=4)
-    shard = tmp_path / "damaged" / names[1]
-    shard.write_bytes(bytes([*shard.read_bytes()[:-1], 77]))  # the same length
-    assert write("damaged", "fp32") == whole and begun == [names[1], *names[3:]]
-
-    write("other", "fp16", stop_at=4)
-    (tmp_path / "other" / "model-00009-of-00009.safetensors").write_bytes(b"left over")
-    assert write("other", "fp32") == whole and begun == names
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj."
