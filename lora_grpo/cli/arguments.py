@@ -64,8 +64,6 @@ def parse(
     if {"-h", "--help", "--help-all"} & set(arguments):
         _show_help(base, arguments, description, presets)
     given = read_given(_Flags, arguments)
-    if sum(word.partition("=")[0] == "--config" for word in arguments) > 1:
-        raise UserError("--config is given twice; pass one file")
     how = Invocation(**{field.name: given.pop(field.name, False) for field in dataclasses.fields(Invocation)})
     actions = [flag(name) for name, is_given in dataclasses.asdict(how).items() if is_given]
     if how.resume and how.overwrite:
@@ -107,20 +105,12 @@ def parse(
     check(config)
     if not (how.plan or how.audit):  # which need neither weights nor engines
         check_model(config)
-        chose_model = requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name")
-        try:
-            if chose_model:
+        if requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name"):
+            try:
                 check_download(config.model)
-        except model_files.HubUnavailable as error:
-            problem = f"no weights of {config.model.name} ({error})"
-            if STARTER not in presets:
-                raise UserError(problem) from None
-            if how.overwrite:
-                fix = f"run this again when the Hub can be reached, or pass --preset {STARTER} to replace the run with"
-                raise UserError(f"{problem}; {fix} one of the bundled model") from None
-            print(f"note: {problem}; using --preset {STARTER}", file=sys.stderr)
-            arguments = [*arguments, "--preset", STARTER]
-            return parse(arguments, recipe=recipe, description=description, presets=presets, method=method)
+            except model_files.HubUnavailable as error:
+                fix = f"; pass --preset {STARTER} to train the bundled model" if STARTER in presets else ""
+                raise UserError(f"no weights of {config.model.name} ({error}){fix}") from None
     print(f"{reason}; model {config.model.name}", file=sys.stderr)
     return config, how
 
@@ -222,7 +212,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        settings = json.loads(text) if path.suffix == ".json" else _load_yaml(text)
+        settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"--config {path} cannot be read: {reason}") from None
@@ -237,21 +227,6 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise UserError(f"--config {path} contains {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
     return settings
-
-
-def _load_yaml(text: str) -> Any:
-    """Parse YAML, or raise a ValueError for a repeated key, of which PyYAML (6.0) keeps only the last value."""
-    import yaml
-
-    def check(node: Any) -> None:
-        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"the key {repeated[0]!r} is repeated; keep one")
-        for _, value in node.value if keys else ():
-            check(value)
-
-    check(yaml.compose(text, Loader=yaml.SafeLoader))
-    return yaml.safe_load(text)
 
 
 def _drop(settings: dict[str, Any], names: Sequence[str]) -> None:

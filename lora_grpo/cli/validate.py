@@ -8,7 +8,6 @@ it, and run.json contains the digests of its files.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -30,7 +29,6 @@ def check(config: RunConfig) -> None:
     _check_tasks(config)
     _check_sampling(config)
     _check_training(config)
-    _check_processes(config)
 
 
 def _check_tasks(config: RunConfig) -> None:
@@ -122,24 +120,10 @@ def _check_training(config: RunConfig) -> None:
             "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
             "base, not against the adapter"
         )
-
-
-def _check_processes(config: RunConfig) -> None:
-    """Reject launchers that shard the model, because each process needs all of it for sampling."""
     if distributed.world_size() > 1 and config.model.engine == "unsloth":
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
             "pass --model.engine peft, or start one process"
-        )
-    sharded = sorted({"fsdp", "deepspeed", "parallelism_config"} & parse_grpo_overrides(config.grpo).keys())
-    kinds = ("FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
-    sharded += [kind for kind in kinds if os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() in ("1", "true", "yes")]
-    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
-        sharded.append("DeepSpeed ZeRO-3")
-    if sharded:
-        raise UserError(
-            f"{sharded[0]} shards the model, but each process needs all of it for sampling; launch without it "
-            "(docs/gpu.md covers models too large for one GPU)"
         )
 
 

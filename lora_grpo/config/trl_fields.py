@@ -26,6 +26,7 @@ _OTHER_NAMES = {
     "--train.keep-checkpoints": "save_total_limit",
     "--rewards": "reward_weights",
     "--sampling.max-completion-tokens": "max_completion_length",
+    "nothing: every process needs the whole model": "fsdp deepspeed parallelism_config",
     "lora_grpo": "logging_strategy logging_steps remove_unused_columns",
 }
 """Flag -> the fields of GRPOConfig that it sets and that have another name."""

@@ -150,7 +150,6 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
         (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
-        (["--config", "a.yaml", "--config=b.yaml"], "--config is given twice"),
         (["--sampling.server-folder", "/tmp"], "--sampling.server-folder needs --sampling.server-url"),
         (
             ["--sampling.server-url", "http://a", "--sampling.backend", "transformers"],
@@ -171,7 +170,6 @@ def test_a_wrong_flag_is_one_line(arguments, message, capsys):
     [
         ("", "settings.yaml contains NoneType; expected e.g. `train: {max_steps: 60}`"),
         ("seed: [\n", "--config settings.yaml cannot be read: "),
-        ("seed: 1\nseed: 2\n", "settings.yaml cannot be read: the key 'seed' is repeated; keep one"),
         ("sead: 1\n", "settings.yaml: unknown key sead; did you mean 'seed'?"),
         ("train: {max_stepz: 1}\n", "settings.yaml: unknown key train.max_stepz; did you mean 'train.max_steps'?"),
         ("resume: true\n", "settings.yaml: unknown key resume"),

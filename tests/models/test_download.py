@@ -53,20 +53,18 @@ def chosen(*arguments):
     return config.preset, config.model.name
 
 
-def test_without_the_hub_the_bundled_model_replaces_that_of_an_automatic_preset(machine, cache, capsys):
+def test_without_the_hub_an_automatic_preset_names_the_bundled_model(machine, cache):
     machine(16_376)
     with pytest.raises(HubUnavailable, match="HF_HUB_OFFLINE is set"):
         check_download(ModelConfig(name=QWEN))
     for arguments in ((), ("--preset", "auto", "--seed", "3")):
-        assert chosen(*arguments) == ("starter", "starter")
-        assert capsys.readouterr().err.splitlines()[0] == (
-            f"note: no weights of {QWEN} (it is not cached, and HF_HUB_OFFLINE is set); using --preset starter"
-        )
+        with pytest.raises(
+            UserError, match=rf"^no weights of {QWEN} \(.*HF_HUB_OFFLINE is set\); pass --preset starter"
+        ):
+            chosen(*arguments)
     assert chosen("--preset", "16gb") == chosen("--plan") == ("16gb", QWEN)
     assert chosen("--model.name", "o/mine") == ("16gb", "o/mine")
-    with pytest.raises(UserError, match=r"--preset starter to replace the run with one of the bundled model$"):
-        chosen("--overwrite")
-    assert chosen("--overwrite", "--preset", "starter") == ("starter", "starter")
+    assert chosen("--preset", "starter") == ("starter", "starter")
     cache(QWEN, model__safetensors="")
     assert chosen() == ("16gb", QWEN)
 
@@ -77,5 +75,6 @@ def test_what_answers_in_place_of_the_hub_is_not_the_hub(machine, cache, hub, st
     hub.fail("HEAD", QWEN, status=status, times=2)
     with pytest.raises(HubUnavailable, match="the Hub"):
         read_config(ModelConfig(name=QWEN))
-    assert chosen() == ("starter", "starter")
+    with pytest.raises(UserError, match="no weights of"):
+        chosen()
     assert chosen() == ("16gb", QWEN)
