@@ -52,11 +52,10 @@ def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | N
     model's network cannot be used afterward.
     """
     folder, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files, source, measured = exported_files(folder), dict[str, Any](), dict[tuple[str, str], float]()
-    if merge:
-        source = {"adapter_sha256": merge.identity.get("adapter_sha256"), "onto": merge.onto, "dtype": merge.dtype}
+    files, measured = exported_files(folder), dict[tuple[str, str], float]()
+    adapter = merge.identity.get("adapter_sha256") if merge else None
     for kind, output in outputs.items():
-        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, **source)
+        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, adapter_sha256=adapter)
     write_files(folder, files)  # in case the measurement is interrupted
     found: dict[str, Any]
     try:

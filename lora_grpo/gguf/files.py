@@ -37,10 +37,6 @@ class ExportedFile(BaseModel):
     """The reason, if the divergence was not measured."""
     adapter_sha256: str | None = None
     """The adapter that was merged into the model; None if unknown."""
-    onto: str | None = None
-    """The base of that merge: `full` or `dequantized`."""
-    dtype: str | None = None
-    """The dtype of the merged model."""
 
 
 class _Report(BaseModel):
@@ -84,7 +80,7 @@ def exported_files(folder: Path) -> dict[str, ExportedFile]:
 
 
 def check_exported(folder: Path) -> None:
-    """Raise a UserError if a file of a folder was made from another adapter or merge than its card describes.
+    """Raise a UserError if a file of a folder was made from another adapter than its card describes.
 
     A folder without gguf_report.json is accepted as it is.
     """
@@ -92,15 +88,15 @@ def check_exported(folder: Path) -> None:
     if not (folder / REPORT).is_file():
         return
     files, merge, adapter = exported_files(folder), read_report(folder), source_adapter(folder)
-    expected = (merge.identity.get("adapter_sha256"), merge.onto, merge.dtype) if merge else (None, None, None)
+    expected = merge.identity.get("adapter_sha256") if merge else None
     if (folder.parent / "run.json").is_file() and adapter.is_dir():
-        expected = adapter_sha256(adapter), *expected[1:]
+        expected = adapter_sha256(adapter)
     for path in sorted(folder.glob("*.gguf")):
         file = files.get(path.name)
-        if file is None or (file.adapter_sha256, file.onto, file.dtype) != expected:
+        if file is None or file.adapter_sha256 != expected:
             raise UserError(
-                f"{path} was made from another adapter than {adapter}, or with other settings than the last export "
-                f"({REPORT}); run {command('export-gguf')} again, or move or delete the file"
+                f"{path} was made from another adapter than {adapter} ({REPORT}); run {command('export-gguf')} again, "
+                "or move or delete the file"
             )
 
 

@@ -32,41 +32,16 @@ PRE_TOKENIZERS = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer's fields in a GGUF file. `model` is `gpt2` (byte-level BPE) or `llama` (SentencePiece)."""
+    """A tokenizer as llama.cpp reads it."""
 
-    model: str
-    pre: str
+    fields: dict[str, Any]
+    """Values of the GGUF file, by the names that `gguf.GGUFWriter` has for them: {"tokenizer_model": "gpt2", ...}."""
     tokens: list[str]
-    types: list[int]
-    scores: list[float] | None
-    merges: list[str] | None
-    ids: dict[str, int]
-    """Special tokens: `bos`, `eos`, `eot`, `eom`, `unk`, `pad`."""
-    add_bos: bool
-    add_eos: bool
-    add_space_prefix: bool
     eos_token_ids: list[int]
     """All tokens that end an answer."""
-    chat_template: str | None
+    add_bos: bool
     notes: list[str]
     """Notes for the user, one line each."""
-
-    def add_to(self, writer: Any) -> None:
-        writer.add_tokenizer_model(self.model)
-        writer.add_tokenizer_pre(self.pre)
-        writer.add_token_list(self.tokens)
-        writer.add_token_types(self.types)
-        if self.scores is not None:
-            writer.add_token_scores(self.scores)
-        if self.merges is not None:
-            writer.add_token_merges(self.merges)
-        for kind, token_id in self.ids.items():
-            getattr(writer, f"add_{kind}_token_id")(token_id)
-        writer.add_add_bos_token(self.add_bos)
-        writer.add_add_eos_token(self.add_eos)
-        writer.add_add_space_prefix(self.add_space_prefix)
-        if self.chat_template:
-            writer.add_chat_template(self.chat_template)
 
 
 def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
@@ -113,21 +88,21 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     }
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
     types = _types(tokens, added, vocab_size, special["unk"], has_bytes=is_sentencepiece)
-    return Vocabulary(
-        model="llama" if is_sentencepiece else "gpt2",
-        pre="default" if is_sentencepiece else _pre_tokenizer(spec),
-        tokens=texts,
-        types=types,
-        scores=_merge_scores(texts, types, merges) if is_sentencepiece else None,
-        merges=None if is_sentencepiece else [" ".join(merge) for merge in merges],
-        ids={kind: token_id for kind, token_id in special.items() if token_id is not None},
-        add_bos=add_bos,
-        add_eos=ids[-1] == tokenizer.eos_token_id,
-        add_space_prefix=is_sentencepiece and _space_prefix(spec, opening),
-        eos_token_ids=list(eos_token_ids),
-        chat_template=chat.with_fixed_variables(tokenizer.get_chat_template()) if tokenizer.chat_template else None,
-        notes=notes,
-    )
+    fields = {
+        "tokenizer_model": "llama" if is_sentencepiece else "gpt2",  # or byte-level BPE
+        "tokenizer_pre": "default" if is_sentencepiece else _pre_tokenizer(spec),
+        "token_list": texts,
+        "token_types": types,
+        "token_scores": _merge_scores(texts, types, merges) if is_sentencepiece else None,
+        "token_merges": None if is_sentencepiece else [" ".join(merge) for merge in merges],
+        **{f"{kind}_token_id": token_id for kind, token_id in special.items()},
+        "add_bos_token": add_bos,
+        "add_eos_token": ids[-1] == tokenizer.eos_token_id,
+        "add_space_prefix": is_sentencepiece and _space_prefix(spec, opening),
+        "chat_template": tokenizer.chat_template and chat.with_fixed_variables(tokenizer.get_chat_template()),
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return Vocabulary(fields, texts, list(eos_token_ids), add_bos, notes)
 
 
 def _pre_tokenizer(spec: Mapping[str, Any]) -> str:

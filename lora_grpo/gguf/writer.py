@@ -131,7 +131,8 @@ def _write(output: Path, file_type: str, model: SourceModel) -> None:
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.add_hyperparameters(writer, config)
-    model.vocabulary.add_to(writer)
+    for name, value in model.vocabulary.fields.items():
+        getattr(writer, f"add_{name}")(value)
 
     factors = architecture.rope_factors(config)
     if factors is not None:

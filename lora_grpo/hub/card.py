@@ -113,9 +113,9 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
     tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
     dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
-    ggufs = [(report, name) for name, report in facts.ggufs.evaluations.items()] if facts.ggufs else []
-    own = [(each.report, "") for each in facts.evaluations if each.of_upload]
-    results = _results([*own, *ggufs])
+    results = [each for evaluation in facts.evaluations if evaluation.of_upload for each in _results(evaluation.report)]
+    for name, report in facts.ggufs.evaluations.items() if facts.ggufs else ():
+        results += _results(report, name)
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
@@ -129,40 +129,32 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             tags=[_plain(tag) for tag in tags or ["lora"]],
             datasets=[dataset] if dataset else None,
             model_name=repo_id.split("/")[-1] if results else None,
-            eval_results=results,
+            eval_results=results or None,
         ).to_yaml()
     )
 
 
-def _results(reports: Iterable[tuple[Report, str]]) -> list[EvalResult] | None:
-    """Return one result for each metric, protocol and file: of the first report that has it. None if there is none."""
+def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
+    """Yield a result for each metric of an evaluation of the model, or of one of its files."""
     from huggingface_hub import EvalResult
 
-    results: dict[tuple[Any, ...], EvalResult] = {}
-    for report, file in reports:
-        protocol, sampling = report.protocol, report.protocol.sampling
-        assert sampling is not None
-        for name, score in report.evaluated.scores.items():
-            metric = "pass@1" if name == "greedy" else name
-            how = "greedy"
-            if name != "greedy" and sampling.temperature:
-                how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
-                how += f" and top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-            how += f", {sampling.few_shot}-shot" if sampling.few_shot else ""
-            settings = (sampling.prompt_style, sampling.max_completion_tokens)
-            key = (file, metric, how, *settings, protocol.task, protocol.task_sha256, protocol.data_sha256)
-            results.setdefault(
-                key,
-                EvalResult(
-                    task_type="text-generation",
-                    dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
-                    dataset_name=_plain(protocol.task),
-                    metric_type=metric,
-                    metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
-                    metric_value=round(100 * score, 2),
-                ),
-            )
-    return [*results.values()] or None
+    protocol, sampling = report.protocol, report.protocol.sampling
+    assert sampling is not None
+    for name, score in report.evaluated.scores.items():
+        metric = "pass@1" if name == "greedy" else name
+        how = "greedy"
+        if name != "greedy" and sampling.temperature:
+            how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
+            how += f" and top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+        how += f", {sampling.few_shot}-shot" if sampling.few_shot else ""
+        yield EvalResult(
+            task_type="text-generation",
+            dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
+            dataset_name=_plain(protocol.task),
+            metric_type=metric,
+            metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
+            metric_value=round(100 * score, 2),
+        )
 
 
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:

@@ -179,19 +179,16 @@ def is_hub_id(name: str) -> bool:
 def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
     """Return the license entries of the model card in a folder or of a model on the Hub; {} if there are none.
 
-    The card on the Hub is read from the local cache or by one request. If that fails, the reason is a note on stderr.
+    The card on the Hub is read by one request. If that fails, the reason is a note on stderr.
     """
-    from huggingface_hub import HfApi, ModelCard, get_token, try_to_load_from_cache
+    from huggingface_hub import HfApi, ModelCard, get_token
 
     data: Any = None
     try:
-        path = (
-            base / "README.md" if isinstance(base, Path) else try_to_load_from_cache(base, "README.md", None, revision)
-        )
-        if isinstance(path, (Path, str)):
-            data = ModelCard.load(path, ignore_metadata_errors=True).data
+        if isinstance(base, Path):
+            data = ModelCard.load(base / "README.md", ignore_metadata_errors=True).data
         else:
-            data = HfApi().model_info(str(base), revision=revision, timeout=_SECONDS).card_data
+            data = HfApi().model_info(base, revision=revision, timeout=_SECONDS).card_data
     except Exception as error:  # noqa: BLE001 - a card without a license is better than no push
         if isinstance(base, str):
             reason = token.scrub(first_line(error), get_token() or "")

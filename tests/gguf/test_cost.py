@@ -89,7 +89,7 @@ def test_an_interrupted_measurement_leaves_entries_without_a_divergence(tmp_path
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cost, "divergences", interrupt)
-    merge = SimpleNamespace(identity={"adapter_sha256": "new"}, onto="full", dtype="bf16")
+    merge = SimpleNamespace(identity={"adapter_sha256": "new"})
     monkeypatch.setattr(cost, "read_report", lambda folder: merge)
     with pytest.raises(KeyboardInterrupt):
         export(ExportOptions(folder, type=("q8_0", "f16"), output_dir=out))

@@ -39,8 +39,14 @@ def read(path):
     return {name: entry.contents() for name, entry in gguf.GGUFReader(path).fields.items()}
 
 
+def special(vocabulary):
+    """The ids of the special tokens by kind."""
+    suffix = "_token_id"
+    return {name.removesuffix(suffix): value for name, value in vocabulary.fields.items() if name.endswith(suffix)}
+
+
 def kinds(vocabulary, *texts):
-    return [vocabulary.types[vocabulary.tokens.index(text)] for text in texts]
+    return [vocabulary.fields["token_types"][vocabulary.tokens.index(text)] for text in texts]
 
 
 # Byte-level BPE
@@ -75,12 +81,14 @@ def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
 def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_merges, name):
     tokenizer = byte_level(words, pre=pre, ignore_merges=ignore_merges)
     found = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
-    assert (found.model, found.pre, found.add_space_prefix, found.scores) == ("gpt2", name, False, None)
+    fields = found.fields
+    assert (fields["tokenizer_model"], fields["tokenizer_pre"]) == ("gpt2", name)
+    assert not fields["add_space_prefix"] and "token_scores" not in fields
     # Like llama.cpp: the named pre-tokenizer, then byte merges in order.
     again = Tokenizer(
         models.BPE(
             {text: i for i, text in enumerate(found.tokens)},
-            [tuple(merge.split(" ")) for merge in found.merges],
+            [tuple(merge.split(" ")) for merge in fields["token_merges"]],
             ignore_merges=name == "llama-bpe",
         )
     )
@@ -124,7 +132,7 @@ def as_llama_cpp(found, text):
     parts = list((" " * found.add_space_prefix + text).replace(" ", "▁"))
     while True:
         joins = [
-            (-found.scores[ids[left + right]], at)
+            (-found.fields["token_scores"][ids[left + right]], at)
             for at, (left, right) in enumerate(itertools.pairwise(parts))
             if left + right in ids
         ]
@@ -142,15 +150,17 @@ def as_llama_cpp(found, text):
 def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
     tokenizer = sentencepiece(scheme=scheme)
     found = vocabulary(wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), spare=2)
-    assert (found.model, found.pre, found.merges, found.add_bos) == ("llama", "default", None, True)
+    fields = found.fields
+    assert (fields["tokenizer_model"], fields["tokenizer_pre"], found.add_bos) == ("llama", "default", True)
+    assert "token_merges" not in fields
     assert found.add_space_prefix is (scheme != "never")
-    assert len(found.scores) == len(found.tokens)
+    assert len(fields["token_scores"]) == len(found.tokens)
     for line in LINES:
         if line and "s>" not in line and not (scheme in ("always", "first") and line[0] == " "):
             assert as_llama_cpp(found, line) == tokenizer.encode(line, add_special_tokens=False).ids
     assert kinds(found, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
     assert found.types[-2:] == [UNUSED, UNUSED]
-    assert found.ids["unk"] == 0
+    assert fields["unk_token_id"] == 0
 
 
 def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
@@ -192,12 +202,16 @@ def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
     tokenizer = llama3_tokenizer()
     text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
     found = vocabulary(tokenizer, ends=[text, header, turn])
-    assert found.ids == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": text}
+    assert special(found) == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": text}
     assert found.eos_token_ids == [text, header, turn]
     tokenizer.eos_token = "<|end_of_text|>"  # a base model's
-    assert vocabulary(tokenizer, ends=[text, turn]).ids == {"bos": tokenizer.bos_token_id, "eos": text, "eot": turn}
+    assert special(vocabulary(tokenizer, ends=[text, turn])) == {
+        "bos": tokenizer.bos_token_id,
+        "eos": text,
+        "eot": turn,
+    }
     tokenizer.chat_template = None
-    assert vocabulary(tokenizer, ends=[text, turn]).ids["eot"] == text
+    assert special(vocabulary(tokenizer, ends=[text, turn]))["eot"] == text
 
 
 def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
@@ -217,4 +231,4 @@ def test_a_first_token_is_put_where_the_chat_template_puts_it():
     assert not found.add_bos
     assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
     found = vocabulary(qwen_tokenizer(), bos_id=0)
-    assert (found.add_bos, found.ids["bos"]) == (False, 0)
+    assert (found.add_bos, special(found)["bos"]) == (False, 0)

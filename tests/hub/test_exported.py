@@ -106,17 +106,6 @@ def test_a_model_that_the_run_did_not_train_is_refused_as_unknown(run, tmp_path,
     assert "theirs.Q8_0.gguf" in message
 
 
-def test_a_file_of_another_merge_of_the_adapter_is_refused(run, monkeypatch):
-    other = {"onto": "dequantized"}
-    path = run / "merged" / "merge_report.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | other))
-    export(ExportOptions(run))
-    message = refusal(run, monkeypatch, what="gguf")
-    assert "mine.Q4_0.gguf" in message and "mine.Q8_0.gguf" not in message
-    export(ExportOptions(run, type=("q4_0",)))
-    push(run, what="gguf")
-
-
 def test_files_that_no_export_wrote_are_pushed(run, tmp_path, capsys):
     (tmp_path / "plain").mkdir()
     shutil.copy(run / "gguf" / "mine.Q4_0.gguf", tmp_path / "plain" / "theirs.gguf")
