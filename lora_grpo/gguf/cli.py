@@ -65,7 +65,7 @@ def export(options: ExportOptions) -> None:
         if (folder / REPORT).is_file():  # a GGUF file does not record its source
             with atomic.new_file(parent / REPORT) as temporary:
                 shutil.copyfile(folder / REPORT, temporary)
-        files = measure_costs(model, outputs, trained_by)
+        files, not_measured = measure_costs(model, outputs, trained_by)
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():
@@ -73,8 +73,8 @@ def export(options: ExportOptions) -> None:
         cost = "" if file.kl is None else f", KL(model || file) {file.kl:.2g} nats per token"
         print(f"{path}  {disk.size(file.bytes)}{cost}")
     output = next(iter(outputs.values()))
-    if reason := files[output.name].not_measured:
-        print(f"note: the KL divergence was not measured: {reason}")
+    if not_measured:
+        print(f"note: the KL divergence was not measured: {not_measured}")
     system = ["-sys", prompt] if prompt else []
     print(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
     if options.modelfile:

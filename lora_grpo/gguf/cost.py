@@ -45,34 +45,32 @@ class _Dequantized:
         return torch.from_numpy(dequantize(self.tensor.data[chosen], self.tensor.tensor_type).copy())
 
 
-def measure_costs(model: SourceModel, outputs: Mapping[str, Path], run: Path | None) -> dict[str, ExportedFile]:
-    """Measure the files of a model by type, and write gguf_report.json beside them. Return its files.
+def measure_costs(
+    model: SourceModel, outputs: Mapping[str, Path], run: Path | None
+) -> tuple[dict[str, ExportedFile], str]:
+    """Measure the files of a model by type, and write gguf_report.json beside them.
 
     The report keeps the entries of other files in that folder. `run` is the run that trained the model. The
     model's network cannot be used afterward.
+
+    Returns:
+        The files by name, and the reason if the divergences were not measured.
     """
     folder, merge = next(iter(outputs.values())).parent, read_report(model.folder)
-    files, measured = exported_files(folder), dict[tuple[str, str], float]()
-    adapter = merge.identity.get("adapter_sha256") if merge else None
-    for kind, output in outputs.items():
-        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, adapter_sha256=adapter)
-    write_files(folder, files)  # in case the measurement is interrupted
-    found: dict[str, Any]
+    measured, reason = dict[tuple[str, str], float](), ""
     try:
         ids, keep = texts_of(model.tokenizer, run, TEXTS)
         weights: dict[str, Mapping[str, Rows]] = {kind: _weights(path, model.tensors) for kind, path in outputs.items()}
         weights["model"] = {tensor.source.name: tensor.source for tensor in model.tensors}
         measured = divergences(weights, [("model", kind) for kind in outputs], model.network, ids, keep)
-        of_run = run is not None and any((run / "completions").glob("step-*.jsonl"))
-        found = {"tokens": keep * len(ids), "of_run": of_run}
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the export
-        kind_of_error = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        found = {"not_measured": kind_of_error + first_line(error)}
+        reason = f"{'' if isinstance(error, UserError) else f'{type(error).__name__}: '}{first_line(error)}"
+    files, adapter = exported_files(folder), merge.identity.get("adapter_sha256") if merge else None
     for kind, output in outputs.items():
         kl = max(0.0, round(measured["model", kind], 9)) if measured else None  # negative values are rounding errors
-        files[output.name] = files[output.name].model_copy(update={"kl": kl, **found})
+        files[output.name] = ExportedFile(type=kind, bytes=output.stat().st_size, kl=kl, adapter_sha256=adapter)
     write_files(folder, files)
-    return files
+    return files, reason
 
 
 def _weights(path: Path, tensors: Sequence[Tensor]) -> dict[str, Rows]:

@@ -30,11 +30,6 @@ class ExportedFile(BaseModel):
     bytes: int
     kl: float | None = None
     """KL(model || file) in nats per token; None if it was not measured."""
-    tokens: int = 0
-    of_run: bool = False
-    """Whether the texts are completions of the run, or plain text."""
-    not_measured: str | None = None
-    """The reason, if the divergence was not measured."""
     adapter_sha256: str | None = None
     """The adapter that was merged into the model; None if unknown."""
 
@@ -136,9 +131,7 @@ def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading:
         notes.append(f"{name}: percent of {first.protocol.rows} problems solved{how}, with 95% intervals.")
     if measured:
         columns["KL"] = [nats(measured[name].kl) if name in measured else "–" for name in columns["file"]]
-        file = next(iter(measured.values()))
-        texts = "completions of the run" if file.of_run else "plain text"
-        notes.append(f"KL: divergence caused by the export, in nats per token, on {file.tokens} tokens of {texts}.")
+        notes.append("KL: divergence caused by the export, in nats per token.")
     notes += [report.cost for report in evaluations.values() if report.cost]
     table = [*columns], [*zip(*columns.values(), strict=True)]
     return GgufSection(heading, first.title if first else None, table, notes, evaluations)

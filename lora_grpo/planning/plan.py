@@ -75,16 +75,9 @@ class Plan:
         disk.check_free_space(folder, (self.disk_bytes or 0) - saved_bytes(folder))
 
     def record(self) -> dict[str, Any]:
-        """Return the entries `memory` and `plan` of run.json, with memory in GiB."""
+        """Return the entry `memory` of run.json, in GiB."""
         fit = self.fit.record() if self.fit else {"not_planned": self.not_planned}
-        plan = {
-            "longest_context": self.longest_context,
-            "length": self.length,
-            "longest": self.longest and dataclasses.asdict(self.longest),
-            "work": dataclasses.asdict(self.work),
-            "assumptions": list(self.assumptions),
-        }
-        return {"memory": {"derived": list(self.derived), **fit}, "plan": plan}
+        return {"memory": {"derived": list(self.derived), "length": self.length, **fit}}
 
 
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:

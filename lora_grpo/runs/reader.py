@@ -58,7 +58,6 @@ class RunRecord:
     resumed: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     machine: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
     changed_settings: dict[str, Any] | None = None
     """The preset's value of each setting that the run changed."""
     user_files: dict[str, str] = field(default_factory=dict)

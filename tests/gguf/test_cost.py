@@ -1,7 +1,6 @@
 """gguf_report.json: the KL divergence of each file is that of the model that transformers loads from it."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,23 +41,21 @@ def test_a_type_costs_what_its_weights_in_transformers_differ_by(tmp_path, capsy
         assert files[name].kl == pytest.approx(expected, rel=1e-3) and expected > 1e-5
         assert f"KL(model || file) {expected:.2g} nats per token" in printed
         assert (files[name].type, files[name].bytes) == (kind, (tmp_path / "out" / name).stat().st_size)
-        assert (files[name].tokens, files[name].of_run) == (keep * len(ids), False)
     assert files["m.F32.gguf"].kl == 0
     assert files["m.Q4_0.gguf"].kl > 10 * files["m.Q8_0.gguf"].kl
 
 
 def test_the_texts_are_completions_of_the_run_if_it_has_any(tmp_path):
     run = make_run(tmp_path / "run")
-    save(run / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
-    export(ExportOptions(run / "merged"))
-    assert exported_files(run / "gguf")["run.Q8_0.gguf"].of_run is False
-    assert exported_files(run / "gguf")["run.Q8_0.gguf"].adapter_sha256 is None  # there is no merge report
+    tokenizer = AutoTokenizer.from_pretrained(save(run / "merged", "Qwen2ForCausalLM", qwen_tokenizer()))
+    assert texts_of(tokenizer, run, cost.TEXTS) == texts_of(tokenizer, None, cost.TEXTS)
     (run / "completions").mkdir()
     rows = [{"id": n, "question": f"What is {n} + {n}?", "completion": f"It is {2 * n}. " * 20} for n in range(20)]
     (run / "completions" / "step-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ids, keep = texts_of(tokenizer, run, cost.TEXTS)
+    assert (len(ids), keep) == (cost.TEXTS, 64)
     export(ExportOptions(run / "merged"))
-    file = exported_files(run / "gguf")["run.Q8_0.gguf"]
-    assert (file.of_run, file.tokens) == (True, cost.TEXTS * 64)
+    assert exported_files(run / "gguf")["run.Q8_0.gguf"].adapter_sha256 is None  # there is no merge report
 
 
 def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path, capsys, monkeypatch):
@@ -75,26 +72,6 @@ def test_the_report_has_the_files_of_the_folder_and_a_failure_is_a_note(tmp_path
     files = exported_files(out)
     assert files.keys() == {"m.Q8_0.gguf", "m.F16.gguf"}
     assert files["m.Q8_0.gguf"].kl is not None
-    assert (files["m.F16.gguf"].kl, files["m.F16.gguf"].tokens) == (None, 0)
+    assert files["m.F16.gguf"].kl is None
     (out / REPORT).write_text("{")
     assert exported_files(out) == {}
-
-
-def test_an_interrupted_measurement_leaves_entries_without_a_divergence(tmp_path, monkeypatch):
-    folder, out = save(tmp_path / "m", "Qwen2ForCausalLM", qwen_tokenizer()), tmp_path / "out"
-    export(ExportOptions(folder, output_dir=out))
-    assert exported_files(out)["m.Q8_0.gguf"].kl is not None
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cost, "divergences", interrupt)
-    merge = SimpleNamespace(identity={"adapter_sha256": "new"})
-    monkeypatch.setattr(cost, "read_report", lambda folder: merge)
-    with pytest.raises(KeyboardInterrupt):
-        export(ExportOptions(folder, type=("q8_0", "f16"), output_dir=out))
-    files = exported_files(out)
-    assert {(name, file.kl, file.adapter_sha256) for name, file in files.items()} == {
-        ("m.Q8_0.gguf", None, "new"),
-        ("m.F16.gguf", None, "new"),
-    }

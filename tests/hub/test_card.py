@@ -264,7 +264,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     for name, score in (("Q4_0", 0.488), ("Q8_0", 0.5)):
         write_gguf_evaluation(run, folder / f"trained-{name}.gguf", score)
     size = (folder / "trained-Q5_0.gguf").stat().st_size
-    entry = {"type": "q5_0", "bytes": size, "kl": 0.0153, "texts": 8, "tokens": 256, "of_run": True}
+    entry = {"type": "q5_0", "bytes": size, "kl": 0.0153}
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q5_0.gguf": entry}})
     data, text, _ = card_of(folder, "gguf")
     shown = f"{size / 1e3:.1f} kB"
@@ -274,7 +274,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
         f"| trained-Q8_0.gguf | {shown} | 50.0 [40.0, 60.0] | – |",
     ]
     assert "q4_0 costs 1.2 points of pass@1 [-3.8, 6.2] against merged" in text
-    assert "greedy pass@1: percent of 200 problems" in text and "on 256 tokens of completions of the run" in text
+    assert "greedy pass@1: percent of 200 problems" in text and "KL: divergence" in text
     (command,) = re.findall("^llama-cli .*", text, re.MULTILINE)
     assert shlex.split(command)[3:] == ["--hf-file", "trained-Q8_0.gguf", "-sys", "$SYSTEM"]
     assert "ollama run hf.co/me/trained:Q8_0\n" in text and "Not evaluated" not in text
@@ -284,7 +284,7 @@ def test_the_card_of_gguf_files_has_their_sizes_and_what_their_types_cost(run, c
     assert "gguf-q4_0" not in capsys.readouterr().err
 
     atomic.write_json(folder / "gguf_report.json", {"files": {"trained-Q5_0.gguf": entry | {"bytes": size + 1}}})
-    assert "256 tokens" not in card_of(folder, "gguf")[1]  # of an older export
+    assert "KL: divergence" not in card_of(folder, "gguf")[1]  # of an older export
 
 
 def test_the_commands_for_gguf_files_run_this_file(run):

@@ -301,8 +301,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert recipe("--data.eval-limit", "1")[1].fit.max_num_seqs == 128  # in a step
     assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
     assert "fragmentation" in plan.fit.phases["loss"] and "fragmentation" not in plan.fit.phases["sampling"]
-    work = plan.record()["plan"]["work"]
-    assert (work["steps"], work["completions_per_step"], work["evaluated"]) == (60, 128, 2000)
+    assert (plan.work.steps, plan.work.completions_per_step, plan.work.evaluated) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.config.hardware.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.50"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())
@@ -322,9 +321,8 @@ def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(
     plans = [planned_for(config, Longest(640, prompt))[1] for prompt in (61, 200, 768, 4000)]
     needed = [plan.fit.training for plan in plans]
     assert needed[0] < needed[1] < needed[2] == needed[3] == at_limit.fit.training
-    records = [plan.record()["plan"] for plan in (*plans, at_limit)]
+    records = [plan.record()["memory"] for plan in (*plans, at_limit)]
     assert [record["length"] for record in records] == [317, 456, 1024, 1024, 1024]
-    assert records[0]["longest"] == {"rows": 640, "prompt": 61, "answered": 0} and records[-1]["longest"] is None
     assert json.loads(json.dumps(records)) == records
     contexts = [plan.longest_context for plan in plans]  # the free memory changes a little
     assert contexts == pytest.approx([at_limit.longest_context] * 4, rel=0.05)
