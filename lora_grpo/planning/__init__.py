@@ -13,7 +13,7 @@ engine and backend in a separate process, with random weights and generated prob
 plan.py          builds and prints the plan
 fit.py           plans a device's memory: micro-batch size, parallel completions, vLLM's fraction, longest context;
                  finds the cheapest change for a run that does not fit
-work.py          counts the steps, completions and tokens of a run, and the bytes that it writes
+work.py          counts the steps, completions and tokens of a run, and the bytes of its checkpoints and adapters
 dry_run.py       prints the settings, one prompt and the rewards of its reference answer, without weights
 preview.py       samples groups from the base model with the prompts of the first training steps, and prints them
 diagnosis.py     the summary of all groups with 95% intervals, the verdict, its reason, and suggested changes

@@ -24,7 +24,7 @@ from lora_grpo.files import disk
 from lora_grpo.flags import flag
 from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, memory, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner, refusal
-from lora_grpo.planning.work import Work, count
+from lora_grpo.planning.work import Work, count, disk_bytes
 from lora_grpo.runs import saved_bytes
 from lora_grpo.tasks import Longest
 
@@ -56,7 +56,7 @@ class Plan:
     fit: Fit | None = None
     longest_context: int = 0
     disk_bytes: int | None = None
-    """The disk space of the run's files; None if the memory is not planned, because the adapter's size is unknown."""
+    """The size of checkpoints and adapters; None if the memory is not planned, because the adapter's is unknown."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
 
@@ -150,7 +150,7 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
         plan,
         fit=fit,
         longest_context=planner.longest_context(config),
-        disk_bytes=plan.work.disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], vocabulary),
+        disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
     )
     if not planner.device.on_cpu:

@@ -10,10 +10,6 @@ from lora_grpo.runs import Run, duration, newest_step
 
 _VOCABULARY_BYTES = 140
 """Size of the tokenizer's files per entry of the vocabulary."""
-_TOKEN_BYTES, _LINE_BYTES = 4, 500
-"""Size of a token of English text, and of the other entries of a sample."""
-_COPIES = 3
-"""Samples are in their own file, on the page of the report, and on the page that replaces it."""
 
 
 @dataclass(frozen=True)
@@ -60,27 +56,20 @@ class Work:
             line += "" if self.hours is None else f", or as many as fit in {time}"
         return line + (f"; {self.evaluated:,} completions in each evaluation" if self.evaluated else "")
 
-    def disk_bytes(self, config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:
-        """Return the largest size of the run's folder, without `merged` and `gguf`.
 
-        A new checkpoint or adapter is complete before the old one is deleted. Completions of the steps are left out if
-        only `--hours` limits their number.
+def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:
+    """Return the size of a run's checkpoints and adapters, the largest files of its folder.
 
-        Args:
-            adapter: bytes of the adapter.
-            optimizer: bytes of the optimizer's state.
-            vocabulary: number of entries.
-        """
-        saved = adapter + _VOCABULARY_BYTES * vocabulary
-        checkpoints = (config.train.keep_checkpoints + 1) * (saved + optimizer)
-        adapters = (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
-        steps, samples = self.steps or 0, 2 * (self.evaluated or 0)
-        if config.method == "grpo":
-            samples += (1 + steps // config.train.completions_steps) * self.completions_per_step
-        if config.monitor.rows:
-            samples += (1 + steps // config.monitor.every_steps) * config.monitor.rows
-        sample = _TOKEN_BYTES * config.model.max_sequence_tokens + _LINE_BYTES
-        return checkpoints + adapters + _COPIES * samples * sample
+    A new checkpoint or adapter is complete before the old one is deleted.
+
+    Args:
+        adapter: bytes of the adapter.
+        optimizer: bytes of the optimizer's state.
+        vocabulary: number of entries.
+    """
+    saved = adapter + _VOCABULARY_BYTES * vocabulary
+    checkpoints = (config.train.keep_checkpoints + 1) * (saved + optimizer)
+    return checkpoints + (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
 
 
 def count(number: float) -> str:

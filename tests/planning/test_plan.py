@@ -385,10 +385,10 @@ def told(config, **how):
 
 def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
     flags = ["--output-dir", str(tmp_path / "run"), "--hours", "0.5"]
-    config, plan = recipe(*flags)
+    config, _ = recipe(*flags)
     assert "as many steps x 128 completions as fit in 30 min 0 s" in told(config)
-    limited, plan = recipe(*flags, "--train.max-steps", "40")
-    assert "40 steps x 128 = 5,120 completions" in told(limited) and plan.disk_bytes > recipe(*flags)[1].disk_bytes
+    limited, _ = recipe(*flags, "--train.max-steps", "40")
+    assert "40 steps x 128 = 5,120 completions" in told(limited)
     begun(tmp_path / "run", config, seconds_worked=600.0)
     assert "fit in 20 min 0 s" in told(config, plan=True, resume=True)
     begun(tmp_path / "run", config, seconds_worked=1800.0)
