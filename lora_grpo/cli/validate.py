@@ -102,11 +102,6 @@ def _check_training(config: RunConfig) -> None:
                 f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
                 f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
-    if config.hours is not None and config.hours * 60 < 1:
-        raise UserError(
-            f"--hours {config.hours:g} is {config.hours * 3600:.0f} s, too little for two evaluations and some steps; "
-            "pass 0.02 or more"
-        )
     if config.step_limit is None:  # only the time limits the number of steps
         of_steps = [] if config.train.lr_scheduler.startswith("constant") else ["--train.lr-scheduler"]
         of_steps += ["--data.filter-by-difficulty"] * config.data.filter_by_difficulty

@@ -220,7 +220,7 @@ class RunConfig:
     """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
-    hours: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    hours: Annotated[float, Field(ge=0.02, le=10_000, allow_inf_nan=False)] | None = None
     """Maximum hours of the whole run, e.g. 2 or 0.5, excluding the time between stop and --resume. Training uses the
     time that the evaluations leave. Without --train.max-steps, only the time limits the number of steps."""
     model: ModelConfig = field(default_factory=ModelConfig)

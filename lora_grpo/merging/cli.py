@@ -184,11 +184,9 @@ def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
     if target.tokenizer != target.adapter:
         return
     found = tokens(target.tokenizer)
-    if (size := max(found.values()) + 1) <= vocab_size:
-        return
     with contextlib.suppress(UserError):  # the base may have no tokenizer
         found = dict(found.items() - tokens(Path(target.base.name)).items())
-    if max(found.values(), default=0) >= vocab_size:
+    if (size := max(found.values(), default=0) + 1) > vocab_size:
         raise UserError(
             f"the tokenizer in {target.tokenizer} has {size} tokens, and the merged model has embeddings of "
             f"{vocab_size}; {SAVE_EMBEDDINGS}, or delete the tokenizer's files to merge with the base's tokenizer"

@@ -143,7 +143,7 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         (["--model.engine", "fast"], "--model.engine is 'fast'; expected 'auto', 'peft' or 'unsloth'"),
         (["--seed", "x"], "--seed is 'x'; expected a valid integer"),
         (["--model.name", "outputs/run"], "--model.name outputs/run does not exist"),
-        (["--hours", "0.01"], "--hours 0.01 is 36 s, too little for two evaluations and some steps; pass 0.02 or more"),
+        (["--hours", "0.01"], "--hours is '0.01'; expected a value greater than or equal to 0.02"),
         (["--hours", "1", "--train.lr-scheduler", "cosine"], "--hours alone does not set it; pass --train.max-steps"),
         (["--hours", "1", "--data.filter-by-difficulty"], "--hours alone does not set it; pass --train.max-steps too"),
         (["--seed"], "--seed: expected one argument"),
