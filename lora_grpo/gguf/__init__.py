@@ -12,7 +12,6 @@ transformers.
 
 cli.py             command-line flags and printed output
 writer.py          writes a model
-cost.py            measures the KL divergence between a model and its files
 files.py           gguf_report.json, the checks before a push, and one table of the files of a run
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor and converts it
@@ -30,6 +29,5 @@ from lora_grpo.gguf.files import (
     exported_files,
     gguf_section,
     gguf_sections,
-    nats,
 )
 from lora_grpo.gguf.modelfile import HUB_FILES

@@ -13,7 +13,7 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.flags import Flag
-from lora_grpo.gguf.cost import measure_costs
+from lora_grpo.gguf.files import record_files
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
@@ -61,20 +61,16 @@ def export(options: ExportOptions) -> None:
     trained_by = next((each for each in above if (each / "run.json").is_file()), None)
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(parent):
-        model, notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
+        notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
         if (folder / REPORT).is_file():  # a GGUF file does not record its source
             with atomic.new_file(parent / REPORT) as temporary:
                 shutil.copyfile(folder / REPORT, temporary)
-        files, not_measured = measure_costs(model, outputs, trained_by)
+        record_files(outputs, folder)
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():
-        file = files[path.name]
-        cost = "" if file.kl is None else f", KL(model || file) {file.kl:.2g} nats per token"
-        print(f"{path}  {disk.size(file.bytes)}{cost}")
+        print(f"{path}  {disk.size(path.stat().st_size)}")
     output = next(iter(outputs.values()))
-    if not_measured:
-        print(f"note: the KL divergence was not measured: {not_measured}")
     system = ["-sys", prompt] if prompt else []
     print(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
     if options.modelfile:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,8 +27,6 @@ class ExportedFile(BaseModel):
 
     type: str
     bytes: int
-    kl: float | None = None
-    """KL(model || file) in nats per token; None if it was not measured."""
     adapter_sha256: str | None = None
     """The adapter that was merged into the model; None if unknown."""
 
@@ -43,22 +40,26 @@ class _Report(BaseModel):
 
 @dataclass(frozen=True)
 class GgufSection:
-    """A table of the GGUF files of a folder, with the measurements of the export and of evaluations."""
+    """A table of the GGUF files of a folder, with the measurements of evaluations."""
 
     heading: str
-    title: str | None
-    """Task, number of samples and sampling settings; None if no file was evaluated."""
-    table: tuple[list[str], list[tuple[str, ...]]]
-    """Headings, and a row for each file: size, first score and divergence. Columns without any value are omitted."""
+    title: str
+    """Task, number of samples and sampling settings."""
+    table: tuple[list[str], list[tuple[str, str, str]]]
+    """Headings, and a row for each file: size and first score."""
     notes: list[str]
-    """A description of the columns, and the quality loss of each evaluated file."""
+    """A description of the score, and the quality loss of each evaluated file."""
     evaluations: dict[str, Report]
     """Evaluations of the files, by name, the largest file first."""
 
 
-def write_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
-    """Write gguf_report.json. `files` maps the names of the files of a folder to their entries."""
-    atomic.write_json(folder / REPORT, _Report(files=dict(files)).model_dump())
+def record_files(outputs: Mapping[str, Path], model: Path) -> None:
+    """Add the files of an export, by type, to the gguf_report.json beside them. `model` is the exported folder."""
+    folder, merge = next(iter(outputs.values())).parent, read_report(model)
+    files, adapter = exported_files(folder), merge.identity.get("adapter_sha256") if merge else None
+    for kind, path in outputs.items():
+        files[path.name] = ExportedFile(type=kind, bytes=path.stat().st_size, adapter_sha256=adapter)
+    atomic.write_json(folder / REPORT, _Report(files=files).model_dump())
 
 
 def exported_files(folder: Path) -> dict[str, ExportedFile]:
@@ -96,14 +97,12 @@ def check_exported(folder: Path) -> None:
 
 
 def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading: str = "") -> GgufSection | None:
-    """Describe the GGUF files of a folder; None if none was measured.
+    """Describe the GGUF files of a folder; None if none was evaluated.
 
     Scores are comparable only within one protocol: that of the first file with an evaluation in `reports`, which has
     the evaluations of a run by their folders.
     """
     paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))
-    exported = exported_files(paths[0].parent) if paths else {}
-    measured = {path.name: file for path in paths if (file := exported.get(path.name)) and file.kl is not None}
     of_digest = {report.evaluated.source.get("gguf_sha256"): report for report in reports.values()}
     of_digest.pop(None, None)
     evaluations: dict[str, Report] = {}
@@ -113,28 +112,22 @@ def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading:
                 evaluations[path.name] = report
             else:
                 print(f"the evaluation of {path} has other settings than others; it is left out", file=sys.stderr)
-    if not measured and not evaluations:
+    if not evaluations:
         return None
-
-    columns, notes = {"file": [path.name for path in paths]}, []
-    columns["size"] = [disk.size(path.stat().st_size) for path in paths]
-    first = next(iter(evaluations.values()), None)
-    if first and (sampling := first.protocol.sampling):
-        metric = next(iter(first.evaluated.scores))
-        name = metric if sampling.temperature else f"greedy {metric}"
-        columns[name] = [
-            percent(report.evaluated.scores[metric], report.evaluated.intervals[metric]) if report else "–"
-            for report in map(evaluations.get, columns["file"])
-        ]
-        samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
-        how = samples if sampling.temperature else ""
-        notes.append(f"{name}: percent of {first.protocol.rows} problems solved{how}, with 95% intervals.")
-    if measured:
-        columns["KL"] = [nats(measured[name].kl) if name in measured else "–" for name in columns["file"]]
-        notes.append("KL: divergence caused by the export, in nats per token.")
+    first = next(iter(evaluations.values()))
+    metric, sampling = next(iter(first.evaluated.scores)), first.protocol.sampling
+    assert sampling is not None
+    name = metric if sampling.temperature else f"greedy {metric}"
+    scores = {
+        file: percent(report.evaluated.scores[metric], report.evaluated.intervals[metric])
+        for file, report in evaluations.items()
+    }
+    rows = [(path.name, disk.size(path.stat().st_size), scores.get(path.name, "–")) for path in paths]
+    samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
+    how = samples if sampling.temperature else ""
+    notes = [f"{name}: percent of {first.protocol.rows} problems solved{how}, with 95% intervals."]
     notes += [report.cost for report in evaluations.values() if report.cost]
-    table = [*columns], [*zip(*columns.values(), strict=True)]
-    return GgufSection(heading, first.title if first else None, table, notes, evaluations)
+    return GgufSection(heading, first.title, (["file", "size", name], rows), notes, evaluations)
 
 
 def gguf_sections(run: Path) -> list[GgufSection]:
@@ -148,8 +141,3 @@ def gguf_sections(run: Path) -> list[GgufSection]:
         if section := gguf_section(paths, read_reports(run) if paths else {}, heading):
             sections.append(section)
     return sections
-
-
-def nats(value: float | None) -> str:
-    """Return a divergence with two significant digits and without an exponent."""
-    return f"{Decimal(f'{value:.2g}'):f}"

@@ -43,8 +43,8 @@ class SourceModel:
 
 def write_gguf(
     folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
-) -> tuple[SourceModel, list[str]]:
-    """Write a transformers model as GGUF files of several types. Return the model, and notes for the user.
+) -> list[str]:
+    """Write a transformers model as GGUF files of several types. Return notes for the user.
 
     Args:
         folder: a 16-bit or 32-bit model with its tokenizer.
@@ -87,7 +87,7 @@ def write_gguf(
         notes.append(f"the context is {length} tokens, the model's sliding window")
     if modelfile:
         notes += write_modelfiles([*outputs.values()], model.tokenizer, model.vocabulary, system_prompt)
-    return model, notes
+    return notes
 
 
 def _read_model(folder: Path, name: str) -> SourceModel:

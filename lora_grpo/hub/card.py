@@ -13,6 +13,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from markupsafe import Markup
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
-from lora_grpo.gguf import nats
 from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.runs import flat, system_prompt
@@ -55,7 +55,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     environment.filters |= {
         "code": _code,
         "fenced": _fenced,
-        "nats": nats,
+        "nats": lambda value: f"{Decimal(f'{value:.2g}'):f}",  # two significant digits, without an exponent
         "percent": lambda value: f"{100 * value:.1f}",
         "quoted": _quoted,
         "shell": lambda value: Markup(shlex.quote(value)),

@@ -14,11 +14,10 @@ mapping.py         maps adapter keys to output tensors, and decides whether head
 outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
 fidelity.py        the fraction of the update that each dtype keeps
 writer.py          writes shards, index, and config
-divergence.py      computes the KL divergences of models, with weights read from disk
+divergence.py      computes the KL divergences of a merge, with weights read from disk
 report.py          merge_report.json
 """
 
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.merging.cli import MergeOptions, merge, merged_model
-from lora_grpo.merging.divergence import divergences, texts_of
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report

@@ -32,11 +32,10 @@ _PROMPT_TOKENS = 64
 """Longer prompts are truncated on the left, because every token costs a pass through the whole model."""
 _COMPLETION_TOKENS = 64
 """Longer completions are truncated on the right."""
-_PLAIN_TEXTS = (
-    "A pen costs 3 dollars, so 4 pens cost 4 * 3 = 12 dollars. Tom has 15 apples and eats 6 of them, so he has 9 left.",
-    "The train leaves at seven in the morning and needs five hours, so it arrives at noon if it stops nowhere else.",
+_PLAIN_TEXT = (
+    "A pen costs 3 dollars, so 4 pens cost 4 * 3 = 12 dollars. Tom has 15 apples and eats 6 of them, so he has 9 left."
 )
-"""Texts for an adapter that has no completions. Its prompts are unknown, so these have none."""
+"""The text for an adapter that has no completions. Its prompts are unknown, so this has none."""
 _PLAIN_TOKENS = 32
 
 
@@ -53,14 +52,15 @@ def measure_divergences(
         assert target.adapter is not None
         tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
         run = run_of(target.adapter) if target.run else None
-        ids, keep = texts_of(base_model.load_tokenizer(tokenizer), run, _TEXTS)
+        ids, keep = _texts(base_model.load_tokenizer(tokenizer), run)
         weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": model_tensors(merged), "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
             weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
-        found = divergences(weights, pairs, model, ids, keep)
+        streamed = StreamedModel(model)
+        found = between({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
         figures: dict[str, Any] = {"_".join(pair): value for pair, value in found.items()}
         return Divergences(tokens=keep * len(ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
@@ -68,15 +68,15 @@ def measure_divergences(
         return Divergences(not_measured=kind + first_line(error))
 
 
-def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[int]], int]:
-    """Return token ids of up to `count` prompts with completions, and the number of trailing tokens to compare.
+def _texts(tokenizer: Any, run: Path | None) -> tuple[list[list[int]], int]:
+    """Return token ids of two prompts with completions, and the number of trailing tokens to compare.
 
-    The completions are of the last steps of the run. Without any, these are one or two plain texts.
+    The completions are of the last steps of the run. Without any, this is a plain text.
     """
     paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:] if run else []
     lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
     rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-    rows = rows[:: max(1, len(rows) // count)][:count]  # a step has many completions for each of its few questions
+    rows = rows[:: max(1, len(rows) // _TEXTS)][:_TEXTS]  # a step has many completions for each of its few questions
     system = system_prompt(read_record(run)) if run else None
     ids = []
     for row in rows:
@@ -86,7 +86,7 @@ def texts_of(tokenizer: Any, run: Path | None, count: int) -> tuple[list[list[in
             tokenizer(prompt, add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:]
             + tokenizer(row["completion"], add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS]
         )
-    ids = ids or [tokenizer(text)["input_ids"][:_PLAIN_TOKENS] for text in _PLAIN_TEXTS[: (count + 1) // 2]]
+    ids = ids or [tokenizer(_PLAIN_TEXT)["input_ids"][:_PLAIN_TOKENS]]
     return ids, min(_COMPLETION_TOKENS, *map(len, ids))
 
 
@@ -174,21 +174,6 @@ def _find(weights: Weights, name: str) -> Rows:
     if name not in weights:
         raise UserError(f"the weights have no {name}")
     return weights[name]
-
-
-def divergences(
-    weights: Mapping[str, Weights],
-    pairs: Sequence[tuple[str, str]],
-    model: Any,
-    ids: Sequence[Sequence[int]],
-    keep: int,
-) -> dict[tuple[str, str], float]:
-    """Return the mean KL(first || second) in nats per token for each pair of weights of the same model, by their names.
-
-    `model` is the result of `empty_model` and cannot be used afterward. `ids` and `keep` come from `texts_of`.
-    """
-    streamed = StreamedModel(model)
-    return between({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
 
 
 def between(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
