@@ -20,7 +20,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file, runs_programs
+from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file
 
 
 def check(config: RunConfig) -> None:
@@ -32,7 +32,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_tasks(config: RunConfig) -> None:
-    task, style = config.data.task, config.data.prompt_style
+    task = config.data.task
     found = get_task(task)
     if task == "humaneval":
         raise UserError("--data.task humaneval has no training split; pass mbpp, and humaneval as --data.eval-task")
@@ -43,7 +43,7 @@ def _check_tasks(config: RunConfig) -> None:
         )
     get_task(config.data.evaluation_task)
     columns_of(config.data, "train")
-    chat.check_style(style)
+    chat.check_style(config.data.prompt_style)
     chat.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and task not in CODE_TASKS:
@@ -51,13 +51,6 @@ def _check_tasks(config: RunConfig) -> None:
                 f"--rewards {spec.name} runs unit tests, and --data.task {task} has none; "
                 f"expected one of {', '.join(CODE_TASKS)}"
             )
-    asked = [name for name in (task, config.data.evaluation_task) if not is_task_file(name)]  # files have prompts
-    wrong = {"code": not {*asked} <= {*CODE_TASKS}, "hashes": runs_programs(config.data)}
-    if wrong.get(style):
-        raise UserError(
-            f"--data.prompt-style {style} does not fit --data.task {task}; `code` requests a program, and `hashes` a "
-            "number"
-        )
 
 
 def _check_sampling(config: RunConfig) -> None:

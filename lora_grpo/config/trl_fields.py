@@ -50,13 +50,8 @@ def owner_of(field: str) -> str | None:
         return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
     if field.startswith(("push_to_hub", "hub_")):
         return "nothing: `lora-grpo push` uploads the finished adapter"
-    sections: dict[str, Any] = {
-        "": RunConfig,
-        "train.": TrainConfig,
-        "sampling.": SamplingConfig,
-        "model.": ModelConfig,
-    }
-    for prefix, section in sections.items():
+    sections = ("", RunConfig), ("train.", TrainConfig), ("sampling.", SamplingConfig), ("model.", ModelConfig)
+    for prefix, section in sections:
         if field in section.__dataclass_fields__:
             return flag(prefix + field)
     return next((name for name, fields in _OTHER_NAMES.items() if field in fields.split()), None)

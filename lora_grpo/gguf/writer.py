@@ -31,7 +31,6 @@ QUANTIZE = "llama-quantize"
 class SourceModel:
     """A transformers model to export."""
 
-    folder: Path
     network: Any
     """The model without weights."""
     tensors: Sequence[Tensor]
@@ -105,7 +104,7 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     card = gguf.Metadata.load(model_path=folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
-    return SourceModel(folder, network, tensors, tokenizer, vocabulary, card)
+    return SourceModel(network, tensors, tokenizer, vocabulary, card)
 
 
 def _types(model: SourceModel, file_type: str) -> dict[str, tuple[Any, int]]:
