@@ -256,6 +256,8 @@ def test_from_the_card_to_the_table_and_the_fastest_engine(card, stand_in, tmp_p
     assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
     slow = run_rows(ROWS, stand_in(finishes(speed={("unsloth", "4"): 2, ("peft", "16"): 1.5})), tmp_path / "slow")
     assert slow[3]["engine"] == "peft" and "stay with 4 bits" in conclude(slow)[-1]
+    compiled = [{**each, "steps": 1} if each["backend"] == "vllm" else each for each in slow]
+    assert "--sampling.backend transformers" in conclude(compiled)[1]
 
 
 @pytest.mark.parametrize(
