@@ -22,12 +22,5 @@ Use `sampling.read_header` to read the metadata of a GGUF file.
 """
 
 from lora_grpo.gguf.cli import ExportOptions, export
-from lora_grpo.gguf.files import (
-    ExportedFile,
-    GgufSection,
-    check_exported,
-    exported_files,
-    gguf_section,
-    gguf_sections,
-)
+from lora_grpo.gguf.files import GgufSection, check_exported, gguf_section, gguf_sections
 from lora_grpo.gguf.modelfile import HUB_FILES

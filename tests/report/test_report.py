@@ -17,7 +17,6 @@ from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
 from lora_grpo.flags import read_flags
-from lora_grpo.gguf import ExportedFile, exported_files
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report.html import sampled_texts
 from lora_grpo.report.plots import plots_of
@@ -73,11 +72,10 @@ def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling
     path = run / folder / f"mine.{kind.upper()}.gguf"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(kind.encode() * (800_000 if kind == "f16" else 200_000))
-    entry = {"type": kind, "bytes": path.stat().st_size}
-    files = exported_files(path.parent)
-    entry = ExportedFile(**entry, adapter_sha256=adapter_sha256(run / adapter))
-    files = {name: file.model_dump() for name, file in {**files, path.name: entry}.items()}
-    atomic.write_json(path.parent / "gguf_report.json", {"files": files})
+    report = path.with_name("gguf_report.json")
+    files = json.loads(report.read_text())["files"] if report.exists() else {}
+    entry = {"type": kind, "bytes": path.stat().st_size, "adapter_sha256": adapter_sha256(run / adapter)}
+    atomic.write_json(report, {"files": {**files, path.name: entry}})
     if after:
         settings = {"num_samples": 2, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 64, **sampling}
         protocol = Protocol(
@@ -113,7 +111,7 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
     ]
     assert "## GGUF files of the best adapter" in markdown
     assert "<h3>GGUF files</h3>" in page and "<h3>GGUF files of the best adapter</h3>" in page
-    for text in ("mine.Q8_0.gguf", "0.8 MB", "q4_0 costs 12.5 points of pass@1 [", "0.015"):
+    for text in ("mine.Q8_0.gguf", "0.8 MB", "q4_0 costs 12.5 points of pass@1 ["):
         assert text in page, text
 
 
