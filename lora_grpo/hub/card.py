@@ -113,9 +113,11 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
     method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
     tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
     dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
-    results = [each for evaluation in facts.evaluations if evaluation.of_upload for each in _results(evaluation.report)]
-    for name, report in facts.ggufs.evaluations.items() if facts.ggufs else ():
-        results += _results(report, name)
+    reports = [(each.report, "") for each in facts.evaluations if each.of_upload]
+    reports += [(report, file) for file, report in facts.ggufs.evaluations.items()] if facts.ggufs else []
+    results: dict[tuple[str, str | None], EvalResult] = {}
+    for result in (result for report, file in reports for result in _results(report, file)):
+        results.setdefault((result.dataset_name, result.metric_name), result)  # an evaluation may have been repeated
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
@@ -129,7 +131,7 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             tags=[_plain(tag) for tag in tags or ["lora"]],
             datasets=[dataset] if dataset else None,
             model_name=repo_id.split("/")[-1] if results else None,
-            eval_results=results or None,
+            eval_results=[*results.values()] or None,
         ).to_yaml()
     )
 
