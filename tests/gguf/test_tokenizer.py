@@ -93,7 +93,9 @@ def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_m
         )
     )
     again.pre_tokenizer = tokenizer.pre_tokenizer
-    again.add_special_tokens([text for text, kind in zip(found.tokens, found.types, strict=True) if kind == CONTROL])
+    again.add_special_tokens(
+        [text for text, kind in zip(found.tokens, fields["token_types"], strict=True) if kind == CONTROL]
+    )
     for line in LINES:
         assert again.encode(line).ids == tokenizer.encode(line).ids
 
@@ -129,7 +131,7 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(make, message):
 def as_llama_cpp(found, text):
     """Tokenize text with llama.cpp's algorithm: repeatedly join the neighbors that form the best-scored token."""
     ids = {token: i for i, token in enumerate(found.tokens)}
-    parts = list((" " * found.add_space_prefix + text).replace(" ", "▁"))
+    parts = list((" " * found.fields["add_space_prefix"] + text).replace(" ", "▁"))
     while True:
         joins = [
             (-found.fields["token_scores"][ids[left + right]], at)
@@ -153,13 +155,13 @@ def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
     fields = found.fields
     assert (fields["tokenizer_model"], fields["tokenizer_pre"], found.add_bos) == ("llama", "default", True)
     assert "token_merges" not in fields
-    assert found.add_space_prefix is (scheme != "never")
+    assert found.fields["add_space_prefix"] is (scheme != "never")
     assert len(fields["token_scores"]) == len(found.tokens)
     for line in LINES:
         if line and "s>" not in line and not (scheme in ("always", "first") and line[0] == " "):
             assert as_llama_cpp(found, line) == tokenizer.encode(line, add_special_tokens=False).ids
     assert kinds(found, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
-    assert found.types[-2:] == [UNUSED, UNUSED]
+    assert found.fields["token_types"][-2:] == [UNUSED, UNUSED]
     assert fields["unk_token_id"] == 0
 
 
@@ -179,7 +181,7 @@ def test_a_space_before_the_text_alone_is_left_to_the_user():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
     found = vocabulary(tokenizer)
-    assert not found.add_space_prefix  # a chat starts with a special token, so transformers adds no space
+    assert not found.fields["add_space_prefix"]  # a chat starts with a special token, so transformers adds no space
     lines = [line for line in LINES if line and "s>" not in line and line[0] not in " \n\r"]
     expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
     assert [as_llama_cpp(found, f" {line}") for line in lines] == expected
@@ -195,7 +197,7 @@ def test_special_tokens_are_control_and_added_words_are_not():
     found = vocabulary(tokenizer, spare=2)
     assert kinds(found, "<|im_end|>", "<|fim_prefix|>", "<tool_call>", "a") == [CONTROL, CONTROL, USER_DEFINED, NORMAL]
     assert found.tokens[-2:] == [f"[PAD{len(tokenizer)}]", f"[PAD{len(tokenizer) + 1}]"]
-    assert found.types[-2:] == [UNUSED, UNUSED]
+    assert found.fields["token_types"][-2:] == [UNUSED, UNUSED]
 
 
 def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
