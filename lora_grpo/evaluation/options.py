@@ -27,16 +27,15 @@ _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_
 class EvaluateOptions:
     """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
-    source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
-    """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
+    source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")]
+    """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples to grade: JSON
+    Lines with `task_id` and `completion`, optionally gzipped."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""
-    samples: Path | None = None
-    """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     what: Literal["adapter", "best"] = "adapter"
     """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output_dir: Path | None = None
@@ -85,12 +84,8 @@ class EvaluateOptions:
 
     @property
     def target(self) -> str:
-        """The target to evaluate, from the positional argument and --what, or --samples."""
-        if (self.source is None) == (self.samples is None):
-            raise UserError(
-                "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
-            )
-        return choose_adapter(str(self.samples) if self.source is None else self.source, self.what)
+        """The target to evaluate, from the positional argument and --what."""
+        return choose_adapter(self.source, self.what)
 
     def check_used(self, *, of_weights: bool, of_sampling: bool) -> None:
         """Raise a UserError for a flag that would be ignored.

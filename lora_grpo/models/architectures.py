@@ -5,7 +5,7 @@ docs/gpu.md lists the results for each architecture, and tests/models/test_archi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lora_grpo.config import ModelConfig
@@ -22,9 +22,6 @@ TRAINABLE = (
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
 for `all-linear`), so only attention is adapted."""
-
-EXPERTS = ("experts", "gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3")
-"""Names of experts, their parts and their routers."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -46,10 +43,8 @@ def check_sampling(config: Mapping[str, Any], name: str) -> None:
         )
 
 
-def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets: Sequence[str] = ()) -> None:
+def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None:
     """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
-
-    `targets` are the modules to adapt. PEFT (0.21) adapts stacked experts if a target names one of their parts.
 
     A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
     """
@@ -72,8 +67,3 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig, targets
     if reason:
         kind = f"is a model of type {family}, which " if family else ""
         raise UserError(f"{settings.name} {kind}cannot be trained: {reason}; {fix}")
-    if family in HAVE_EXPERTS and (experts := [name for name in targets if name.split(".")[-1] in EXPERTS]):
-        raise UserError(
-            f"--lora.targets {' '.join(experts)}: experts cannot be adapted, and {settings.name} is a model of type "
-            f"{family}; pass {' '.join(ATTENTION)}"
-        )

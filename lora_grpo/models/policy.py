@@ -209,6 +209,7 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
         model = get_peft_model(base, adapter)
     except ValueError as error:
         raise UserError(f"{given}: {first_line(error)}") from None
+    # PEFT (0.21) adapts stacked experts if a target names one of their parts.
     if model.peft_config["default"].target_parameters:
         raise UserError(f"{given}: experts cannot be adapted; pass {' '.join(ATTENTION)}")
     # PEFT (0.21) ignores a target without a module if another one has some.

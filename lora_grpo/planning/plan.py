@@ -112,7 +112,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
             raise
         model = KNOWN_MODELS[name]
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
-    check_architecture(model, config.model, config.lora.targets)
+    check_architecture(model, config.model)
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions))
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:

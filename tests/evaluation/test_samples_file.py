@@ -37,12 +37,12 @@ def found(folder):
 
 
 def write(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 
 
 def read(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def asked(tmp_path):
     completions = [RIGHT.format(1)] * 2 + [RIGHT.format(2), RIGHT.format(9)] + ["    return (", "    return 4"]
     lines = [{"task_id": f"HumanEval/{1 + i // 2}", "completion": text} for i, text in enumerate(completions)]
     samples = write(tmp_path / "samples.jsonl", lines)
-    return EvaluateOptions(samples=samples, task="humaneval", output_dir=tmp_path / "out", data=str(data), k=(1, 2))
+    return EvaluateOptions(str(samples), task="humaneval", output_dir=tmp_path / "out", data=str(data), k=(1, 2))
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def runs(monkeypatch):
 
 
 def test_results_and_report_are_the_harnesss(asked):
-    lines = read(asked.samples)
-    write(asked.samples, [{**lines[0], "model": "half a pair: \ud800", "passed": "?"}, *lines[1:]])
+    lines = read(asked.source)
+    write(asked.source, [{**lines[0], "model": "half a pair: \ud800", "passed": "?"}, *lines[1:]])
     report = evaluate_and_report(asked)
     results = read(asked.output_dir / "results.jsonl")
-    assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.samples)]
+    assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.source)]
     assert [result["passed"] for result in results] == [True, True, True, False, False, False]
-    assert results[0] == {**read(asked.samples)[0], "passed": True, "result": "passed", "status": "passed"}
+    assert results[0] == {**read(asked.source)[0], "passed": True, "result": "passed", "status": "passed"}
     assert results[3]["result"].startswith("failed: ") and results[3]["status"] == "failed"
     assert results[4]["status"] == "invalid"
     assert report.evaluated.scores["pass@1"] == pytest.approx(0.5)
@@ -97,7 +97,7 @@ def test_nothing_is_extracted_or_cut(asked, runs):
     texts = [f"    return 1 * x\n\n{tail}" for tail in ("def g(:", "print('def')", "```")] + [
         f"```python\n{RIGHT}\n```"
     ]
-    write(asked.samples, [{"task_id": "HumanEval/1", "completion": text} for text in texts])
+    write(asked.source, [{"task_id": "HumanEval/1", "completion": text} for text in texts])
     evaluate_and_report(asked)
     assert runs == [[HUMANEVAL[0]["prompt"] + text for text in texts]]
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [False, True, False, False]
@@ -105,7 +105,7 @@ def test_nothing_is_extracted_or_cut(asked, runs):
 
 def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
     program = HUMANEVAL[0]["prompt"] + RIGHT.format(1)
-    write(asked.samples, [{"task_id": "HumanEval/1", "solution": program}])
+    write(asked.source, [{"task_id": "HumanEval/1", "solution": program}])
     report = evaluate_and_report(replace(asked, k=(1,)))
     assert runs == [[program]] and report.evaluated.scores["pass@1"] == 1.0
 
@@ -114,7 +114,7 @@ def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
 def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     data = write(Path(asked.data), MBPP)
     right = "def f11(x):\n    return x"
-    write(asked.samples, [{"task_id": name, "completion": text} for text in (right, "    return x")])
+    write(asked.source, [{"task_id": name, "completion": text} for text in (right, "    return x")])
     report = evaluate_and_report(replace(asked, task="mbpp", data=str(data)))
     assert runs == [[right, "    return x"]]
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
@@ -132,7 +132,7 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
         "#### 3",
     ]
     line = {"task_id": "gsm8k/test/0", "read_from": "a key of another tool"}
-    write(asked.samples, [{**line, "completion": text} for text in completions])
+    write(asked.source, [{**line, "completion": text} for text in completions])
     report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), style=style))
     results = read(asked.output_dir / "results.jsonl")
     assert [result["strict"] for result in results] == strict
@@ -185,7 +185,7 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
     before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
     changes = {
         "timeout_seconds": {"sandbox": sandbox.Settings(timeout_seconds=2)},
-        "samples_sha256": {"samples": write(tmp_path / "s.jsonl", read(asked.samples)[2:])},
+        "samples_sha256": {"source": str(write(tmp_path / "s.jsonl", read(asked.source)[2:]))},
         "data_sha256": {"data": str(write(tmp_path / "d.jsonl", [*HUMANEVAL, {**HUMANEVAL[0], "task_id": "x"}]))},
     }
     other = replace(asked, **changes[change])
@@ -226,7 +226,7 @@ def test_damaged_results_are_noticed(damage, message, asked):
     ],
 )
 def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text, message, asked):
-    asked.samples.write_text(text)
+    Path(asked.source).write_text(text)
     with pytest.raises(UserError, match=message) as error:
         evaluate_and_report(asked)
     assert "\n" not in str(error.value)
@@ -237,7 +237,7 @@ def test_a_wrong_file_of_samples_is_told_in_one_line_and_nothing_is_written(text
     ("change", "message"),
     [
         ({"task": None}, "--task is missing"),
-        ({"samples": Path("missing.jsonl")}, r"missing\.jsonl cannot be read: No such file"),
+        ({"source": "missing.jsonl"}, r"missing\.jsonl cannot be read: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_told_and_nothing_is_written(change, message, asked):
