@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,7 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
         return json_files.read_object(Path(source(settings.name)) / "config.json")
     from huggingface_hub import hf_hub_download
 
-    try:
-        path = _cached(settings, "config.json")
-        reason = "" if path else _why_unavailable(settings)
-        if not path and not reason:
-            path = hf_hub_download(settings.name, "config.json", revision=settings.revision)
-    except Exception as error:  # a wrong id and a missing file raise many types
-        raise UserError(f"the configuration of {settings.name} cannot be read: {first_line(error)}") from error
-    if not path:
-        raise HubUnavailable(f"the configuration of {settings.name} cannot be read: {reason}")
+    path = _cached(settings, "config.json") or _download(hf_hub_download, settings, filename="config.json")
     return json_files.read_object(Path(path))
 
 
@@ -113,16 +105,21 @@ def find(name: str, revision: str | None) -> tuple[Path, str | None]:
         return Path(where), None
     from huggingface_hub import snapshot_download
 
+    wanted = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
+    folder = Path(_download(snapshot_download, ModelConfig(name=where, revision=revision), **wanted))
+    return folder, folder.name
+
+
+def _download(get: Callable[..., str], settings: ModelConfig, **wanted: Any) -> str:
+    """Return the path that a function of huggingface_hub returns: from the Hub or, if it is unavailable, its cache."""
     reason = ""
     try:
-        reason = _why_unavailable(ModelConfig(name=where, revision=revision))
-        wanted: dict[str, Any] = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
-        folder = snapshot_download(where, revision=revision, **wanted, local_files_only=bool(reason))
+        reason = _why_unavailable(settings)
+        return get(settings.name, revision=settings.revision, local_files_only=bool(reason), **wanted)
     except Exception as error:  # missing, gated and misnamed repositories raise many types
-        raise UserError(
-            f"{name} is not a folder and cannot be loaded from the Hub ({reason or first_line(error)})"
-        ) from error
-    return Path(folder), Path(folder).name
+        kind = HubUnavailable if reason else UserError
+        why = reason or first_line(error)
+        raise kind(f"{settings.name} is not a folder and cannot be loaded from the Hub ({why})") from error
 
 
 def _why_unavailable(settings: ModelConfig) -> str:
