@@ -25,23 +25,6 @@ for `all-linear`), so only attention is adapted."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
-RECURRENT = (
-    *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2"),
-    *("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm"),
-    *("zamba", "zamba2"),
-)
-"""State-space models, linear attention, and hybrids with them."""
-
-
-def check_sampling(config: Mapping[str, Any], name: str) -> None:
-    """Check that the built-in sampler can decode a model, from its config.json, or raise a UserError."""
-    family = config.get("model_type")
-    if family in RECURRENT:
-        raise UserError(
-            f"{name} is a model of type {family} with a recurrent state, and the built-in sampler needs a key-value "
-            "cache; pass --backend vllm"
-        )
-
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None:
     """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
@@ -60,8 +43,6 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None
         reason = "it is an encoder-decoder model, and only decoder-only models are supported"
     elif "text_config" in config or "vision_config" in config or "audio_config" in config:
         reason = "it is multimodal, and only text models are supported"
-    elif family in RECURRENT:
-        reason = "it is a recurrent model, and the built-in sampler needs a key-value cache"
     elif family not in TRAINABLE:
         reason = "it has not been tested" if family else "its config.json has no model_type"
     if reason:

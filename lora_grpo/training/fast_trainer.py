@@ -24,7 +24,6 @@ from lora_grpo.rewards import Scorer
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play_all, sampler_in_process
 from lora_grpo.tasks import Episode
-from lora_grpo.training import trl_compat
 from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.logprob_check import check_logprobs
 from lora_grpo.training.shared_prompts import SharedPrompts, base_of
@@ -157,11 +156,6 @@ class RecipeTrainer(AtomicCheckpoints, ScoredRollouts, FastGRPOTrainer):
         super().__init__(model=policy.model, processing_class=policy.tokenizer, **arguments)
         if self.sampler:
             self.rollout_func = self._roll_out  # as an argument, TRL prints a warning about it
-
-    def generate_rollouts(self, prompts: list[Any]) -> Any:
-        if self.sampler:
-            trl_compat.skip_weight_sync(self)
-        return super().generate_rollouts(prompts)
 
     def _roll_out(self, prompts: Any, trainer: Any) -> dict[str, Any]:
         """Play the episodes of a step. The prompts are those of the rows; TRL's datasets contain only their ids."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,11 +142,6 @@ def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | N
     return (sampled(ids), sampled(logprobs)) if masks and logprobs else (ids, logprobs)
 
 
-def skip_weight_sync(trainer: Any) -> None:
-    """Keep TRL from sending the weights to its own vLLM, which does not exist. See `enable_importance_sampling`."""
-    trainer._last_loaded_step = trainer.state.global_step
-
-
 def step_values(trainer: Any) -> Any:
     """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name."""
     return trainer._metrics["train"]
@@ -200,9 +196,10 @@ def enable_importance_sampling(trainer: Any) -> None:
     """Enable TRL's importance sampling correction, which weights completions by the trainer/sampler probability ratio.
 
     TRL applies it if `use_vllm` is set. As a constructor argument, `use_vllm` would also start an engine that merges
-    the adapter into the base at every sync, so it is set afterwards.
+    the adapter into the base at every sync, so it is set afterwards, and the engine to be synced is a stand-in.
     """
     trainer.use_vllm = True
+    trainer.vllm_generation, trainer._last_loaded_step = types.SimpleNamespace(sync_weights=lambda: None), -1
 
 
 def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) -> list[Decoded]:

@@ -101,6 +101,8 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     assert trainer.is_corrected_by_trl
     inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
     assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
+    run, _ = run_tiny(tmp_path / "out", before=trl_compat.enable_importance_sampling, train={"max_steps": 2})
+    assert all("sampling/importance_sampling_ratio/mean" in step for step in read_metrics(run.folder))
 
 
 def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
