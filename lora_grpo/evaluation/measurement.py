@@ -202,6 +202,11 @@ def counts_by_task(results: Iterable[Result], *, greedy: bool) -> Counts:
     return {task: (total[task], passed[task]) for task in sorted(total)}
 
 
+def _main_counts(results: Sequence[Result]) -> Counts:
+    """Return the counts of the samples, or of the greedy ones if there are no others."""
+    return counts_by_task(results, greedy=False) or counts_by_task(results, greedy=True)
+
+
 def _pass_rate(counts: Counts, k: int, seed: int) -> Metric:
     values, interval = pass_at_k.estimate_pass_at_k(list(counts.values()), k, seed)
     return Metric(values, interval, all(total == 1 for total, _ in counts.values()))
@@ -266,10 +271,8 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
     A task is fixed if less than half of its samples passed before and at least half pass after. A regressed task is the
     opposite. Greedy samples are used only if there are no other samples.
     """
-    only_greedy = all(map(is_greedy, before))
-    second = counts_by_task(after, greedy=only_greedy)
-    changes = []
-    for task, (total, passed) in counts_by_task(before, greedy=only_greedy).items():
+    second, changes = _main_counts(after), []
+    for task, (total, passed) in _main_counts(before).items():
         total_after, passed_after = second[task]
         change = TaskChange(task_id=task, before=[passed, total], after=[passed_after, total_after])
         changes.append((passed / total, passed_after / total_after, change))
@@ -286,11 +289,9 @@ def split_gain(before: Sequence[Result], after: Sequence[Result], seed: int) -> 
     """
     if not any("flexible" in result for result in before):
         return []
-    only_greedy = all(map(is_greedy, before))
 
     def rates(results: Sequence[Result]) -> NDArray[np.float64]:
-        counts = counts_by_task(results, greedy=only_greedy)
-        return np.array([passed / total for total, passed in counts.values()])
+        return np.array([passed / total for total, passed in _main_counts(results).values()])
 
     def in_any_format(results: Sequence[Result]) -> list[Result]:
         return [{**result, "passed": result["passed"] or _is_hidden(result)} for result in results]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,7 @@ class _Entry:
     """Versions and hardware."""
 
 
-def append(
-    path: Path,
-    kept: Sequence[Result],
-    new: Iterable[list[Result]],
-    total: int,
-    title: str,
-    after_batch: Callable[[], None] = lambda: None,
-) -> list[Result]:
+def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], total: int, title: str) -> list[Result]:
     """Append batches of new results to those kept in a file, and show the progress. Return all results."""
     results, passed = [*kept], sum(result["passed"] for result in kept)
     if kept:
@@ -68,7 +61,6 @@ def append(
             results += batch
             passed += sum(result["passed"] for result in batch)
             progress.show(len(results), f"{passed / len(results):.1%} pass")
-            after_batch()
     return results
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -57,17 +57,13 @@ def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list
     task, params = config.data.evaluation_task, _params(config)
     from_adapter = config.lora.from_ is not None
     title = START if name == BASE and from_adapter else name
-    seconds, since = run.record.get("evaluation_seconds", {}), run.seconds_worked
-
-    def add_time() -> None:
-        nonlocal since
-        seconds[name] = round(seconds.get(name, 0.0) + run.seconds_worked - since, 3)
-        since = run.seconds_worked
-        run.update(evaluation_seconds=seconds)
-
-    return sample_and_grade(
-        path, sampler, rows, task, params, config.seed, title, adapter=title != BASE, greedy=True, after_batch=add_time
+    seconds, began = run.record.get("evaluation_seconds", {}), run.seconds_worked
+    results = sample_and_grade(
+        path, sampler, rows, task, params, config.seed, title, adapter=title != BASE, greedy=True
     )
+    if name not in seconds:
+        run.update(evaluation_seconds=seconds | {name: round(run.seconds_worked - began, 3)})
+    return results
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
@@ -106,7 +102,6 @@ def sample_and_grade(
     *,
     adapter: bool,
     greedy: bool = False,
-    after_batch: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """Sample and grade every row, and append the results to a file. Samples in the file are not repeated.
 
@@ -119,7 +114,6 @@ def sample_and_grade(
         title: name of the evaluated model, for the progress line.
         adapter: if False, sample from the base model.
         greedy: also decode each row greedily, besides the samples with `params`.
-        after_batch: called whenever results have been written.
 
     Returns:
         The results in an order that does not depend on interruptions.
@@ -147,7 +141,7 @@ def sample_and_grade(
     with sampler.awake(adapter=adapter):
         sampler.fit_batch([chat.render_row(sampler.tokenizer, row) for row in rows], params.max_tokens)
         new = _graded(sampler, todo, task, seed)
-        append(own, kept, new, mine, f"evaluating {title}", after_batch)
+        append(own, kept, new, mine, f"evaluating {title}")
     return distributed.broadcast_from_main(lambda: _kept(path, units))
 
 

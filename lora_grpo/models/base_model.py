@@ -18,7 +18,6 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.files import json_files
 from lora_grpo.models.model_files import source
 
 
@@ -119,16 +118,13 @@ def generation_config(settings: ModelConfig) -> Any:
     """Return the generation config of a model in a folder, or the one that its config.json implies."""
     from transformers import AutoConfig, GenerationConfig
 
-    path = Path(settings.name) / "generation_config.json"
-    saved = json_files.read_object(path) if path.is_file() else None
     try:
-        if saved is not None:
-            return GenerationConfig.from_dict(saved)
+        if (Path(settings.name) / "generation_config.json").is_file():
+            return GenerationConfig.from_pretrained(settings.name)
         config = AutoConfig.from_pretrained(settings.name, trust_remote_code=settings.trust_remote_code)
         return GenerationConfig.from_model_config(config)
-    except Exception as error:  # wrong values raise many types
-        where = path if saved is not None else path.with_name("config.json")
-        raise UserError(f"{where} has an invalid value: {first_line(error)}; correct it") from error
+    except Exception as error:  # damaged files and wrong values raise many types
+        raise UserError(f"the generation config of {settings.name} cannot be read: {first_line(error)}") from error
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:

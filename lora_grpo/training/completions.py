@@ -119,7 +119,7 @@ class ScoredRollouts(StepMetrics):
 
 
 def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return means per conversation, and fractions of conversations or tokens; {} without an environment."""
+    """Return means per conversation, and fractions of conversations; {} without an environment."""
     sessions = [episode.session for episode in episodes if episode.session]
     if not sessions:
         return {}
@@ -129,9 +129,7 @@ def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "failed_calls": [session.failed_calls for session in sessions],
         **{f"ended_by_{end}": [each.ended_by == end for each in episodes] for end in ("reply", "limit", "budget")},
     }
-    tokens = sum(len(episode.token_ids) for episode in episodes)
-    share = 1 - sum(sum(episode.from_model) for episode in episodes) / tokens
-    return {name: statistics.fmean(values) for name, values in means.items()} | {"environment_share": share}
+    return {name: statistics.fmean(values) for name, values in means.items()}
 
 
 def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -104,14 +103,12 @@ class Monitor:
 
     def _validate(self, validation: Validation, state: Any, control: Any) -> None:
         step = state.global_step
-        started = time.perf_counter()
         with self.budget.validating():
             lines = validation.sample(step, state)
         self._raise(self._update(step, lines))
         metrics = step_values(self.trainer)
         for name in ("reward", "accuracy"):
             metrics[f"validation/{name}"].append(self._last[name])
-        metrics["time/validation"].append(time.perf_counter() - started)
         if self._best.get("step") == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
