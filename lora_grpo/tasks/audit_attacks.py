@@ -1,4 +1,4 @@
-"""The attacks: texts that `check` must accept or reject, made from the reference answers of a row and of other rows."""
+"""The attacks on a `check`: texts that it must accept or reject, made from the references of a row and of others."""
 
 from __future__ import annotations
 
@@ -21,20 +21,28 @@ _SPAM = (
     *("#### ", "\\boxed{}", "```python\n\n```", "{}", "[]", "None", "True", ".", "The answer is"),
 )
 MARKER = Path(tempfile.gettempdir()) / f"lora-grpo-audit-{os.getpid()}"
-"""A file that the attack `CODE` creates if the checker runs the completion."""
+_CODE = f"open({str(MARKER)!r}, 'w').close()"
+"""Creates the file."""
+
+GOLD, EMPTY, LONG, OTHERS, ALL = "gold", "empty text", "long text", "answers of other rows", "all answers at once"
+LEAK, REPEAT = "answer in the prompt", "repeated calls"
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A row and the values that its test completions are made from."""
+    """A row and what its attacks are made from."""
 
     row: dict[str, Any]
     gold: str | None
+    """The reference: a completion, or the last text of a conversation."""
     value: tuple[int, int] | None
     """Position of the answer in the reference: the last number or word that the reference of another row lacks."""
     others: Sequence[str] = ()
     """References of other rows, except those that could also be correct for this row."""
     other_values: Sequence[str] = ()
+    turns: Sequence[Message] = ()
+    """With an environment, the messages of the model in the reference conversation."""
 
     @property
     def answer(self) -> str:
@@ -59,8 +67,8 @@ class Attack:
 
     name: str
     passes: bool
-    write: Callable[..., Iterable[Any]]
-    """The texts for a `Subject`, or the policies for an `audit_environment.Reference`."""
+    write: Callable[[Subject], Iterable[Any]]
+    """The texts for a row, or the policies of `audit_environment`."""
     luck: bool = False
     """Whether it may be accepted on up to half of the rows."""
 
@@ -112,45 +120,36 @@ def _reversed_words(subject: Subject) -> Iterable[str]:
     return [subject.gold[:start] + " ".join(reversed(subject.gold[start:end].split())) + subject.gold[end:]]
 
 
-def _code(subject: Subject) -> Iterable[str]:
-    code = f"open({str(MARKER)!r}, 'w').close()"
-    return [code, *subject.with_answer(code)]
-
-
 def _spaced(subject: Subject) -> Iterable[str]:
     return [f"{space}{subject.gold}\n" for space in ("", " ")] if subject.gold else []
 
 
-GOLD = Attack("gold", True, lambda subject: [subject.gold] if subject.gold else [])
-EMPTY = Attack("empty text", False, lambda subject: ("", " \n"))
-LONG = Attack("long text", False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items()))
-CODE = Attack("code that runs", False, _code)
-"""It passes if the code ran, regardless of the verdict."""
-
 ATTACKS = (
     Attack("surrounding spaces", True, _spaced),
     Attack("answer on its own line", True, _own_line),
-    EMPTY,
+    Attack(EMPTY, False, lambda subject: ("", " \n")),
     Attack("prompt", False, lambda subject: subject.prompt),
     Attack("tags and formats", False, lambda subject: [*_SPAM, *subject.with_answer("")]),
-    Attack("answers of other rows", False, lambda subject: subject.others),
-    Attack("all answers at once", False, _all_answers),
+    Attack(OTHERS, False, lambda subject: subject.others),
+    Attack(ALL, False, _all_answers),
     Attack("wrong value", False, _wrong_values),
     Attack("contradiction", False, lambda subject: [f"{subject.gold}\n{each}" for each in _wrong_values(subject)[:1]]),
     Attack("reversed words", False, _reversed_words),
-    CODE,
-    LONG,
+    Attack("code that runs", False, lambda subject: [_CODE, *subject.with_answer(_CODE)]),
+    Attack(LONG, False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items())),
 )
-
-LEAK = "answer in the prompt"
-REPEAT = "repeated calls"
 NAMES = (*(attack.name for attack in ATTACKS), LEAK, REPEAT)
 """The allowed values of `AUDIT_IGNORE`."""
 
 
-def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], chosen: Sequence[int]) -> list[Subject]:
-    """Return the chosen rows with everything that the attacks need."""
-    texts = list(dict.fromkeys(gold for gold in golds if gold))
+def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[Any], chosen: Sequence[int]) -> list[Subject]:
+    """Return the chosen rows with everything that the attacks need.
+
+    Args:
+        golds: the reference of each row, None without one: a text, or the messages of the model in a conversation.
+    """
+    last = [gold[-1]["content"] if gold and not isinstance(gold, str) else gold for gold in golds]
+    texts = list(dict.fromkeys(gold for gold in last if gold))
     common = [set(_tokens(text)) for text in texts[:_NUM_OTHERS]]
     values: dict[str, tuple[int, int] | None] = {}
     for text in texts:
@@ -160,11 +159,11 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[str | None], c
         values[text] = (special or found)[-1].span() if found else None
     answers = {text: Subject({}, text, values[text]).answer.replace(",", "").casefold() for text in texts}
     subjects = []
-    for row, gold in ((rows[index], golds[index] or "") for index in chosen):
+    for row, gold, turns in ((rows[index], last[index] or "", golds[index] or ()) for index in chosen):
         others = [text for text in texts if answers[text] != answers.get(gold) and not _contains(_tokens(text), gold)]
         others = others[:_NUM_OTHERS]
         other_values = [text[slice(*span)] for text in others if (span := values[text])]
-        subjects.append(Subject(row, gold or None, values.get(gold), others, other_values))
+        subjects.append(Subject(row, gold or None, values.get(gold), others, other_values, turns))
     return subjects
 
 

@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     seen: int = 0
     """Hash of everything else that must be the same when the call is repeated."""
     text: str = ""
-    """The conversation."""
+    """The completion or the conversation; with an error, what the step that failed began with."""
 
 
 class Call(NamedTuple):
@@ -33,10 +33,8 @@ class Call(NamedTuple):
     attack: Attack
     row: Mapping[str, Any]
     make: Callable[[Callable[[str], None]], Outcome]
-    """Makes the call. A call of several steps begins each with a call of its argument, which restarts the time limit.
-    That takes a text, which is shown if the step does not end."""
-    text: str = ""
-    """The completion."""
+    """Makes the call. It begins each step with a call of its argument, which restarts the time limit. That takes a
+    text, which is shown if the step fails."""
 
 
 def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float) -> list[Outcome]:
@@ -67,8 +65,10 @@ def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float)
                     outcomes.append(Outcome(False, error=f"{what} took more than {seconds:g} s", text=step))
                 break
             received = reader.recv()
-            step = received if isinstance(received, str) else ""
-            outcomes += [] if isinstance(received, str) else [received]
+            if isinstance(received, str):
+                step = received
+            else:
+                outcomes.append(received if received.text else received._replace(text=step))
     except EOFError:
         outcomes.append(Outcome(False, error=f"{what} ended the process", text=step))
     finally:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.tasks import audit_attacks, audit_environment
-from lora_grpo.tasks.audit_attacks import (
-    ATTACKS,
-    CODE,
-    EMPTY,
-    GOLD,
-    LEAK,
-    LONG,
-    MARKER,
-    REPEAT,
-    Attack,
-    Subject,
-    leaked_rows,
-    make_subjects,
-)
+from lora_grpo.tasks.audit_attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
 from lora_grpo.tasks.audit_calls import Call, Outcome, run_calls
 from lora_grpo.tasks.loading import Data
 from lora_grpo.tasks.registry import CODE_TASKS, Row, Task, get_task, is_task_file, task_title
@@ -41,13 +27,13 @@ QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call"
 class Findings:
     """The result of an audit."""
 
+    grader: str
+    """What was attacked: "check" or "Environment"."""
     problems: dict[str, str] = field(default_factory=dict)
     """The findings, by the name of the attack."""
     notes: list[str] = field(default_factory=list)
     size: str = ""
     """The numbers of attacks and rows."""
-    grader: str = "check"
-    """What was attacked: "check" or "Environment"."""
 
 
 def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
@@ -70,8 +56,8 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
         findings = find(name, rows, **(QUICK if quick else {}))
-        if quick and GOLD.name in findings.problems:
-            raise UserError(f"{name}: {findings.problems[GOLD.name]}; fix gold or {findings.grader}")
+        if quick and GOLD in findings.problems:
+            raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
         for note in findings.notes:
             print(f"{'warning: audit' if quick else 'note'}: {note}", file=stream)
         for problem in findings.problems.values():
@@ -104,9 +90,9 @@ def find(
         attacked_rows: maximum number of rows on which each attack is tried.
         seconds_per_call: time limit of a call of `check`, or of a turn of an environment.
     """
-    task, findings = get_task(name), Findings()
+    task = get_task(name)
     environment = getattr(task, "environment", None)
-    findings.grader = "Environment" if environment else "check"
+    findings = Findings(grader="Environment" if environment else "check")
     ignored = task.audit_ignore if isinstance(task, TaskFile) else ()
     names = audit_environment.NAMES if environment else audit_attacks.NAMES
     for wrong in set(ignored) - {*names}:
@@ -118,20 +104,15 @@ def find(
     reference: Callable[[Row], Any] = task.trajectory if environment else task.gold
     golds = [reference(row) if has_gold else None for row in rows]
     if empty := sum(not (gold.strip() if isinstance(gold, str) else gold) for gold in golds if gold is not None):
-        findings.problems[GOLD.name] = f"{GOLD.name}: it is empty for {empty} of {len(rows)} rows"
-    texts = [audit_environment.last_text(gold) for gold in golds] if environment else golds
-    chosen = _spread(range(len(rows)), max(attacked_rows, audit_environment.MIN_ROWS) if environment else attacked_rows)
-    subjects = make_subjects(rows, texts, chosen)
-    if LEAK not in ignored and (leaked := leaked_rows(subjects)):
+        findings.problems[GOLD] = f"{GOLD}: it is empty for {empty} of {len(rows)} rows"
+    attacked_rows = max(attacked_rows, audit_environment.MIN_ROWS) if environment else attacked_rows
+    subjects = audit_attacks.make_subjects(rows, golds, _spread(range(len(rows)), attacked_rows))
+    if LEAK not in ignored and (leaked := audit_attacks.leaked_rows(subjects)):
         example = leaked[0].row["id"]
         findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {example}"
-    if environment:
-        calls = audit_environment.make_calls(environment, rows, golds, chosen)
-    else:
-        calls = _check_calls(task, rows, golds, subjects)
-    calls = [call for call in calls if call.attack.name not in ignored]
+    calls = [call for call in _calls(task, environment, rows, golds, subjects) if call.attack.name not in ignored]
     # The calls, then the same again in reverse order, except for the long texts, which are last and slow.
-    again = [call for call in calls if call.attack.name != LONG.name][::-1]
+    again = [call for call in calls if call.attack.name != LONG][::-1]
     if environment:
         seconds_per_call *= 0.9  # less than the limit of a session, so that a tool that hangs is a finding
     outcomes = run_calls([*calls, *again], findings.grader, seconds_per_call, time.monotonic() + seconds)
@@ -141,37 +122,36 @@ def find(
     if len(outcomes) < len(calls):
         unit = "conversations" if environment else "completions"
         findings.notes.append(f"{len(calls) - len(outcomes)} of {len(calls)} {unit} were not checked")
-    tried = {call.attack.name for call, _ in zip(calls, outcomes, strict=False)} - {GOLD.name}
+    tried = {call.attack.name for call, _ in zip(calls, outcomes, strict=False)} - {GOLD}
     findings.size = f"{len(tried)} attacks on {len(subjects)} of {num_rows} rows"
     return findings
 
 
-def _check_calls(
-    task: Task, rows: Sequence[Row], golds: Sequence[str | None], subjects: Sequence[Subject]
-) -> list[Call]:
-    """Return the completions to check: all reference answers, then those of the attacks."""
+def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
+    """Yield the calls: with all reference answers, then those of the attacks."""
+    check: Callable[..., Outcome] = partial(_check, task)
+    attacks: Iterable[Attack] = audit_attacks.ATTACKS
+    reference, beside = (Attack(name, True, lambda subject: ()) for name in (GOLD, audit_environment.SIDE))
+    if environment:
+        check = partial(audit_environment.play, environment)
+        attacks = audit_environment.attacks(environment, golds)
+    yield from (Call(reference, row, partial(check, row, gold)) for row, gold in zip(rows, golds, strict=True) if gold)
+    for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True) if environment else ():
+        yield Call(beside, one.row, partial(audit_environment.compare, environment, one, other))
+    for attack in attacks:
+        for subject in subjects[:1] if attack.name == LONG else subjects:
+            texts = (text for text in attack.write(subject) if attack.passes or text != subject.gold)
+            yield from (Call(attack, subject.row, partial(check, subject.row, text)) for text in texts)
 
-    def check(attack: Attack, row: Row, text: str) -> Call:
-        return Call(attack, row, functools.partial(_check, task, attack, row, text), text)
 
-    calls = [check(GOLD, row, gold) for row, gold in zip(rows, golds, strict=True) if gold]
-    for attack in ATTACKS:
-        for subject in subjects[:1] if attack is LONG else subjects:
-            texts = attack.write(subject)
-            calls += [check(attack, subject.row, text) for text in texts if attack.passes or text != subject.gold]
-    return calls
-
-
-def _check(task: Task, attack: Attack, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
-    """Return the result of one call of `check`."""
-    if attack is CODE:
-        with contextlib.suppress(Exception):  # the code may have run before
-            task.check(text, row)
-        ran = MARKER.exists()
+def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
+    """Return the result of one call of `check`. A text also passes if it is code that ran."""
+    begin(text)
+    try:
+        verdict = task.check(text, row)
+        return Outcome(verdict.passed or MARKER.exists(), verdict.value)
+    finally:
         MARKER.unlink(missing_ok=True)
-        return Outcome(ran)
-    verdict = task.check(text, row)
-    return Outcome(verdict.passed, verdict.value)
 
 
 def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> None:
@@ -181,17 +161,16 @@ def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcom
         results.setdefault(call.attack, []).append((call, outcome))
     planned = Counter(call.attack for call in calls)
     for attack, made in results.items():
-        failed = [each for each in made if each[1].error]
-        failed = failed or [(call, outcome) for call, outcome in made if outcome.passed != attack.passes]
-        by_luck = attack.luck and 2 * len(failed) <= planned[attack] and not any(each.error for _, each in failed)
+        errors = [each for each in made if each[1].error]
+        failed = errors or [(call, outcome) for call, outcome in made if outcome.passed != attack.passes]
+        by_luck = attack.luck and not errors and 2 * len(failed) <= planned[attack]
         if failed and not by_luck:
             call, outcome = failed[0]
             count, most = (len({call.row["id"] for call, _ in some}) for some in (failed, made))
             result = outcome.error or ("accepted" if outcome.passed else "rejected")
-            problem = f"{result} on {count} of {most} rows, such as {call.row['id']}"
-            text = _shorten(outcome.text or call.text)
-            findings.problems.setdefault(attack.name, f"{attack.name}: {problem}: {text}")
-    for name in (EMPTY.name, audit_environment.BEFORE):
+            problem = f"{result} on {count} of {most} rows, such as {call.row['id']}: {_shorten(outcome.text)}"
+            findings.problems.setdefault(attack.name, f"{attack.name}: {problem}")
+    for name in (EMPTY, audit_environment.BEFORE):
         made = [each for attack, results_of in results.items() if attack.name == name for each in results_of]
         score = max((outcome.score for _, outcome in made if not outcome.passed), default=0.0)
         if score > 0:
@@ -214,7 +193,7 @@ def _report_changes(findings: Findings, again: Sequence[Call], outcomes: Sequenc
         findings.problems.pop(audit_environment.SIDE, None)  # the same cause
         findings.problems[REPEAT] = (
             f"{REPEAT}: another result for the same text on {len(changed)} of {number} texts, such as row "
-            f"{call.row['id']}: {_shorten(outcome.text or call.text)}; {findings.grader} must not depend on chance or "
+            f"{call.row['id']}: {_shorten(outcome.text)}; {findings.grader} must not depend on chance or "
             "on earlier calls"
         )
 

@@ -131,13 +131,12 @@ class TaskFile:
 
     def trajectory(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the messages of the model in the row's reference conversation; the environment adds the others."""
-        if not self.has_gold:
-            raise UserError(f"{self.path} defines no gold(row); define it: the messages of a reference conversation")
         gold = self._call("gold", self._given(row))
         messages = list(gold) if isinstance(gold, (list, tuple)) else []
         if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages")
-        return [message for message in messages if message["role"] == "assistant"]
+        own = (message for message in messages if message["role"] == "assistant")
+        return [{**message, "content": message.get("content") or ""} for message in own]
 
     def open(self, row: Row) -> Row:
         """Return a row whose prompt contains what the environment adds: the text of `reset`, and the tools.
