@@ -297,7 +297,7 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
             beta=config.train.beta,
             optim=config.train.optimizer,
             reward_weights=None if environment else [reward.weight for reward in rewards],
-            max_tool_calling_iterations=environment and environment.max_turns - 1,
+            max_tool_calling_iterations=environment and environment.constants.MAX_TURNS - 1,
             shuffle_dataset=False,
             gradient_checkpointing=config.train.gradient_checkpointing,  # TRL's default is True
             bf16=config.model.bits == 16,

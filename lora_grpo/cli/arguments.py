@@ -139,7 +139,7 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
         return config
     file = cast(TaskFile, get_task(task))
     if config.method == "grpo":
-        return replace(config, {"rewards": file.rewards})
+        return replace(config, {"rewards": file.constants.REWARDS})
     own = getattr(file.module, "PRESETS", {}).get(preset, {})
     limits = {name: own[name] for name in ("model", "sampling") if name in own}
     size = {name: value for name, value in own.get("train", {}).items() if name == "micro_batch_size"}

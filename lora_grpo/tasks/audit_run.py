@@ -93,7 +93,7 @@ def find(
     task = get_task(name)
     environment = getattr(task, "environment", None)
     findings = Findings(grader="Environment" if environment else "check")
-    ignored = task.audit_ignore if isinstance(task, TaskFile) else ()
+    ignored = task.constants.AUDIT_IGNORE if isinstance(task, TaskFile) else ()
     names = audit_environment.NAMES if environment else audit_attacks.NAMES
     for wrong in set(ignored) - {*names}:
         raise UserError(f"{name}: AUDIT_IGNORE has {wrong!r}; {suggestion(wrong, names)}")
@@ -101,8 +101,7 @@ def find(
     if not has_gold:
         findings.notes.append(f"{task_title(name)} defines no gold(row), so only texts without an answer are tried")
     num_rows, rows = len(rows), _spread(rows, gold_rows)
-    reference: Callable[[Row], Any] = task.trajectory if environment else task.gold
-    golds = [reference(row) if has_gold else None for row in rows]
+    golds = [task.gold(row) if has_gold else None for row in rows]
     if empty := sum(not (gold.strip() if isinstance(gold, str) else gold) for gold in golds if gold is not None):
         findings.problems[GOLD] = f"{GOLD}: it is empty for {empty} of {len(rows)} rows"
     attacked_rows = max(attacked_rows, audit_environment.MIN_ROWS) if environment else attacked_rows

@@ -22,7 +22,7 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.tasks import chat, code_grading, mbpp
 from lora_grpo.tasks.registry import Row, Verdict
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.tasks.task_file import TaskFile, of_module
 
 SCORES = (1.0, 0.9, 0.8)
 """The reward of a program that passes, by the number of its try."""
@@ -44,7 +44,7 @@ check = code_grading.check
 
 def read(name: str) -> TaskFile:
     """Return the task."""
-    return TaskFile(Path(__file__), sys.modules[__name__])
+    return of_module(Path(__file__), sys.modules[__name__])
 
 
 def load(split: str, source: str | None = None) -> list[Row]:

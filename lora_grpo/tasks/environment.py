@@ -5,7 +5,7 @@ The contract is that of TRL's `environment_factory`, with the addition of `reply
     reset(**row)       called first, with the row's columns; text that it returns is added to the question
     public methods     tools, with type hints and a Google-style docstring
     reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation
-    get_reward()       called last: a number from 0 to 1, or a `Verdict` with such a score
+    get_reward()       called last: True, False, a number from 0 to 1, or a `Verdict`
 
 Each conversation has an instance of its own. `reset` must return the same text for the same row, because the
 conversations of a group start from the same prompt.
@@ -18,7 +18,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import math
 import signal
 import threading
 import types
@@ -27,9 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, PositiveInt, PydanticUserError, ValidationError, validate_call
+
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
-from lora_grpo.tasks.registry import CheckError, Verdict
+from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
 
 _METHODS = ("reset", "reply", "get_reward")
 """Public methods that are not tools."""
@@ -40,26 +41,31 @@ class _TimeLimit(BaseException):
 
 
 @dataclass(frozen=True)
+class Constants:
+    """The constants of a task file, which `task_file` describes."""
+
+    SYSTEM_PROMPT: str | None = None
+    REWARDS: tuple[str, ...] = ("correct_answer=1.0",)
+    THRESHOLD: float = 1.0
+    AUDIT_IGNORE: tuple[str, ...] = ()
+    MAX_TURNS: PositiveInt = 8
+    RAISE_ERRORS: bool = False
+    SECONDS_PER_CALL: float = 10.0
+    """Code in C, such as a query, is stopped only when it returns."""
+
+
+@dataclass(frozen=True)
 class EnvironmentClass:
-    """The class `Environment` of a task file, and the constants of the file that apply to it."""
+    """The class `Environment` of a task file."""
 
     path: Path
     kind: Any
-    max_turns: int
-    """Maximum number of the model's turns."""
-    threshold: float
-    """The minimum reward of a conversation that passes."""
-    raise_errors: bool
-    """Whether an exception in a tool stops the run. Otherwise, the model reads it."""
-    seconds: float = 10.0
-    """Time limit of one call; 0 for none. Code in C, such as a query, is stopped only when it returns."""
+    constants: Constants
 
     def __post_init__(self) -> None:
         for method in ("reset", "get_reward"):
             if not callable(getattr(self.kind, method, None)):
                 raise UserError(f"{self.path}: Environment has no method {method!r}; expected reset and get_reward")
-        if self.max_turns < 1:
-            raise UserError(f"{self.path}: MAX_TURNS is {self.max_turns}; expected 1 or more")
         if not (self.tools or self.replies):
             raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")
 
@@ -71,8 +77,6 @@ class EnvironmentClass:
     @functools.cached_property
     def tools(self) -> dict[str, Callable[..., Any]]:
         """The tools by name: functions of an instance and keyword arguments, whose types they check."""
-        from pydantic import ConfigDict, PydanticUserError, validate_call
-
         methods = inspect.getmembers(self.kind, inspect.isfunction)
         public = {name: method for name, method in methods if not name.startswith("_") and name not in _METHODS}
         try:
@@ -121,7 +125,7 @@ class Session:
             raise CheckError(f"{environment.path}: reset returned {text!r:.60}; expected a text or None")
         self.opening: str = text or ""
         """The text that `reset` returned."""
-        self.max_turns = environment.max_turns
+        self.max_turns = environment.constants.MAX_TURNS
         self.calls = 0
         self.failed_calls = 0
         """Calls that were malformed or raised an exception."""
@@ -145,21 +149,14 @@ class Session:
     def verdict(self, ended_by: str) -> Verdict:
         """Return the grade of the conversation. Call it once, when the conversation is over."""
         found = self._run("get_reward", self.environment.get_reward)
-        reward: Any = found.score if isinstance(found, Verdict) else found
-        if hasattr(reward, "item") and getattr(reward, "ndim", None) == 0:  # a NumPy or torch scalar
-            reward = reward.item()
-        if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not 0 <= reward <= 1:
-            raise CheckError(f"{self._class.path}: get_reward returned {found!r:.60}; expected 0 to 1")
-        if isinstance(found, Verdict):
-            return found
-        passed = reward >= self._class.threshold
-        reasons = {"limit": "turn_limit", "budget": "token_limit"}
-        return Verdict(passed, "correct" if passed else reasons.get(ended_by, "wrong_answer"), score=float(reward))
+        failed = {"limit": "turn_limit", "budget": "token_limit"}.get(ended_by, "wrong_answer")
+        verdict = as_verdict(found, self._class.constants.THRESHOLD, failed)
+        if verdict is None:
+            raise CheckError(f"{self._class.path}: get_reward returned {found!r:.60}; expected 0 to 1, or a Verdict")
+        return verdict
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, str]:
         """Run one tool call and return the message with its result."""
-        from pydantic import ValidationError
-
         self.calls += 1
         function = call.get("function")
         name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else (0, 0)
@@ -174,7 +171,7 @@ class Session:
             first = error.errors()[0]
             return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", str(name))
         except (Exception, SystemExit, _TimeLimit) as error:
-            if self._class.raise_errors:
+            if self._class.constants.RAISE_ERRORS:
                 raise self._failed(str(name), error) from error
             self.failed_calls += 1
             result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
@@ -183,7 +180,7 @@ class Session:
     def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False) -> Any:
         """Call a method within the time limit. Methods may be coroutines."""
         try:
-            with python_file.keeping_directory(), _time_limit(self._class.seconds):
+            with python_file.keeping_directory(), _time_limit(self._class.constants.SECONDS_PER_CALL):
                 result = method(*args)
                 return asyncio.run(result) if inspect.iscoroutine(result) else result
         except (Exception, SystemExit, _TimeLimit) as error:

@@ -172,12 +172,13 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     evaluation = solvable(evaluation) if data.evaluation_task in ("humaneval", "mbpp") else evaluation
     if not evaluation:
         raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass other rows")
-    shown, train = train[: data.few_shot], train[data.few_shot :]
-    gold = get_task(data.task).gold
-    examples = [(row["question"], gold({**row, "prompt_style": data.prompt_style})) for row in shown]
+    task, shown, train = get_task(data.task), train[: data.few_shot], train[data.few_shot :]
+    if shown and isinstance(task, TaskFile) and (task.environment or not task.has_gold):
+        raise UserError(f"--data.few-shot shows texts that {task.path.name} does not define: gold(row), with check")
+    examples = [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in shown]
     prompted, evaluated = (
-        _opened(task, add_prompts([{**row, "task": task} for row in rows], data.prompt_style, examples))
-        for task, rows in ((data.task, train), (data.evaluation_task, evaluation))
+        _opened(name, add_prompts([{**row, "task": name} for row in rows], data.prompt_style, examples))
+        for name, rows in ((data.task, train), (data.evaluation_task, evaluation))
     )
     systems = {row["prompt"][0]["content"] if row["prompt"][0]["role"] == "system" else None for row in prompted}
     record = {
@@ -216,7 +217,7 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], end: int | None = None) -
     for row, text, ids in zip(rows, texts, prompts, strict=True):
         task, episode = get_task(row["task"]), Episode(row, text, ids, tokenizer, [end], _ENDLESS, form)
         if episode.session:
-            golds = [turns.answer_text(tokenizer, message) for message in task.trajectory(row)]
+            golds = [turns.answer_text(tokenizer, message) for message in task.gold(row)]
         else:  # plain text prompts end with `Answer:`, as in `chat.render`
             golds = [("" if has_template else " ") + task.gold(row)]
         for gold in golds:

@@ -66,18 +66,32 @@ class Verdict:
         return float(self.passed) if self.score is None else self.score
 
 
+def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Verdict | None:
+    """Return what a user's grader returned as a verdict, or None for another type or a score outside 0 to 1.
+
+    Args:
+        found: True, False, a score, or a `Verdict`, which is returned as it is.
+        threshold: the minimum score that passes.
+        failed: the reason if it does not pass.
+    """
+    if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
+        found = found.item()
+    score: Any = found.score if isinstance(found, Verdict) else found
+    is_score = isinstance(score, (int, float)) and 0 <= score <= 1
+    if isinstance(found, Verdict):
+        return found if isinstance(found.passed, bool) and (score is None or is_score) else None
+    if not is_score:
+        return None
+    passed = found if isinstance(found, bool) else score >= threshold
+    score = None if isinstance(found, bool) else float(score)
+    return Verdict(passed, "correct" if passed else failed, score=score)
+
+
 class Task(Protocol):
     """The functions of a task module.
 
-    A task that can check a batch faster than single completions also has `check_many(completions, rows)`. A task file
-    also has `open` and `trajectory`, see `task_file.TaskFile`.
+    A task that can check a batch faster than single completions also has `check_many(completions, rows)`.
     """
-
-    def open(self, row: Row) -> Row:
-        """Return a row whose prompt contains what the environment of a task file adds."""
-
-    def trajectory(self, row: Mapping[str, Any]) -> list[Row]:
-        """Return the model's messages in the reference conversation of a task file with an environment."""
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of the split "train" or "eval". Raises UserError for a missing source or a malformed row.
@@ -90,8 +104,11 @@ class Task(Protocol):
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Grade one completion, which may be any string, against its row."""
 
-    def gold(self, row: Mapping[str, Any]) -> str:
-        """Return a completion in the row's `prompt_style` that `check` accepts."""
+    def gold(self, row: Mapping[str, Any]) -> Any:
+        """Return a completion in the row's `prompt_style` that `check` accepts.
+
+        With an environment, return the messages of the model in a conversation that passes.
+        """
 
 
 def runs_programs(data: DataConfig) -> bool:

@@ -18,7 +18,7 @@ and, optionally, any of these:
     REWARDS                   the default of --rewards; if not defined: ("correct_answer=1.0",)
     THRESHOLD                 the minimum score of a correct completion; default: 1.0
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
-    MAX_TURNS                 of the model in a conversation; default: 8
+    MAX_TURNS                 of the model in a conversation, 1 or more; default: 8
     RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
     SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
 """
@@ -35,11 +35,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.environment import EnvironmentClass, Session
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
+from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
+from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict, as_verdict
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,13 @@ class TaskFile:
 
     path: Path
     module: ModuleType
+    constants: Constants
 
-    @property
-    def rewards(self) -> tuple[str, ...]:
-        """The file's `REWARDS`."""
-        return tuple(getattr(self.module, "REWARDS", ("correct_answer=1.0",)))
-
-    @property
-    def audit_ignore(self) -> tuple[str, ...]:
-        """The file's `AUDIT_IGNORE`."""
-        return tuple(getattr(self.module, "AUDIT_IGNORE", ()))
-
-    @property
+    @functools.cached_property
     def environment(self) -> EnvironmentClass | None:
         """The file's `Environment`, or None if it defines `check`."""
-        return _environment(self.path, self.module)
+        kind = getattr(self.module, "Environment", None)
+        return kind and EnvironmentClass(self.path, kind, self.constants)
 
     @property
     def has_gold(self) -> bool:
@@ -99,39 +93,21 @@ class TaskFile:
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
-        if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
-            found = found.item()
-        if isinstance(found, bool):
-            return Verdict(found, "correct" if found else "wrong_answer")
-        score: Any = found.score if isinstance(found, Verdict) else found
-        is_score = isinstance(score, (int, float)) and 0 <= score <= 1
-        if isinstance(found, Verdict) and isinstance(found.passed, bool) and (score is None or is_score):
-            return found
-        if isinstance(found, Verdict) or not is_score:
+        verdict = as_verdict(found, self.constants.THRESHOLD)
+        if verdict is None:
             raise CheckError(
                 f"{self.path}: check returned {found!r:.200}; expected True, False, a score from 0 to 1, or a Verdict "
                 f"with such a score; {where}"
             )
-        threshold = getattr(self.module, "THRESHOLD", None)
-        passed = score >= (1.0 if threshold is None else threshold)
-        return Verdict(passed, "correct" if passed else "wrong_answer", score=float(score))
+        return verdict
 
-    def gold(self, row: Mapping[str, Any]) -> str:
-        """Return the row's reference completion."""
-        if self.environment:
-            raise UserError(f"{self.path}: gold of an Environment is a conversation, so --data.few-shot has no effect")
-        if not self.has_gold:  # SFT, the audit and the dry run check this first
-            raise UserError(
-                f"{self.path} defines no gold(row), which --data.few-shot needs; define it or drop the flag"
-            )
+    def gold(self, row: Mapping[str, Any]) -> Any:
+        """Return the row's reference completion, or the messages of the model in its reference conversation."""
         gold = self._call("gold", self._given(row))
-        if not isinstance(gold, str):
-            raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
-        return gold
-
-    def trajectory(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the messages of the model in the row's reference conversation; the environment adds the others."""
-        gold = self._call("gold", self._given(row))
+        if not self.environment:
+            if not isinstance(gold, str):
+                raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
+            return gold
         messages = list(gold) if isinstance(gold, (list, tuple)) else []
         if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
             raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages")
@@ -175,7 +151,7 @@ class TaskFile:
             raise UserError(
                 f"{self.path}: row {name} has the column {reserved[0]!r}, which the trainer uses; rename it"
             )
-        system = getattr(self.module, "SYSTEM_PROMPT", None)
+        system = self.constants.SYSTEM_PROMPT
         messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []
         question = "\n".join(message["content"] for message in asked if message["role"] != "system")
         given = {"question": question, "answer": "", **row, "id": name}
@@ -206,7 +182,11 @@ def read(name: str) -> TaskFile:
     Raises:
         UserError: the file cannot be read or imported, lacks `load` or a grader, or a constant has the wrong type.
     """
-    path = Path(name).expanduser().resolve()
+    return _read(Path(name).expanduser().resolve())
+
+
+@functools.cache
+def _read(path: Path) -> TaskFile:
     expected = "a task file with load(split), and check(completion, row) or a class Environment"
     module = python_file.load(path, expected)
     if not callable(getattr(module, "load", None)):
@@ -214,34 +194,15 @@ def read(name: str) -> TaskFile:
     if callable(getattr(module, "check", None)) == isinstance(getattr(module, "Environment", None), type):
         found = "both check and Environment" if hasattr(module, "Environment") else "no function 'check'"
         raise UserError(f"{path} defines {found}; expected {expected}")
-    for constant, kind, what in (
-        ("SYSTEM_PROMPT", (str, type(None)), "a text"),
-        ("THRESHOLD", (int, float, type(None)), "a number"),
-        ("REWARDS", (tuple, list), "a tuple of texts, such as ('a',)"),
-        ("AUDIT_IGNORE", (tuple, list), "a tuple of texts, such as ('a',)"),
-        ("MAX_TURNS", int, "a number"),
-        ("RAISE_ERRORS", bool, "True or False"),
-        ("SECONDS_PER_CALL", (int, float), "a number"),
-    ):
-        if not hasattr(module, constant):
-            continue
-        value = getattr(module, constant)
-        texts = value if isinstance(value, (tuple, list)) else ()
-        if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{path}: {constant} is {value!r:.60}; expected {what}")
-    return TaskFile(path, module)
+    return of_module(path, module)
 
 
-@functools.cache
-def _environment(path: Path, module: ModuleType) -> EnvironmentClass | None:
-    if not hasattr(module, "Environment"):
-        return None
-    threshold = getattr(module, "THRESHOLD", None)
-    return EnvironmentClass(
-        path,
-        module.Environment,
-        max_turns=getattr(module, "MAX_TURNS", 8),
-        threshold=1.0 if threshold is None else threshold,
-        raise_errors=getattr(module, "RAISE_ERRORS", False),
-        seconds=getattr(module, "SECONDS_PER_CALL", 10.0),
-    )
+def of_module(path: Path, module: ModuleType) -> TaskFile:
+    """Return the task of a module with the functions of a task file, or raise UserError for a wrong constant."""
+    given = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
+    try:
+        return TaskFile(path, module, TypeAdapter(Constants).validate_python(given))
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    name = str(error["loc"][0])
+    raise UserError(f"{path}: {name} is {given[name]!r:.60}; {error['msg'].replace('Input should be', 'expected')}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks.registry import Row
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.tasks.task_file import TaskFile, of_module
 
 GAMES = (
     *("2048-v0", "Blackjack-v0", "FifteenPuzzle-v0", "FrozenLake-v0", "GuessTheNumber-v0", "LightsOut-v0"),
@@ -109,4 +109,4 @@ def read(name: str) -> TaskFile:
     first.reset(game, 0)
     # An invalid move is not a turn of the game, and each valid one may follow one.
     vars(module).update(load=load, Environment=Environment, MAX_TURNS=2 * (first.inner.state.max_turns or _TURNS // 2))
-    return TaskFile(Path(__file__), module)
+    return of_module(Path(__file__), module)

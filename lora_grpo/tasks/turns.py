@@ -93,11 +93,10 @@ def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str
 
 def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
     """Return the text of a reference turn, as the model must write it, without the end of the turn."""
-    content = str(message.get("content") or "")
     if not message.get("tool_calls"):
-        return content
+        return str(message["content"])
     end = _after_mark(tokenizer, {"role": "assistant", "content": _MARK})
-    return (content + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
+    return (message["content"] + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
 
 
 def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def test_without_a_pass_at_the_end_there_is_no_reward(programs):
 
 
 def test_three_tries(tmp_path):
-    assert get_task(NAME).environment.max_turns == 3
+    assert get_task(NAME).environment.constants.MAX_TURNS == 3
 
 
 @pytest.mark.parametrize("program", [RIGHT, WRONG, RAISES, "def f(x): return", "def g(x)", "import os\nos._exit(0)"])

@@ -89,8 +89,6 @@ def test_a_verdict_is_kept_and_a_threshold_decides(task):
     assert grade_all(path, ["x"], [{}]) == [Verdict(True, "fine", detail="d")]
     path, _ = task(LOAD + "THRESHOLD = 0.5\ndef check(completion, row): return float(completion)", "b.py")
     assert [verdict.passed for verdict in grade_all(path, ["0.49", "0.5"], [{}, {}])] == [False, True]
-    path, _ = task(LOAD + "THRESHOLD = None\ndef check(completion, row): return float(completion)", "c.py")
-    assert [verdict.passed for verdict in grade_all(path, ["0.99", "1"], [{}, {}])] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -135,11 +133,11 @@ def test_training_and_evaluation_check_the_same_row(task):
         (CHECK, "defines no function 'load'"),
         (LOAD, "defines no function 'check'"),
         (LOAD + "check = 3", "defines no function 'check'"),
-        (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected a text"),
-        (LOAD + CHECK + "THRESHOLD = '0.5'", "THRESHOLD is '0.5'; expected a number"),
-        (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected a tuple of texts"),
-        (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected a tuple of texts"),
-        (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected a tuple of texts"),
+        (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected "),
+        (LOAD + CHECK + "THRESHOLD = 'half'", "THRESHOLD is 'half'; expected "),
+        (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected "),
+        (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected "),
+        (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected "),
         ("import no_such_module", "my_task.py:1: importing this file raised ModuleNotFoundError"),
         ("def load(split) return 1", "SyntaxError"),
     ],
@@ -165,7 +163,7 @@ def test_a_module_of_another_folder_does_not_replace_one_of_this_folder(tmp_path
 
 def test_few_shot_examples_need_a_reference(task):
     path, _ = task(LOAD + CHECK)
-    with pytest.raises(UserError, match=r"my_task\.py defines no gold\(row\), which --data.few-shot needs"):
+    with pytest.raises(UserError, match=r"--data.few-shot .* my_task\.py"):
         load_data(replace(RunConfig(), {"data": {"task": path, "few_shot": 1}, "train": {"prompts_per_step": 1}}))
 
 

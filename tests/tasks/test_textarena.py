@@ -57,7 +57,7 @@ def test_other_games_are_refused_before_textarena_is_imported(game, monkeypatch)
 def test_an_unknown_variant_is_refused(textarena):
     with pytest.raises(UserError, match="did you mean 'GuessTheNumber-v0-hardcore'"):
         get_task("textarena:GuessTheNumber-v0-hard")
-    assert get_task("textarena:GuessTheNumber-v0-hardcore").environment.max_turns == 20
+    assert get_task("textarena:GuessTheNumber-v0-hardcore").constants.MAX_TURNS == 20
 
 
 def test_the_package_is_asked_for(monkeypatch):
@@ -130,7 +130,7 @@ def test_doing_nothing_is_worth_next_to_nothing(games):
 def test_no_text_breaks_a_game(games):
     words = ["[", "]", "1", "2", "3", "7", " ", ",", "up", "Hit", "accept", "A+", "->", "h", "é\u2042", "-1", "x" * 99]
     for game in games:
-        generator, turns = random.Random(game), get_task(f"textarena:{game}").environment.max_turns
+        generator, turns = random.Random(game), get_task(f"textarena:{game}").constants.MAX_TURNS
         for seed in range(4):
             one = session(game, seed)
             for _ in range(turns):
