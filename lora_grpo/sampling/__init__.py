@@ -27,7 +27,7 @@ server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
-from lora_grpo.sampling.continuous_batching import CPU_SHARE, MAX_BATCH_SIZE, ran_out_of_memory
+from lora_grpo.sampling.continuous_batching import CPU_SHARE, MAX_BATCH_SIZE
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
 from lora_grpo.sampling.play import play, play_all
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, completion_seed

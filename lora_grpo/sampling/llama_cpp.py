@@ -185,6 +185,7 @@ class GgufSampler(Sampler):
 
     serves_training = False
     streams = True
+    adds_bos = True
 
     def __init__(self, model: GgufModel, rows: Sequence[Row], max_tokens: int) -> None:
         import httpx
@@ -227,12 +228,6 @@ class GgufSampler(Sampler):
                 properties = self._client.get("/props").json() if self._client.get("/health").is_success else {}
         of_user = str(properties.get("build_info"))
         self._build = of_user if len(program) == 1 else f"of xllamacpp {metadata.version('xllamacpp')}"
-
-    def encode(self, prompts: Prompts) -> list[list[int]]:
-        """Return the token ids of prompts, with the BOS token of the file, if it has one."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        found: list[list[int]] = self.tokenizer(texts, add_special_tokens=True)["input_ids"]
-        return found or [prompt for prompt in prompts if not isinstance(prompt, str)]
 
     def describe(self) -> dict[str, Any]:
         """Describe how completions are sampled, for the report."""

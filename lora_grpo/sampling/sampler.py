@@ -12,10 +12,9 @@ import gc
 import hashlib
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.config import SamplingConfig
@@ -32,6 +31,9 @@ from lora_grpo.sampling.continuous_batching import (
 
 if TYPE_CHECKING:
     import torch
+
+_PART_TOKENS = 4
+"""Tokens in a part of `stream_text`."""
 
 T = TypeVar("T")
 Prompts = Sequence[str] | Sequence[list[int]]
@@ -93,6 +95,8 @@ class Sampler:
     """False if the engine's trainer generates its own rollouts, so that this sampler is only used for evaluation."""
     streams = False
     """True if `stream` yields the completions of a prompt as soon as they are finished."""
+    adds_bos = False
+    """True if the BOS token must be added to a prompt that a chat template rendered."""
     batch_size: int | None = None
     """Maximum number of completions that are decoded at once. None decodes all completions of a call together."""
 
@@ -148,11 +152,11 @@ class Sampler:
         self.model = None
 
     def encode(self, prompts: Prompts) -> list[list[int]]:
-        """Return the token ids of prompts. Special tokens are added only to text, if there is no chat template."""
+        """Return the token ids of prompts. Special tokens are added only to text, unless a chat template has them."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if len(texts) < len(prompts):
             return [prompt for prompt in prompts if not isinstance(prompt, str)]
-        plain = not getattr(self.tokenizer, "chat_template", None)
+        plain = self.adds_bos or not getattr(self.tokenizer, "chat_template", None)
         return self.tokenizer(texts, add_special_tokens=plain)["input_ids"]
 
     def fit_batch(self, prompts: Prompts, max_tokens: int) -> None:
@@ -169,38 +173,20 @@ class Sampler:
         yield from by_prompt(enumerate(samples), params.num_samples)
 
     def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
-        """Yield the text of one completion while it is generated, with `generate`. The sampler must be awake."""
-        import torch
-        from transformers import TextIteratorStreamer
-
-        closed = threading.Event()
-        streamer = TextIteratorStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        ids = torch.tensor(self.encode([prompt]), device=next(self.model.parameters()).device)
-        sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
-
-        def generate() -> None:
-            torch.manual_seed(seed)
-            try:
-                self.model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    **(sampling if params.temperature else {"do_sample": False}),
-                    max_new_tokens=params.max_tokens,
-                    eos_token_id=self.eos_token_ids,
-                    pad_token_id=self.tokenizer.pad_token_id,
-                    streamer=streamer,
-                    stopping_criteria=[lambda rows, scores: torch.full((len(rows),), closed.is_set())],
-                )
-            finally:
-                streamer.end()  # an error would otherwise leave the reader waiting
-
-        with ThreadPoolExecutor(1) as thread:
-            running = thread.submit(generate)
-            try:
-                yield from streamer
-                running.result()  # raises what `generate` raised
-            finally:
-                closed.set()  # after Ctrl-C, or if the caller reads no further
+        """Yield the text of one completion in parts, while it is generated. The sampler must be awake."""
+        [prompt_ids] = self.encode([prompt])
+        ids: list[int] = []
+        shown, is_over = "", False
+        while not is_over:
+            room = min(_PART_TOKENS, params.max_tokens - len(ids))
+            given = replace(params, max_tokens=room, continues=(0,) if ids else ())
+            [(_, [part])] = self.stream([prompt_ids + ids], given, [completion_seed(seed, "part", len(ids))])
+            ids = ids + part.token_ids
+            is_over = not part.truncated or len(ids) >= params.max_tokens
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            if is_over or not text.endswith("\ufffd"):  # the tokens end within a character
+                yield text.removeprefix(shown)
+                shown = text
 
     def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
         texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
