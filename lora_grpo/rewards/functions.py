@@ -161,10 +161,8 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
 }
 """Rewards without an argument."""
 
-LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
-    "near_length": near_length,
-    "longer_is_better": longer_is_better,
-}
+LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]]
+LENGTH_REWARDS = {"near_length": near_length, "longer_is_better": longer_is_better}
 """Rewards with a length argument."""
 
 DEFAULT_WEIGHTS = {"correct_answer": 2.0} | dict.fromkeys(

@@ -177,18 +177,6 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 
 
-def added_system_prompt(tokenizer: Any, prompt: Sequence[Message]) -> str:
-    """Return the system prompt that the chat template adds to a prompt without one, or "" if it adds none."""
-    if prompt[0]["role"] == "system" or not getattr(tokenizer, "chat_template", None):
-        return ""
-    with contextlib.suppress(UserError):  # a template without a system role
-        before, _, after = render(tokenizer, [{"role": "system", "content": "\0"}, *prompt]).partition("\0")
-        text = render(tokenizer, prompt)
-        if text.startswith(before) and text.endswith(after):
-            return text[len(before) : len(text) - len(after)].strip()
-    return ""
-
-
 def end_of_turn(tokenizer: Any) -> str:
     """Return the special token with which the chat template ends an answer, or "" if it uses none."""
     tail = ""

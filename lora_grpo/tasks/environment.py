@@ -156,26 +156,23 @@ class Session:
         return verdict
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, str]:
-        """Run one tool call and return the message with its result."""
+        """Run one tool call, whose form `turns.parse_turn` has checked, and return the message with its result."""
         self.calls += 1
-        function = call.get("function")
-        name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else (0, 0)
-        tool = self._class.tools.get(str(name))
+        name, arguments = (call["function"][key] for key in ("name", "arguments"))
+        tool = self._class.tools.get(name)
         if tool is None:
-            return self.refuse(f"no tool named {name!r:.60}; {suggestion(str(name), self._class.tools)}")
-        if not isinstance(arguments, dict):
-            return self.refuse(f"arguments are {arguments!r:.60}; expected an object", str(name))
+            return self.refuse(f"no tool named {name!r:.60}; {suggestion(name, self._class.tools)}")
         try:
-            result = self._run(str(name), functools.partial(tool, self.environment, **arguments), reraise=True)
+            result = self._run(name, functools.partial(tool, self.environment, **arguments), reraise=True)
         except ValidationError as error:
             first = error.errors()[0]
-            return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", str(name))
+            return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", name)
         except (Exception, SystemExit, _TimeLimit) as error:
             if self._class.constants.RAISE_ERRORS:
-                raise self._failed(str(name), error) from error
+                raise self._failed(name, error) from error
             self.failed_calls += 1
             result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
-        return {"role": "tool", "name": str(name), "content": str(result)}
+        return {"role": "tool", "name": name, "content": str(result)}
 
     def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False) -> Any:
         """Call a method within the time limit. Methods may be coroutines."""

@@ -14,7 +14,7 @@ from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig, choose_engine
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.tasks import chat, sources, turns
-from lora_grpo.tasks.chat import add_prompts, added_system_prompt, render_row
+from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
 from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
@@ -261,8 +261,6 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
 
     if "reset_text" in rows[0]:
         _check_conversations(rows[0], tokenizer, config)
-    if split == "train" and (added := added_system_prompt(tokenizer, rows[0]["prompt"])):
-        print(f"note: the model's chat template adds a system prompt of its own: {added!r}", file=sys.stderr)
     longest = config.sampling.max_completion_tokens
     room = config.model.max_sequence_tokens - longest
     prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]

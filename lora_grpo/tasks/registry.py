@@ -22,11 +22,6 @@ CODE_TASKS = ("code-with-feedback", "humaneval", "mbpp", "starter-code")
 
 TASK_NAMES = ("code-with-feedback", "gsm8k", "humaneval", "mbpp", "starter", "starter-code")
 
-_READERS = {"code-with-feedback": "code_feedback"}
-"""Tasks of this package with an environment, and the module whose `read(name)` returns the task."""
-_GAME = "textarena:"
-"""Prefix of the names of the tasks in `textarena_games`."""
-
 RESERVED_COLUMNS = frozenset(
     {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
     | {"verdicts", "trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
@@ -144,7 +139,8 @@ def task_sha256(name: str) -> str | None:
 
 def get_task(name: str) -> Task:
     """Return a task by its name or file, or raise UserError if there is none. A file is run."""
-    reader = "task_file" if is_task_file(name) else "textarena_games" if name.startswith(_GAME) else _READERS.get(name)
+    readers = {"textarena": "textarena_games", "code-with-feedback": "code_feedback"}  # tasks with an environment
+    reader = "task_file" if is_task_file(name) else readers.get(name.partition(":")[0])
     if reader:
         return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
     if name not in TASK_NAMES:

@@ -5,7 +5,6 @@ from lora_grpo.tasks.chat import (
     SYSTEM_PROMPTS,
     THINKING_TOKENS,
     add_prompts,
-    added_system_prompt,
     end_of_turn,
     parse_kwargs,
     read_completion,
@@ -145,21 +144,17 @@ def test_a_prompt_does_not_depend_on_the_date():
 
 
 @pytest.mark.parametrize(
-    ("template", "added", "end"),
+    ("template", "end"),
     [
-        ("qwen2_5", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "<|im_end|>"),
-        ("qwen3", "", "<|im_end|>"),
-        ("gemma", "", ""),  # has no system role, and its end of a turn is no special token of this tokenizer
-        ("llama3_2", "", ""),
-        (None, "", ""),
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3", "<|im_end|>"),
+        ("gemma", ""),  # its end of a turn is no special token of this tokenizer
+        ("llama3_2", ""),
+        (None, ""),
     ],
 )
-def test_what_a_template_adds_to_a_prompt_and_ends_an_answer_with(template, added, end):
-    tokenizer = qwen_tokenizer(template and published_template(template))
-    (row,) = add_prompts([ROW], "xml")
-    assert added_system_prompt(tokenizer, row["prompt"]) == ""
-    assert added_system_prompt(tokenizer, row["prompt"][1:]) == added
-    assert end_of_turn(tokenizer) == end
+def test_a_template_ends_an_answer_with_a_special_token(template, end):
+    assert end_of_turn(qwen_tokenizer(template and published_template(template))) == end
 
 
 def test_render_without_a_chat_template_is_plain_text():
