@@ -115,7 +115,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     check_architecture(model, config.model)
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions))
-    if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
+    if device.on_cpu and uses_vllm(config):
         return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
         shape = Shape.of(model)
@@ -210,8 +210,6 @@ def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list
         assumptions.insert(0, f"{absent}, so engine and sampling backend are those of the `gpu` extra")
     if config.data.filter_by_difficulty or config.monitor.rows:
         assumptions.append("the samples of validation and of --data.filter-by-difficulty are not included in the work")
-    if config.sampling.server_url:
-        assumptions.append("the vLLM server's own memory is not included")
     return assumptions
 
 
