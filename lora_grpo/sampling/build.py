@@ -14,7 +14,7 @@ from lora_grpo.sampling.llama_cpp import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
+from lora_grpo.sampling.vllm_sampler import VllmEngine, VllmSampler, served_rank, start_engine
 from lora_grpo.tasks import Row, chat, turns
 
 
@@ -24,17 +24,20 @@ def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
     if getattr(policy.model, "vllm_engine", None) is not None:  # of Unsloth
         return SharedVllmSampler(*parts)
     if uses_vllm(config):
-        with base_model.starting("vLLM", instead="--sampling.backend transformers"):
-            engine = start_engine(
-                config.model,
-                rank=memory.reserved_rank(config.lora.rank),
-                max_sequence_tokens=config.model.max_sequence_tokens,
-                seed=config.seed,
-                max_batch_size=batch_shape(config).parallel_samples,
-                sleeps=True,
-            )
-        return VllmSampler(engine, policy.tokenizer, policy.eos_token_ids, policy=policy.model)
+        return VllmSampler(_engine(config), policy.tokenizer, policy.eos_token_ids, policy=policy.model)
     return GenerateSampler(*parts) if policy.engine == "unsloth" else sampler_in_process(*parts)
+
+
+def _engine(config: RunConfig) -> VllmEngine:
+    with base_model.starting("vLLM", instead="--sampling.backend transformers"):
+        return start_engine(
+            config.model,
+            rank=memory.reserved_rank(config.lora.rank),
+            max_sequence_tokens=config.model.max_sequence_tokens,
+            seed=config.seed,
+            max_batch_size=batch_shape(config).parallel_samples,
+            sleeps=True,
+        )
 
 
 def sampler_in_process(model: Any, tokenizer: Any, eos_token_ids: list[int]) -> Sampler:
