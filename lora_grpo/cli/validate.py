@@ -43,7 +43,6 @@ def _check_tasks(config: RunConfig) -> None:
         )
     get_task(config.data.evaluation_task)
     columns_of(config.data, "train")
-    chat.check_style(config.data.prompt_style)
     chat.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and task not in CODE_TASKS:

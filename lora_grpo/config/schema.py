@@ -106,7 +106,7 @@ class DataConfig:
     """Number of training rows, sampled with the run's seed. By default, uses all."""
     eval_limit: PositiveInt | None = None
     """Number of evaluation rows. By default, uses all."""
-    prompt_style: str = "xml"
+    prompt_style: Literal["xml", "hashes", "think", "code"] = "xml"
     """Answer format requested in the system prompt: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
     eval_task: str | None = None
     """Task of the evaluation rows if it differs, e.g. train on `mbpp` and evaluate on `humaneval`."""

@@ -136,7 +136,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
                 raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
             data = dataclasses.replace(data, task=task, eval_task=None)
     else:  # for other rows, only the run's answer style is used
-        style = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
+        style: Any = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
         data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
     overrides: dict[str, Any] = {
         "eval": options.data,

@@ -173,22 +173,21 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
     The list is empty if most prompts also contain answers of other rows, as in multiple-choice questions, or if only a
     minority of the rows is affected, as by a small number that occurs in both.
     """
-    found, elsewhere, pairs = [], 0, 0
     prompts = ["\n".join(subject.prompt) for subject in subjects]
     # A reference such as `<answer>5</answer>` is not in a prompt that contains only the answer.
     both = ((subject.gold, subject.row.get("answer")) for subject in subjects)
     texts = [{text.strip() for text in pair if isinstance(text, str)} - {""} for pair in both]
-    for index, own in enumerate(texts):
-        patterns = [re.compile(rf"(?<!\w){re.escape(text)}(?!\w)") for text in own]
-        for other, prompt in enumerate(prompts if own else ()):
-            leaks = any(pattern.search(prompt) for pattern in patterns)
-            if other == index:
-                found += [subjects[index]] if leaks else []
-            elif texts[other] != own:
-                pairs += 1
-                elsewhere += leaks
-    usual = 2 * len(found) > len(subjects) and pairs > 0
-    return found if usual and 2 * elsewhere * len(subjects) < len(found) * pairs else []
+
+    def leaks(own: set[str], prompt: str) -> bool:
+        return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", prompt) for text in own)
+
+    found = [subjects[index] for index, own in enumerate(texts) if leaks(own, prompts[index])]
+    pairs = [
+        (own, prompt) for own in texts for other, prompt in zip(texts, prompts, strict=True) if own and own != other
+    ]
+    elsewhere = sum(leaks(*pair) for pair in pairs)
+    usual = 2 * len(found) > len(subjects) and 2 * elsewhere * len(subjects) < len(found) * len(pairs)
+    return found if usual else []
 
 
 def _tokens(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.errors import UserError, first_line
 
 Message = dict[str, Any]
 """A chat message: `role` ("system", "user", "assistant" or "tool") and `content`; `tool_calls` of a model's turn."""
@@ -46,12 +46,6 @@ _DEFAULTS: dict[str, Any] = {
 _SET = re.compile(r"\{% set (\w+) = \1 \| default\((.*)\) %\}\n")
 
 
-def check_style(style: str) -> None:
-    """Raise UserError if there is no such prompt style."""
-    if style not in SYSTEM_PROMPTS:
-        raise UserError(f"unknown prompt style {style!r}; {suggestion(style, SYSTEM_PROMPTS)}")
-
-
 def add_prompts(
     rows: Sequence[Mapping[str, Any]], style: str, examples: Sequence[tuple[str, str]] = ()
 ) -> list[dict[str, Any]]:
@@ -60,7 +54,6 @@ def add_prompts(
     Examples, as (question, completion), follow the system message. A prompt never includes the solution of its own
     row. Rows of a task file have their messages already.
     """
-    check_style(style)
     prompted = []
     for row in rows:
         asked: list[Message] = row.get("prompt") or [

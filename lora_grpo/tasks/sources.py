@@ -71,6 +71,8 @@ def read(
         records = _read_csv(path)
     else:
         records = list(json_files.read_lines(path, "a JSON Lines file"))
+    if not records:
+        raise UserError(f"{source} has no rows for {split!r}; pass a file or dataset with at least one")
     return [(where, _rename(record, required, columns or {}, where)) for where, record in records]
 
 
@@ -95,8 +97,6 @@ def _read_csv(path: Path) -> list[tuple[str, Row]]:
         raise UserError(
             f'{path}:{reader.reader.line_num}: {error}; expected CSV, with " in a text written as ""'
         ) from None
-    if not rows:
-        raise UserError(f"{path}: no rows; expected a header and at least one row")
     return rows
 
 
@@ -108,8 +108,6 @@ def _read_parquet(path: Path) -> list[tuple[str, Row]]:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
-    if not rows:
-        raise UserError(f"{path}: no rows; expected a Parquet file with at least one row")
     return [(f"{path} row {i}", _plain(record)) for i, record in enumerate(rows)]
 
 
@@ -149,8 +147,6 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
             f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
             "JSON Lines, CSV or Parquet file"
         ) from error
-    if not len(records):
-        raise UserError(f"{source!r} has no rows in split {split!r}; pass another dataset or a local file")
     return [(f"{source} ({split}) row {index}", _plain(record)) for index, record in enumerate(records)]
 
 

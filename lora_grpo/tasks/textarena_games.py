@@ -89,15 +89,14 @@ def read(name: str) -> TaskFile:
         UserError: TextArena is not installed, or the game is not in `GAMES`.
     """
     game = name.partition(":")[2]
-    family = next((each for each in GAMES if f"{game}-".startswith(f"{each}-")), None)
-    if family is None:
+    if not f"{game}-".startswith(tuple(f"{each}-" for each in GAMES)):
         hint = suggestion(game, GAMES, otherwise=f"expected one of {', '.join(GAMES)}")
         raise UserError(f"no single-player game {game!r} that needs nothing else; {hint}")
     try:
         import textarena
     except ImportError as error:
         raise UserError(f"{name} needs TextArena ({error}); run `pip install 'lora-grpo[textarena]'`") from None
-    variants = [each for each in textarena.envs.registration.ENV_REGISTRY if each.startswith(family)]
+    variants = [each for each in textarena.envs.registration.ENV_REGISTRY if each.startswith(GAMES)]
     if game not in variants:
         raise UserError(f"no game {game!r}; {suggestion(game, variants)}")
 

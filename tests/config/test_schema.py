@@ -82,7 +82,7 @@ def test_the_size_a_refusal_offers_is_accepted():
     [
         ("train__micro_batch_size", 7, "do not divide"),
         ("data__task", "gsm8", "unknown task 'gsm8'; did you mean 'gsm8k'?"),
-        ("data__prompt_style", "xmll", "unknown prompt style 'xmll'; did you mean 'xml'?"),
+        ("data__prompt_style", "xmll", "--data.prompt-style is 'xmll'; expected 'xml'"),
         ("rewards", (), "no rewards; name at least one"),
         ("rewards", ("corect_answer",), "did you mean 'correct_answer'?"),
         ("grpo", ("num_iterations=0",), "num_iterations=0; expected 1 or more"),

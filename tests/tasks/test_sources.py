@@ -94,7 +94,7 @@ def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("m.csv", b"question,answer\n", "m.csv: no rows; expected a header and at least one row"),
+        ("m.csv", b"question,answer\n", "m.csv has no rows"),
         ("m.csv", b"What?,1\nWho?,2\n", "m.csv:2: 'question' is missing; the columns are 'What?', '1'; "),
         ("m.csv", b"question,answer\na?,1\n\nb, or c?,2\n", "m.csv:4: more or fewer cells than the 2 names"),
         ("m.csv", b'question,answer\n"a?,1\n', "m.csv:2: unexpected end of data; expected CSV"),
