@@ -258,7 +258,7 @@ def test_columns_of_a_data_set_on_the_hub(hub):
     with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing"):
         gsm8k.load("eval", "someone/sums")
     hub.records = []
-    with pytest.raises(UserError, match="^someone/sums has no rows"):
+    with pytest.raises(UserError, match=r"^someone/sums has no rows"):
         gsm8k.load("eval", "someone/sums")
 
 
