@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from lora_grpo.tasks import chat, sources, turns
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
-from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
+from lora_grpo.tasks.registry import Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 from lora_grpo.tasks.task_file import TaskFile
 
 
@@ -105,43 +105,28 @@ def load_split(data: DataConfig, split: str) -> list[Row]:
 
 
 def _load_unique(data: DataConfig, split: str) -> list[Row]:
-    """Load a split without rows that repeat an earlier one, and print their number.
-
-    Raises:
-        UserError: two rows have the same question but different answers.
-    """
-    name = data.task if split == "train" else data.evaluation_task
-    first: dict[str, Row] = {}
+    """Load a split without rows that repeat the question of an earlier one, and print their number."""
+    name, rows = data.task if split == "train" else data.evaluation_task, load_split(data, split)
     kept: dict[str, Row] = {}
-    task, rows = get_task(name), load_split(data, split)
     for row in rows:
-        question = _question(row, name)
-        earlier = first.setdefault(question, row)
-        if name in CODE_TASKS or is_task_file(name):
-            column = "test" if name in CODE_TASKS else "answer"
-            is_same = earlier[column] == row[column]
-        else:
-            is_same = earlier is row or task.check(task.gold(earlier), row).passed
-        if not is_same:
-            raise UserError(
-                f"the {task_title(name)} {split} rows {earlier['id']} and {row['id']} have the same question but not "
-                "the same answer; remove one of them"
-            )
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        key = json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True) if is_task_file(name) else question
-        kept.setdefault(key, row)
+        kept.setdefault(_columns(row) if is_task_file(name) else _question(row, name), row)
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)
     return list(kept.values())
 
 
-def _question(row: Mapping[str, Any], task: str) -> str:
+def _columns(row: Row) -> str:
+    return json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True)
+
+
+def _question(row: Row, task: str) -> str:
     """Return the question of a row: the messages of a task file's row without its system prompt, or the question.
 
     Rows of an environment often have the same question, so their columns belong to it.
     """
     if getattr(get_task(task), "environment", None):
-        return json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True)
+        return _columns(row)
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
     return "\n".join(messages or [row["question"]]).strip()
 

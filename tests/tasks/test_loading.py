@@ -69,22 +69,13 @@ def test_an_evaluation_set_with_all_training_questions_is_refused(configure):
 
 
 def test_a_row_that_repeats_another_is_dropped_from_either_split(configure, capsys):
-    train = [row("a"), row("b"), row("a", "worked differently\n#### 5.0"), row("a ")]
+    train = [row("a"), row("b"), row("a", "so it is\n#### 6"), row("a ")]
     data = load_data(configure(train, [row("c"), row("c", "5")]))
     assert [entry["id"] for entry in data.train] == ["train/0", "train/1"]
     assert [entry["id"] for entry in data.eval] == ["eval/0"]
     assert capsys.readouterr().err == (
         "dropped 2 of 4 train rows that repeat another row\ndropped 1 of 2 eval rows that repeat another row\n"
     )
-
-
-def test_one_question_with_two_answers_is_refused(configure):
-    with pytest.raises(
-        UserError, match="train rows train/0 and train/2 have the same question but not the same answer"
-    ):
-        load_data(configure([row("a"), row("b"), row("a", "so it is\n#### 6")], [row("c")]))
-    with pytest.raises(UserError, match="eval rows eval/0 and eval/1"):
-        load_data(configure([row("a"), row("b")], [row("c"), row("c", "4")]))
 
 
 @pytest.fixture
