@@ -46,7 +46,7 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
         UserError: `quick` is set and `check` rejects the file's own reference answer.
         RunError: `quick` is not set and there are findings that the task file does not ignore.
     """
-    failed, graders = [], set()
+    failed: dict[str, str] = {}
     stream = sys.stderr if quick else sys.stdout
     for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
         title = task_title(name)
@@ -63,12 +63,11 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
         for problem in findings.problems.values():
             print(f"{'warning: audit:' if quick else 'FOUND'} {problem}", file=stream)
         if findings.problems:
-            failed.append(f"{title} ({', '.join(findings.problems)})")
-            graders.add(findings.grader)
+            failed[f"{title} ({', '.join(findings.problems)})"] = findings.grader
         else:
             print(f"audit of {title}: passed; {findings.size}", file=stream)
     if failed and not quick:
-        fix = " and ".join(sorted(graders))
+        fix = " and ".join(sorted({*failed.values()}))
         raise RunError(f"the audit found problems in {', '.join(failed)}; fix {fix}, or see docs/your-task.md")
     if failed:
         print("warning: audit: a model may learn this instead of the task; see --audit", file=stream)

@@ -35,8 +35,6 @@ answer in the order of a set, which differs between processes; Bandit pays more 
 ThreeCardMonte have a text as the reward of a wrong move; RushHour, Set, Sokoban and Sudoku take up to seconds to start.
 """
 _SEEDS = {"train": range(1000), "eval": range(1_000_000, 1_000_200)}
-_TURNS = 100
-"""Maximum number of turns of a game without a limit."""
 
 
 class Environment:
@@ -106,6 +104,6 @@ def read(name: str) -> TaskFile:
     module = ModuleType(name)
     first = Environment()
     first.reset(game, 0)
-    # An invalid move is not a turn of the game, and each valid one may follow one.
-    vars(module).update(load=load, Environment=Environment, MAX_TURNS=2 * (first.inner.state.max_turns or _TURNS // 2))
+    # An invalid move is not a turn of the game, and each valid one may follow one. Some games have no limit.
+    vars(module).update(load=load, Environment=Environment, MAX_TURNS=2 * (first.inner.state.max_turns or 50))
     return of_module(Path(__file__), module)
