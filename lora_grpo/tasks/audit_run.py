@@ -126,7 +126,7 @@ def find(
 
 
 def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
-    """Yield the calls: with all reference answers, then those of the attacks."""
+    """Yield the calls: with all reference answers, then those of the attacks. The long text is last."""
     check: Callable[..., Outcome] = partial(_check, task)
     attacks: Iterable[Attack] = audit_attacks.ATTACKS
     reference, beside = (Attack(name, True, lambda subject: ()) for name in (GOLD, audit_environment.SIDE))
@@ -134,12 +134,14 @@ def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subje
         check = partial(audit_environment.play, environment)
         attacks = audit_environment.attacks(environment, golds)
     yield from (Call(reference, row, partial(check, row, gold)) for row, gold in zip(rows, golds, strict=True) if gold)
-    for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True) if environment else ():
-        yield Call(beside, one.row, partial(audit_environment.compare, environment, one, other))
-    for attack in attacks:
-        for subject in subjects[:1] if attack.name == LONG else subjects:
+    *others, long = attacks
+    for attack in others:
+        for subject in subjects:
             texts = (text for text in attack.write(subject) if attack.passes or text != subject.gold)
             yield from (Call(attack, subject.row, partial(check, subject.row, text)) for text in texts)
+    for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True) if environment else ():
+        yield Call(beside, one.row, partial(audit_environment.compare, environment, one, other))
+    yield from (Call(long, subjects[0].row, partial(check, subjects[0].row, text)) for text in long.write(subjects[0]))
 
 
 def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:

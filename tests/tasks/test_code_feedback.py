@@ -150,12 +150,12 @@ class Environment:
 
 
 def test_an_environment_may_return_a_verdict_with_a_score(tmp_path):
-    for score, name in (("0.4", "a"), ("None", "b"), ("2", "c")):
+    for score, value, name in (("0.4", 0.4, "a"), ("None", 0.0, "b"), ("2", None, "c")):
         path = tmp_path / f"{name}.py"
         path.write_text(TASK.replace("SCORE", score))
         session = Session(get_task(str(path)).environment, {"question": "?"})
-        if score == "0.4":
-            assert (session.verdict("reply").reason, session.verdict("reply").value) == ("own", 0.4)
+        if value is not None:
+            assert (session.verdict("reply").reason, session.verdict("reply").value) == ("own", value)
         else:
             with pytest.raises(RunError):
                 session.verdict("reply")
