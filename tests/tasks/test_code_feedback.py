@@ -150,7 +150,7 @@ class Environment:
 
 
 def test_an_environment_may_return_a_verdict_with_a_score(tmp_path):
-    for score, value, name in (("0.4", 0.4, "a"), ("None", 0.0, "b"), ("2", None, "c")):
+    for score, value, name in (("0.4", 0.4, "a"), ("None", 1.0, "b"), ("2", None, "c")):
         path = tmp_path / f"{name}.py"
         path.write_text(TASK.replace("SCORE", score))
         session = Session(get_task(str(path)).environment, {"question": "?"})
