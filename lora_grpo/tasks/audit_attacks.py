@@ -67,7 +67,7 @@ class Attack:
 
     name: str
     passes: bool
-    write: Callable[[Subject], Iterable[Any]]
+    write: Callable[[Subject], Iterable[Any]] = lambda subject: ()
     """The texts for a row, or the policies of `audit_environment`."""
     luck: bool = False
     """Whether it may be accepted on up to half of the rows."""
@@ -125,6 +125,7 @@ def _spaced(subject: Subject) -> Iterable[str]:
 
 
 ATTACKS = (
+    Attack(GOLD, True),
     Attack("surrounding spaces", True, _spaced),
     Attack("answer on its own line", True, _own_line),
     Attack(EMPTY, False, lambda subject: ("", " \n")),
@@ -138,7 +139,7 @@ ATTACKS = (
     Attack("code that runs", False, lambda subject: [_CODE, *subject.with_answer(_CODE)]),
     Attack(LONG, False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items())),
 )
-NAMES = (*(attack.name for attack in ATTACKS), LEAK, REPEAT)
+NAMES = (*(attack.name for attack in ATTACKS[1:]), LEAK, REPEAT)
 """The allowed values of `AUDIT_IGNORE`."""
 
 

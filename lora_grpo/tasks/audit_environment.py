@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lora_grpo.tasks.audit_attacks import ALL, EMPTY, LEAK, LONG, OTHERS, REPEAT, TOKEN, Attack, Message, Subject
+from lora_grpo.tasks.audit_attacks import ALL, EMPTY, GOLD, LEAK, LONG, OTHERS, REPEAT, TOKEN, Attack, Message, Subject
 from lora_grpo.tasks.audit_calls import Outcome
 from lora_grpo.tasks.environment import EnvironmentClass, Session
 from lora_grpo.tasks.episode import transcript
@@ -133,7 +133,8 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     def plays(name: str, policy: Policy, luck: bool = True) -> Attack:
         return Attack(name, False, lambda subject: [policy], luck)
 
-    yield plays(BEFORE, [], luck=False)
+    yield plays(BEFORE, [], luck=False)  # first: a reference may leave a reward behind
+    yield Attack(GOLD, True)
     yield plays(EMPTY, _nothing, luck=False)
     yield plays(EMPTY, lambda game: " \n", luck=False)
     yield from (plays(name, text) for name, text in ((ECHO, _newest), *texts))
@@ -145,6 +146,7 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     for tool in tools:
         yield from (plays(name, _calling([tool], text)) for name, text in ((TOOLS, _nothing), *texts))
         yield from (plays(RESULT, _calling([tool], _nothing, text)) for text in (_newest, *_PICKS))
+    yield Attack(SIDE, True)
     yield plays(LONG, lambda game: "" if game.turn else "a " * 500_000, luck=False)
 
 

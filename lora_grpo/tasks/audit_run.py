@@ -126,22 +126,22 @@ def find(
 
 
 def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
-    """Yield the calls: with all reference answers, then those of the attacks. The long text is last."""
+    """Yield the calls of all attacks. Those with reference answers are made for all rows."""
     check: Callable[..., Outcome] = partial(_check, task)
     attacks: Iterable[Attack] = audit_attacks.ATTACKS
-    reference, beside = (Attack(name, True, lambda subject: ()) for name in (GOLD, audit_environment.SIDE))
     if environment:
         check = partial(audit_environment.play, environment)
         attacks = audit_environment.attacks(environment, golds)
-    yield from (Call(reference, row, partial(check, row, gold)) for row, gold in zip(rows, golds, strict=True) if gold)
-    *others, long = attacks
-    for attack in others:
-        for subject in subjects:
+    for attack in attacks:
+        if attack.name == GOLD:
+            answered = ((row, gold) for row, gold in zip(rows, golds, strict=True) if gold)
+            yield from (Call(attack, row, partial(check, row, gold)) for row, gold in answered)
+        elif attack.name == audit_environment.SIDE:
+            for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True):
+                yield Call(attack, one.row, partial(audit_environment.compare, environment, one, other))
+        for subject in subjects[:1] if attack.name == LONG else subjects:
             texts = (text for text in attack.write(subject) if attack.passes or text != subject.gold)
             yield from (Call(attack, subject.row, partial(check, subject.row, text)) for text in texts)
-    for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True) if environment else ():
-        yield Call(beside, one.row, partial(audit_environment.compare, environment, one, other))
-    yield from (Call(long, subjects[0].row, partial(check, subjects[0].row, text)) for text in long.write(subjects[0]))
 
 
 def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
