@@ -1,13 +1,13 @@
 """Write a self-contained HTML page about a run: results, training curves, and all sampled completions.
 
-    write_report(Path("outputs/gsm8k_lora"))        # report/report.html, report.md and a PNG of each plot
+    write_report(Path("outputs/gsm8k_lora"))        # report/report.html, and a PNG of each plot
 
     run folder ────┬─ facts ─────────── sentences and tables ──┬─► html ────► report.html
-                   └─ plots ── charts ─ images ────────────────┴─► writing ─► report.md
+                   └─ plots ── charts ─ images ────────────────┘
 
 The page is a single file that makes no network requests. Model output is always shown as plain text.
 
-writing.py  the command and its output files; the Markdown for a pull request
+writing.py  the command and its output files
 facts.py    summarizes a run in sentences and tables
 plots.py    selects the curves to plot
 charts.py   draws a plot as a PNG image

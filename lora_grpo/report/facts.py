@@ -60,18 +60,18 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in rows]
 
 
-def changes(run: RunFiles) -> tuple[str, str, list[tuple[str, str, str]]]:
-    """Return a heading, a caption, and the name, first and last value of each reward, or of the loss."""
+def changes(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return a caption, and the name, first and last value of each reward, or of the loss."""
     if method(run) == "sft":
-        heading, meaning = "Loss", "Loss on the reference answers, in nats per token"
+        meaning = "Loss on the reference answers, in nats per token"
         metrics = {"loss": "loss", "token accuracy": "mean_token_accuracy"}
     else:
-        heading, meaning = "Reward", "Mean rewards in training, before their weights"
+        meaning = "Mean rewards in training, before their weights"
         metrics = {"reward": "reward", **{name: f"rewards/{name}/mean" for name in reward_names(run.metrics)}}
     values = {
         name: [line[metric] for line in run.metrics if is_number(line.get(metric))] for name, metric in metrics.items()
     }
-    return heading, meaning, [(name, f"{found[0]:.3f}", f"{found[-1]:.3f}") for name, found in values.items() if found]
+    return meaning, [(name, f"{found[0]:.3f}", f"{found[-1]:.3f}") for name, found in values.items() if found]
 
 
 def settings(run: RunFiles) -> dict[str, str]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.evaluation import Report, read_report
-from lora_grpo.files import atomic, markdown, markdown_table
+from lora_grpo.evaluation import read_report
+from lora_grpo.files import atomic
 from lora_grpo.flags import Flag
-from lora_grpo.gguf import GgufSection, gguf_sections
-from lora_grpo.report import facts
+from lora_grpo.gguf import gguf_sections
 from lora_grpo.report.charts import draw
 from lora_grpo.report.html import report_html
 from lora_grpo.report.plots import plots_of
-from lora_grpo.runs import RunFiles, read_run
+from lora_grpo.runs import read_run
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,12 @@ class ReportOptions:
 def report(options: ReportOptions) -> None:
     """Write the report of a run, and print its path."""
     page = write_report(options.run)
-    print(f"report    {page}\nMarkdown  {page.with_suffix('.md')}\nplots     {page.parent}/*.png\n")
+    print(f"report    {page}\nplots     {page.parent}/*.png\n")
     print(f"share     {command('push', options.run, 'YOU/NAME', '--dry-run')}")
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html`, `report.md`, and a PNG of each plot, and return the path of the page.
+    """Write `report.html` and a PNG of each plot, and return the path of the page.
 
     The report folder is replaced atomically. The same run always produces the same bytes.
 
@@ -47,7 +45,6 @@ def write_report(folder: Path) -> Path:
     try:
         with atomic.new_folder(output) as staging:
             (staging / "report.html").write_text(report_html(run, evaluation, charts, ggufs), encoding="utf-8")
-            (staging / "report.md").write_text(_markdown(run, evaluation, ggufs), encoding="utf-8")
             for chart in charts:
                 (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
     except OSError as error:
@@ -61,25 +58,3 @@ def report_line(folder: Path) -> str:
         return f"report    {write_report(folder)}"
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - must not hide how the run itself ended
         return f"report    not written: {first_line(error)}"
-
-
-def _markdown(run: RunFiles, evaluation: Report | None, ggufs: Sequence[GgufSection]) -> str:
-    """Return the report of a run as Markdown tables for a pull request."""
-    lines = [f"# {markdown(run.name)}", "", markdown(facts.state(run)), ""]
-    lines += markdown_table(["", ""], facts.headline(run))
-    if evaluation:
-        lines += ["## Evaluation", "", evaluation.markdown()]
-    for section in ggufs:
-        lines += [f"## {section.heading}", "", *([markdown(section.title), ""] if section.title else [])]
-        lines += [*markdown_table(*section.table), *(f"- {markdown(note)}" for note in section.notes), ""]
-    heading, _, changes = facts.changes(run)
-    if changes:
-        lines += [f"## {heading}", "", *markdown_table(["", "first step", "last step"], changes)]
-    if alarms := run.record.get("alarms"):
-        rows = [(str(alarm["step"]), alarm["name"], alarm["message"]) for alarm in alarms]
-        lines += ["## Alarms", "", *markdown_table(["step", "alarm", "message"], rows)]
-    defaults, changed = facts.changed_settings(run)
-    same = [f"All are those of the {markdown(defaults)}.", ""]
-    lines += ["## Settings", "", *(markdown_table(["", "this run", defaults], changed) if changed else same)]
-    lines += ["## Versions", "", *markdown_table(["", ""], list(facts.versions(run).items()))]
-    return "\n".join(lines).rstrip() + "\n"

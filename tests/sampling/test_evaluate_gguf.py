@@ -110,5 +110,6 @@ def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
     assert f"| run.F16.gguf | {(run / 'gguf' / 'run.F16.gguf').stat().st_size / 1e6:.1f} MB | " in card
     assert f"{100 * f16.table[0].after:.1f} " in card
     write_report(run)
-    page = (run / "report" / "report.md").read_text()
-    assert f"| run.Q4_0.gguf | {size:.1f} MB | {100 * row.after:.1f} " in page and f"q4_0 costs {cost}" in page
+    page = (run / "report" / "report.html").read_text()
+    assert f">run.Q4_0.gguf</th><td>{size:.1f} MB</td><td>{100 * row.after:.1f} " in page
+    assert f"q4_0 costs {cost}" in page

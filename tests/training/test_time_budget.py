@@ -184,7 +184,7 @@ def test_a_run_ends_in_time(whole):
     assert 0.8 * 3600 * HOURS < seconds <= 3600 * HOURS
     assert len(rewards(run)) == steps == run.record["trained_steps"] and run.record["status"] == "complete"
     assert "pass@1" in said and f"GRPO {steps}/{steps}" in said
-    assert f"{steps} in 0.07 h" in (run.folder / "report" / "report.md").read_text()
+    assert f"{steps} in 0.07 h" in (run.folder / "report" / "report.html").read_text()
     assert (run.validation / f"step-{steps:05d}.jsonl").exists(), "the last step competes for the best adapter"
     assert read_run(run.folder).status == "complete"  # run.json has the right types
 
