@@ -38,13 +38,10 @@ def evaluate_and_report(options: EvaluateOptions) -> Report:
     ks = sorted(set(options.k or (k for k in (1, 10, 100) if k <= fewest)))
     if ks[-1] > fewest:
         raise UserError(f"--k {ks[-1]} exceeds {fewest}, the fewest samples of a task; pass --k {fewest} or less")
-    default = _default_folder(options.target, targets[0])
-    folder = options.output_dir or default
+    folder = options.output_dir or _default_folder(options.target, targets[0])
     result_files.check_folder(folder, targets[0].request)
     paths = [folder / RESULTS, *(folder / f"compared-{digest(each.request)}.{RESULTS}" for each in targets[1:])]
     with lock.holding(folder):
-        for target, path in zip(targets, paths, strict=True):
-            result_files.copy_results(path, target.request, default.parent)
         report = make_report(ks, *(target.grade(path) for target, path in zip(targets, paths, strict=True)))
         write_report(folder, report)
     report.show()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,23 +131,6 @@ def start(path: Path, request: Request, environment: Mapping[str, Any]) -> None:
     """Record the request and environment of a results file."""
     state = _read_state(path.parent) | {path.name: {"request": request, "environment": environment}}
     atomic.write_json(path.parent / STATE, state)
-
-
-def copy_results(path: Path, request: Request, evaluations: Path) -> None:
-    """Copy the results of the same request from another evaluation in a folder, unless `path` was started before.
-
-    A baseline of several evaluations is therefore sampled only once. Missing results are sampled as after a kill.
-    """
-    if environment_of(path) is not None:
-        return
-    for folder in sorted(state.parent for state in evaluations.glob(f"*/{STATE}")):
-        with contextlib.suppress(UserError):  # a damaged file: the command that wrote that folder reports it
-            for name, entry in _read_state(folder).items():
-                if entry["request"] == request and (folder / name).is_file():
-                    start(path, request, entry["environment"])
-                    shutil.copyfile(folder / name, path)  # if it is killed, the rest is sampled
-                    print(f"{path}: copied from {folder / name}", file=sys.stderr)
-                    return
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
