@@ -56,16 +56,14 @@ def train(arguments: Sequence[str]) -> NoReturn:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or grade a file of samples.
+    """Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task.
 
         lora-grpo evaluate outputs/gsm8k_lora --compare base
         lora-grpo evaluate Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
         lora-grpo evaluate outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --compare outputs/gsm8k_lora/merged
-        lora-grpo evaluate samples.jsonl --task humaneval
 
     Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
-    command to continue; for a finished evaluation, the command prints the stored results. A file of samples has
-    one JSON object per line with `task_id` and `completion`, the format of HumanEval's harness.
+    command to continue; for a finished evaluation, the command prints the stored results.
     """
     from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 
