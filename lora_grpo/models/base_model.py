@@ -85,12 +85,7 @@ def load_base(settings: ModelConfig) -> Any:
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
         )
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"out of GPU memory loading {settings.name} in {settings.bits} bits; stop other programs that use the GPU, "
-            "pass 4 bits, or pass a smaller model"
-        ) from error
-    except Exception as error:  # missing or damaged files raise many types
+    except Exception as error:  # missing or damaged files and too little memory raise many types
         # bitsandbytes reports a missing CUDA library only when it is used.
         fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
         raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}{fix}") from error

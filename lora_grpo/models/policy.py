@@ -277,8 +277,6 @@ def _compile_one_chunk() -> None:
 
 def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     import torch
-    from httpx import TransportError
-    from safetensors import SafetensorError
     from unsloth import FastLanguageModel
 
     options: dict[str, Any] = {}
@@ -296,18 +294,15 @@ def _load_unsloth(config: RunConfig) -> tuple[Any, Any]:
                 # Unsloth expects a fraction of the free memory, and gives vLLM the same fraction of the total memory.
                 free, total = torch.cuda.mem_get_info()
                 options["gpu_memory_utilization"] = share * total / free
-    try:
-        model, tokenizer = FastLanguageModel.from_pretrained(
-            model_name=config.model.name,
-            max_seq_length=config.model.max_sequence_tokens,
-            load_in_4bit=config.model.bits == 4,
-            dtype=base_model.compute_dtype(),
-            trust_remote_code=config.model.trust_remote_code,
-            use_exact_model_name=True,  # otherwise Unsloth looks for its own copy of the model on the internet
-            **options,
-        )
-    except (OSError, TransportError, SafetensorError) as error:
-        raise UserError(f"the model {config.model.name} cannot be loaded: {first_line(error)}") from error
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=config.model.name,
+        max_seq_length=config.model.max_sequence_tokens,
+        load_in_4bit=config.model.bits == 4,
+        dtype=base_model.compute_dtype(),
+        trust_remote_code=config.model.trust_remote_code,
+        use_exact_model_name=True,  # otherwise Unsloth looks for its own copy of the model on the internet
+        **options,
+    )
     vllm = getattr(model, "vllm_engine", None)
     if vllm is not None and (context := vllm.model_config.max_model_len) < config.model.max_sequence_tokens:
         # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.
