@@ -233,7 +233,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     yield _line("work", plan.work.text(config, plan.length))
     if plan.disk_bytes is not None:
         free = disk.size(disk.free_space(config.folder)[1])
-        yield _line("disk", f"about {disk.size(plan.disk_bytes)} in {config.folder}; {free} are free")
+        saved = f"about {disk.size(plan.disk_bytes)} of checkpoints and adapters"
+        yield _line("disk", f"{saved} in {config.folder}; {free} are free")
 
 
 def _length(plan: Plan) -> str:

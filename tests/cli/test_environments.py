@@ -102,7 +102,7 @@ def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
     with small_disk(tmp_path / "disk", 4) as folder:
         for ended in [warm.start(*command, *more).end() for more in ((), ("--plan",))]:
             assert ended.returncode == 2 and one_line(ended)
-            where = rf"error: {folder}(/run)? has 4\.2 MB free and needs 83\.3 MB; free some space"
+            where = rf"error: {folder}(/run)? has 4\.2 MB free and needs 12\.2 MB; free some space"
             assert re.search(where, ended.stderr), ended.stderr
         assert list(folder.iterdir()) == []
 
