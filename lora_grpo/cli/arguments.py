@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 from lora_grpo import distributed
 from lora_grpo.cli.validate import check, refuse_unnamed_code
 from lora_grpo.config import (
-    STARTER,
     UNUSED_BY_SFT,
     Invocation,
     Overrides,
@@ -26,7 +25,7 @@ from lora_grpo.config import (
 )
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag, read_given
-from lora_grpo.models import check_download, check_model, model_files, with_start
+from lora_grpo.models import check_model, with_start
 from lora_grpo.runs import check_resume, flat
 from lora_grpo.tasks import TaskFile, get_task, is_task_file
 
@@ -105,12 +104,6 @@ def parse(
     check(config)
     if not (how.plan or how.audit):  # which need neither weights nor engines
         check_model(config)
-        if requested == "auto" and config.model.name == presets[preset].get("model", {}).get("name"):
-            try:
-                check_download(config.model)
-            except model_files.HubUnavailable as error:
-                fix = f"; pass --preset {STARTER} to train the bundled model" if STARTER in presets else ""
-                raise UserError(f"no weights of {config.model.name} ({error}){fix}") from None
     print(f"{reason}; model {config.model.name}", file=sys.stderr)
     return config, how
 

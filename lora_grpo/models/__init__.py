@@ -28,7 +28,6 @@ from lora_grpo.models.adapter import (
 )
 from lora_grpo.models.architectures import check_architecture
 from lora_grpo.models.memory import GIB
-from lora_grpo.models.model_files import check_download
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start

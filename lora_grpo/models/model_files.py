@@ -147,21 +147,6 @@ def _why_unavailable(settings: ModelConfig) -> str:
     return reason and f"it is not cached, and {reason}{fix}"
 
 
-def check_download(settings: ModelConfig) -> None:
-    """Check that the weights are on this machine or that the Hub can be reached, or raise HubUnavailable."""
-    if not _is_here(settings) and (reason := _why_unavailable(settings)):
-        raise HubUnavailable(reason)
-
-
-def _is_here(settings: ModelConfig) -> bool:
-    """Return whether all weights are in a folder or in the Hub cache."""
-    if settings.name == STARTER or is_folder_name(settings.name) or _cached(settings, "model.safetensors"):
-        return True
-    index = _cached(settings, "model.safetensors.index.json")
-    weights = json_files.read_object(Path(index)).get("weight_map") if index else None
-    return isinstance(weights, dict) and all(_cached(settings, file) for file in set(weights.values()))
-
-
 def _cached(settings: ModelConfig, file: str) -> str | None:
     """Return the path of a file of a model in the Hub cache, if it is there."""
     from huggingface_hub import try_to_load_from_cache

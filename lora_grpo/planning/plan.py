@@ -109,7 +109,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         model: Mapping[str, Any] = model_files.read_config(config.model)
     except model_files.HubUnavailable as error:
         if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
-            raise
+            fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
+            raise UserError(f"{error}; {fix}") from None
         model = KNOWN_MODELS[name]
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
     check_architecture(model, config.model)

@@ -1,4 +1,4 @@
-"""Before a download: a preset that nobody chose gives way where the Hub is out of reach."""
+"""Before a download: what is said where the Hub is out of reach."""
 
 import json
 
@@ -9,8 +9,8 @@ from huggingface_hub import constants
 from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
 from lora_grpo.errors import UserError
-from lora_grpo.models import check_download
 from lora_grpo.models.model_files import HubUnavailable, read_config
+from lora_grpo.planning import draft_plan
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 PRESETS = {
@@ -48,25 +48,18 @@ def hub(monkeypatch):
     server.close()
 
 
-def chosen(*arguments):
-    config, _ = parse(arguments, recipe="r", description="", presets=PRESETS)
-    return config.preset, config.model.name
-
-
-def test_without_the_hub_an_automatic_preset_names_the_bundled_model(machine, cache):
+def test_without_the_hub_the_error_names_the_bundled_model(machine, cache):
     machine(16_376)
-    with pytest.raises(HubUnavailable, match="HF_HUB_OFFLINE is set"):
-        check_download(ModelConfig(name=QWEN))
-    for arguments in ((), ("--preset", "auto", "--seed", "3")):
-        with pytest.raises(
-            UserError, match=rf"^no weights of {QWEN} \(.*HF_HUB_OFFLINE is set\); pass --preset starter"
-        ):
-            chosen(*arguments)
-    assert chosen("--preset", "16gb") == chosen("--plan") == ("16gb", QWEN)
-    assert chosen("--model.name", "o/mine") == ("16gb", "o/mine")
-    assert chosen("--preset", "starter") == ("starter", "starter")
-    cache(QWEN, model__safetensors="")
-    assert chosen() == ("16gb", QWEN)
+    config, how = parse((), recipe="r", description="", presets=PRESETS)
+    assert (config.preset, config.model.name) == ("16gb", QWEN)
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\); .*--model\.name starter"):
+        draft_plan(config, how)
+    config, how = parse(("--model.name", "starter"), recipe="r", description="", presets=PRESETS)
+    assert draft_plan(config, how).config.model.name == "starter"
+    values = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    cache(QWEN, config__json=values | {"intermediate_size": 128, "vocab_size": 512})
+    config, how = parse((), recipe="r", description="", presets=PRESETS)
+    assert draft_plan(config, how).config.model.name == QWEN
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 407, 503])
@@ -75,6 +68,6 @@ def test_what_answers_in_place_of_the_hub_is_not_the_hub(machine, cache, hub, st
     hub.fail("HEAD", QWEN, status=status, times=2)
     with pytest.raises(HubUnavailable, match="the Hub"):
         read_config(ModelConfig(name=QWEN))
-    with pytest.raises(UserError, match="no weights of"):
-        chosen()
-    assert chosen() == ("16gb", QWEN)
+    with pytest.raises(HubUnavailable, match="the Hub"):
+        read_config(ModelConfig(name=QWEN))
+    assert read_config(ModelConfig(name=QWEN)) == {}
