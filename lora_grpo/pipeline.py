@@ -19,7 +19,7 @@ from lora_grpo.models import keep_start, load_policy, load_tokenizer
 from lora_grpo.planning import complete_plan, draft_plan, dry_run, make_plan, preview, show_plan, show_settings, summary
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
-from lora_grpo.sampling import build_sampler
+from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import (
     CODE_TASKS,
     Data,
@@ -89,6 +89,7 @@ def run_recipe(
 def train_and_evaluate(run: Run, data: Data) -> None:
     """Train a run's adapter and compare it with the base. The rows fit the context."""
     config = run.config
+    check_server(config)
     policy = load_policy(config, resumed=run.is_resumed)
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)

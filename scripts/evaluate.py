@@ -1,4 +1,4 @@
-"""Evaluate a run, an adapter, or a model: `lora-grpo evaluate` in a checkout; see --help."""
+"""Evaluate a run, an adapter, a model or a file of samples: `lora-grpo evaluate` in a checkout; see --help."""
 
 import sys
 

@@ -53,14 +53,20 @@ def _check_tasks(config: RunConfig) -> None:
 
 
 def _check_sampling(config: RunConfig) -> None:
-    sampling = config.sampling
-    if config.lora.dora and sampling.backend == "vllm":
+    sampling, url = config.sampling, config.sampling.server_url
+    if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
-    if sampling.backend == "vllm" and not vllm_serves(config):
+    if sampling.backend == "vllm" and not url and not vllm_serves(config):
         raise UserError(
             "--sampling.backend vllm computes 4-bit layers in bfloat16, and the trainer in float16 on this GPU; pass "
             "--sampling.backend transformers or --model.bits 16"
         )
+    if url and sampling.backend == "transformers":
+        raise UserError("--sampling.server-url needs vLLM; leave --sampling.backend transformers out")
+    if sampling.server_folder and not url:
+        raise UserError("--sampling.server-folder needs --sampling.server-url")
+    if url and config.model.engine == "unsloth":
+        raise UserError("--sampling.server-url needs --model.engine peft; Unsloth uses its own sampler")
     if sampling.max_completion_tokens >= config.model.max_sequence_tokens:
         raise UserError(
             f"--sampling.max-completion-tokens {sampling.max_completion_tokens} leaves no room for a prompt in "

@@ -56,14 +56,16 @@ def train(arguments: Sequence[str]) -> NoReturn:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task.
+    """Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or grade a file of samples.
 
         lora-grpo evaluate outputs/gsm8k_lora --compare base
         lora-grpo evaluate Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
         lora-grpo evaluate outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --compare outputs/gsm8k_lora/merged
+        lora-grpo evaluate samples.jsonl --task humaneval
 
     Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
-    command to continue; for a finished evaluation, the command prints the stored results.
+    command to continue; for a finished evaluation, the command prints the stored results. A file of samples has
+    one JSON object per line with `task_id` and `completion`, the format of HumanEval's harness.
     """
     from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 
@@ -146,12 +148,12 @@ def check_gpu(arguments: Sequence[str]) -> None:
     """Check whether this GPU can run a recipe, and which engine and sampling backend is the fastest.
 
         lora-grpo check-gpu                    # at most 30 minutes, no network access
-        lora-grpo check-gpu --minutes 10
+        lora-grpo check-gpu --short            # the default engine first, at most 5 minutes for each run
 
     The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the
-    step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C. The last lines name
-    the flags of the fastest engine. The exit code is 1 if a run failed or had no time to finish a step, and 2 without a
-    GPU.
+    step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C.
+    The fastest engine becomes the meaning of `auto` on this GPU. The exit code is 1 if a run failed or had no time to
+    finish a step, and 2 without a GPU.
     """
     from lora_grpo import planning
 

@@ -10,6 +10,7 @@ presets.py      defaults that the recipes' presets share
 batch.py        splits an optimizer step into micro-batches
 nvidia.py       this machine's GPUs, and whether their driver can run the installed PyTorch
 hardware.py     resolves `auto` to a preset, an engine and a backend for this machine
+measured_engine.py  the choice of `check-gpu`, for `auto`
 trl_fields.py   parses `--grpo KEY=VALUE`, and checks it against TRL's GRPOConfig
 """
 
@@ -26,6 +27,7 @@ from lora_grpo.config.hardware import (
     vllm_serves,
     with_gpu_defaults,
 )
+from lora_grpo.config.measured_engine import MeasuredEngine, measured_engine, save_measured_engine
 from lora_grpo.config.nvidia import driver_problem, nvidia_gpus
 from lora_grpo.config.presets import LAPTOP_FOLDER, LAPTOP_MODEL, gpu_preset, laptop_preset, starter_preset
 from lora_grpo.config.schema import (

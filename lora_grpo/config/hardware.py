@@ -106,6 +106,8 @@ def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
 
 def uses_vllm(config: RunConfig) -> bool:
     """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, a GPU runs it, and DoRA is off."""
+    if config.sampling.server_url:
+        return True
     if config.sampling.backend != "auto":
         return config.sampling.backend == "vllm"
     return vllm_available() and uses_gpu(config) and vllm_serves(config) and not config.lora.dora
@@ -113,7 +115,7 @@ def uses_vllm(config: RunConfig) -> bool:
 
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
     """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
-    if not uses_vllm(config):
+    if config.sampling.server_url or not uses_vllm(config):
         return "transformers"
     return "shared" if choose_engine(config) == "unsloth" else "vllm"
 
@@ -140,4 +142,4 @@ def supports_unsloth(config: RunConfig) -> bool:
     """Return whether Unsloth can train a run, wherever it is installed."""
     # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
     other_reference = config.lora.from_ and config.train.beta
-    return distributed.world_size() == 1 and not other_reference
+    return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference

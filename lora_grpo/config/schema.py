@@ -52,7 +52,7 @@ class ModelConfig:
     """Hub commit, branch or tag of the base model. By default, uses the latest commit and records it."""
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
-    selects unsloth if it is installed and a GPU is available, else peft; `check-gpu` measures which is faster."""
+    selects unsloth if it is installed and a GPU is available, else peft, unless `check-gpu` measured otherwise."""
     bits: Literal[4, 16] = 4
     """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
@@ -137,6 +137,11 @@ class SamplingConfig:
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
     if it is installed and a GPU is available, else transformers."""
+    server_url: str | None = None
+    """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/gpu.md."""
+    server_folder: str | None = None
+    """Folder for each step's adapter, with the same path on this machine and on the server. By default, uses a
+    temporary folder, which requires the server to run on this machine."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
 def owner_of(field: str) -> str | None:
     """Return the flag that sets a field of GRPOConfig. `--grpo` rejects it, so that each field has only one source."""
     if field.startswith(("use_vllm", "vllm_")) and not field.startswith("vllm_importance_sampling"):
-        return "--sampling.backend and --model.gpu-memory-share"
+        return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
     if field.startswith(("push_to_hub", "hub_")):
         return "nothing: `lora-grpo push` uploads the finished adapter"
     sections = ("", RunConfig), ("train.", TrainConfig), ("sampling.", SamplingConfig), ("model.", ModelConfig)

@@ -11,6 +11,7 @@ Results are written as they are produced. A killed evaluation resumes, and a fin
 
 cli.py           `lora-grpo evaluate`: from flags to a report; loads and samples models
 options.py       the flags of the command; a run's settings are the defaults
+samples_file.py  grades a file of completions from another tool
 run.py           samples and grades rows, with one or several processes; the evaluation of a run
 results.py       the files of an evaluation: results.jsonl, and evaluation.json with model, data and settings
 measurement.py   metrics of one model; compares two: paired tests, changed tasks, the gain from the answer format

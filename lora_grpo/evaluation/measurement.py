@@ -72,7 +72,7 @@ class Measurement(Schema):
     sample_stats: dict[str, dict[str, float]]
     """Counts of `greedy` samples, if the model also has others, and of `sampled` ones; see `_counts`."""
     source: dict[str, Any]
-    """Where the samples come from: the model, SHA-256 of its weights or adapter, engine, hardware."""
+    """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
 
 class Comparison(Schema):
@@ -225,9 +225,11 @@ def _counts(results: Sequence[Result]) -> dict[str, float]:
     counts |= {f"passed, from a {place}": number for place, number in sorted(places.items())}
     counts |= sorted(Counter(str(result["status"]) for result in results).items())
     counts |= {"unparsed": sum(result["status"] in UNPARSED for result in results), "samples": len(results)}
-    counts["truncated"] = sum(result["truncated"] for result in results)
-    lengths = [n for result in results if 0 <= (n := result["num_tokens"]) < 2**32]  # a damaged file has any number
-    counts["mean tokens"] = sum(lengths) / max(1, len(lengths))
+    # Samples from other tools may use these keys with another meaning.
+    lengths = [n for result in results if isinstance(n := result.get("num_tokens"), int) and 0 <= n < 2**32]
+    if lengths:
+        counts["truncated"] = sum(bool(result.get("truncated")) for result in results)
+        counts["mean tokens"] = sum(lengths) / len(lengths)
     if all("messages" in result for result in results):
         for name in ("turns", "tool_calls", "failed_calls"):
             counts[f"mean {name.replace('_', ' ')}"] = statistics.fmean(result[name] for result in results)
@@ -310,4 +312,4 @@ def percent(value: float, interval: Sequence[float], sign: str = "") -> str:
 
 def _is_hidden(result: Result) -> bool:
     """Return whether a sample ended with the correct answer in a format that the rule could not read."""
-    return result["status"] in UNPARSED and result.get("flexible") is True and not result["truncated"]
+    return result["status"] in UNPARSED and result.get("flexible") is True and not result.get("truncated")

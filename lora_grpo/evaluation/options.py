@@ -20,20 +20,23 @@ from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
+_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
-    source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF")]
-    """Folder of a run, an adapter or a model, a Hub id, `starter`, or a GGUF file."""
+    source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
+    """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
     task: str | None = None
     """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
     the task of the run, unless it is a file, which is run only if it is named here."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""
+    samples: Path | None = None
+    """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
     what: Literal["adapter", "best"] = "adapter"
     """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output_dir: Path | None = None
@@ -59,7 +62,7 @@ class EvaluateOptions:
     """Maximum completion length in tokens; default: the run's value, else 512."""
     style: Literal["xml", "hashes", "think", "code"] | None = None
     """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
-    for programs, else `xml`."""
+    for programs, `hashes` (a final line such as `#### 18`) for GSM8K samples from a file, else `xml`."""
     few_shot: NonNegativeInt | None = None
     """Worked examples before each question, from the task's training rows; default: the run's value, else 0."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
@@ -82,13 +85,22 @@ class EvaluateOptions:
 
     @property
     def target(self) -> str:
-        """The target to evaluate, from the positional argument and --what."""
-        return choose_adapter(self.source, self.what)
+        """The target to evaluate, from the positional argument and --what, or --samples."""
+        if (self.source is None) == (self.samples is None):
+            raise UserError(
+                "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
+            )
+        return choose_adapter(str(self.samples or self.source), self.what)
 
-    def check_gguf(self) -> None:
-        """Raise a UserError for a flag that does not apply to GGUF files, because it would be ignored."""
+    def check_used(self, *, of_weights: bool, of_sampling: bool) -> None:
+        """Raise a UserError for a flag that would be ignored.
+
+        Args:
+            of_weights: whether any target is a model whose weights are loaded here, unlike a GGUF file.
+            of_sampling: whether any target is a model, unlike a file of samples.
+        """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in _OF_WEIGHTS:
+        for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
             if getattr(self, name) != defaults[name]:
                 raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
 

@@ -59,7 +59,8 @@ class Protocol(Schema):
     data_sha256: str
     data_source: str | None = None
     """File or Hub dataset of the rows; None for the task's own dataset."""
-    sampling: Sampling
+    sampling: Sampling | None = None
+    """None for files of samples."""
     grading: str
     sandbox: str | None = None
     """How programs were isolated; None if no programs were run."""
@@ -93,9 +94,13 @@ class Report(Schema):
         """Task, number of samples and sampling settings in one line."""
         protocol, sampling = self.protocol, self.protocol.sampling
         title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
-        how = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
-        style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
-        return f"{title}, {how}, {style}{sampling.few_shot}-shot"
+        if sampling:
+            how = (
+                f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
+            )
+            style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
+            title += f", {how}, {style}{sampling.few_shot}-shot"
+        return title
 
     def scores_table(self) -> Table:
         """Return the scores with their intervals, and the comparison if there is a baseline."""
@@ -190,14 +195,29 @@ class Graded:
 
 
 def make_protocol(
-    data: DataConfig, record: Mapping[str, Any], params: SamplingParams, rows: int, seed: int
+    data: DataConfig, record: Mapping[str, Any], params: SamplingParams | None, rows: int, seed: int
 ) -> Protocol:
-    """Return the protocol of an evaluation on a number of rows. `record` is the `data` entry of run.json."""
-    task = data.evaluation_task
-    found = get_task(task)
+    """Return the protocol of an evaluation on a number of rows.
+
+    Args:
+        record: the `data` entry of run.json.
+        params: None for a file of samples.
+    """
+    task, sampling = data.evaluation_task, None
+    if params:
+        sampling = Sampling(
+            prompt_style=None if isinstance(get_task(task), TaskFile) else data.prompt_style,
+            few_shot=data.few_shot,
+            num_samples=params.num_samples,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_completion_tokens=params.max_tokens,
+            max_turn_tokens=params.max_turn_tokens,
+        )
     grading = "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"
+    found = get_task(task)
     if task in CODE_TASKS:
-        grading = "the last code block against the unit tests in the sandbox"
+        grading = "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
     elif isinstance(found, TaskFile):
         grading = f"`{'Environment' if found.environment else 'check'}` in {found.path.name}"
     return Protocol(
@@ -206,15 +226,7 @@ def make_protocol(
         rows=rows,
         data_sha256=record["eval"]["sha256"],
         data_source=data.eval,
-        sampling=Sampling(
-            prompt_style=None if isinstance(found, TaskFile) else data.prompt_style,
-            few_shot=data.few_shot,
-            num_samples=params.num_samples,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            max_completion_tokens=params.max_tokens,
-            max_turn_tokens=params.max_turn_tokens,
-        ),
+        sampling=sampling,
         grading=grading,
         sandbox=record.get("sandbox"),
         seed=seed,
@@ -257,7 +269,7 @@ def read_report(folder: Path) -> Report | None:
 def read_reports(run: Path) -> dict[Path, Report]:
     """Return the reports of a run's evaluations by their folders. The run's own is first.
 
-    Skip, with a message, those of fewer rows by `--limit` and damaged ones.
+    Skip reports of sample files and, with a message, those of fewer rows by `--limit` and damaged ones.
     """
     reports = {}
     for path in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):
@@ -269,7 +281,7 @@ def read_reports(run: Path) -> dict[Path, Report]:
         if report and report.protocol.limit:
             limit = f"evaluate --limit {report.protocol.limit}"
             print(f"{path}/report.json is of `{limit}`; it is left out", file=sys.stderr)
-        elif report:
+        elif report and report.protocol.sampling:
             reports[path] = report
     return reports
 

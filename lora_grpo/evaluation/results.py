@@ -23,14 +23,17 @@ from lora_grpo.tasks import CODE_TASKS, Episode, Verdict
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),
 `status` (the reason for the verdict), `score` (partial credit, if the task gives any), `read_from` (where the answer
-was found, if the task reads several places), every rule of the task, `sample_index` ("greedy" or a number),
-`num_tokens` and `truncated`, and `response`, the model's text, if `completion` is only a part of it. A conversation
-also has its `messages`, its numbers of `turns`, `tool_calls` and `failed_calls`, and what it was `ended_by`.
+was found, if the task reads several places), and every rule of the task. This package's samples also have
+`sample_index` ("greedy" or a number), `num_tokens` and `truncated`. They have `response`, the model's text, if
+`completion` is only a part of it. A conversation also has its `messages`, its numbers of `turns`, `tool_calls` and
+`failed_calls`, and what it was `ended_by`.
 """
 Request = Mapping[str, Any]
 """Everything that determines the samples and verdicts of an evaluation, as plain JSON values."""
 
 RULES = ("strict", "flexible", "robust")
+GRADES = ("score", "read_from", *RULES)
+"""The entries of a result that only some tasks provide. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
 """The `sample_index` of a greedy sample in a file that also has numbered samples."""
 STATE = "evaluation.json"

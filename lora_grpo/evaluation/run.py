@@ -190,7 +190,6 @@ def _units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, streams
 def _found(path: Path) -> dict[tuple[str, _Index], Result]:
     """Return the results in a file and in the files of all ranks, which remain after a kill."""
     required: dict[str, Any] = {"task_id": str, "sample_index": (str, int), "passed": bool, "status": str}
-    required |= {"num_tokens": int, "truncated": bool}
     files = (path, *path.parent.glob(f"{path.name}.rank*"))
     found = [sample for file in files for sample in json_files.read_finished_lines(file, **required)]
     return {(sample["task_id"], sample["sample_index"]): sample for sample in found}

@@ -116,6 +116,7 @@ def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading:
         return None
     first = next(iter(evaluations.values()))
     metric, sampling = next(iter(first.evaluated.scores)), first.protocol.sampling
+    assert sampling is not None
     name = metric if sampling.temperature else f"greedy {metric}"
     scores = {
         file: percent(report.evaluated.scores[metric], report.evaluated.intervals[metric])

@@ -141,6 +141,7 @@ def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
     from huggingface_hub import EvalResult
 
     protocol, sampling = report.protocol, report.protocol.sampling
+    assert sampling is not None
     for name, score in report.evaluated.scores.items():
         metric = "pass@1" if name == "greedy" else name
         how = "greedy"

@@ -53,7 +53,7 @@ def missing_folder(name: str, expected: str) -> str:
     """Return the error for a folder that does not exist: a similar name, or what is expected."""
     folder = Path(name).expanduser()
     similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
-    return f"{name} {'is a file' if folder.is_file() else 'does not exist'}; {similar}"
+    return f"{name} does not exist; {similar}"
 
 
 def check_folder(name: str, flag: str) -> None:

@@ -58,8 +58,9 @@ _PEFT = "--model.engine peft"
 def check_model(config: RunConfig) -> None:
     """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
     model_files.check_folder(config.model.name, "--model.name")
+    with_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
     missing = "--model.engine unsloth" if config.model.engine == "unsloth" and not find_spec("unsloth") else ""
-    missing = "--sampling.backend vllm" if config.sampling.backend == "vllm" and not vllm_available() else missing
+    missing = "--sampling.backend vllm" if with_vllm and not vllm_available() else missing
     if missing:
         raise UserError(
             f"{missing} needs a package that is not installed; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "

@@ -87,7 +87,7 @@ class ModelSpec:
 def resolve(name: str, overrides: Overrides) -> ModelSpec:
     """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
     if _is_missing_folder(name):
-        expected = "a run, an adapter, a model, a GGUF file or a Hub id"
+        expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
     folder, commit = model_files.find(name, overrides.revision)
     run = run_of(folder)

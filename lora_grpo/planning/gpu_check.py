@@ -1,6 +1,7 @@
 """The GPU check: runs the recipe with each engine and sampling backend, and measures time and memory.
 
-The model is built on this machine, with random weights.
+The fastest is saved, and new runs use it for `auto` (config/measured_engine.py). The model is built on this machine,
+with random weights.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -17,14 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from lora_grpo.commands import command
 from lora_grpo.config import driver_problem, nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import json_files, lock
+from lora_grpo.files import lock
 from lora_grpo.flags import Flag
 from lora_grpo.planning.gpu_findings import Result, check_results, conclude, fastest, write_table
 from lora_grpo.planning.random_model import LARGER_QWEN, QWEN, build_command
@@ -39,14 +42,21 @@ class Row:
     engine: str = "unsloth"
     backend: str = "vllm"
     bits: int = 4
+    resumes: bool = False
+    """Whether a finished run is resumed for one more step."""
 
     @property
     def name(self) -> str:
-        return f"{self.engine} + {self.backend}{', 16 bits' * (self.bits == 16)}"
+        return f"{self.engine} + {self.backend}{', 16 bits' * (self.bits == 16)}{', resumed' * self.resumes}"
 
 
-ROWS = (Row("unsloth", "vllm"), Row("peft", "vllm"), Row("peft", "transformers"), Row(bits=16))
-"""The default first. 16 bits are tested with the fastest of the others."""
+_ENGINES = (Row("peft", "transformers"), Row("peft", "vllm"), Row("unsloth", "vllm"))
+_16_BITS, _RESUMED = Row(bits=16), Row(resumes=True)  # of the fastest engine and backend so far
+ROWS = (*_ENGINES, _16_BITS, _RESUMED)
+"""In order of start-up time. Compilation takes minutes, so each run may take all the time that is left."""
+SHORT = (_ENGINES[2], _16_BITS, _ENGINES[1], _ENGINES[0], _RESUMED)
+"""In order of value, the default first. Each run has a time limit."""
+_SHORT_SECONDS = 300.0
 _STEPS = 4
 """Steps of a row. The first one compiles, and it is measured only if there is no other."""
 PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
@@ -54,6 +64,8 @@ PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-sh
 REWARDS = ("--rewards", "correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
 """Random tokens earn none of the first two, and equal rewards have no gradient. About half of the completions with 512
 tokens contain one of the pattern's 200 (of 151,936) tokens."""
+_TO_RESUME = ("--train.checkpoint-steps", "1", "--train.lr-scheduler", "constant")
+"""A constant learning rate allows a resumed run to have more steps."""
 _LARGER_FROM_GIB = 0.9 * 12
 """Smaller GPUs are tested with the model of the preset `8gb`, all others with that of `12gb` and `16gb`."""
 _POLL_SECONDS = 0.25  # GPU memory peaks that are shorter can be missed
@@ -65,13 +77,15 @@ _MISMATCH = "sampling/sampling_logp_difference/mean"
 @dataclass(frozen=True)
 class Options:
     minutes: float = 30.0
-    """Time limit for the whole check, in minutes. Each run may take an equal part of the time that is left."""
+    """Time limit for the whole check, in minutes."""
     output: Annotated[Path, Flag("--output-dir", "--output")] = Path("outputs/check_gpu")
     """Folder for the table (results.md), the measurements (results.json) and a log of every run."""
+    short: bool = False
+    """Test the default engine first, and stop each run after 5 minutes."""
 
 
 def check_gpu(options: Options, recipe: Path) -> None:
-    """Run the recipe with each engine and backend, write and print the table, and name the fastest.
+    """Run the recipe with each engine and backend, write and print the table, and save the fastest for `auto`.
 
     The table is also printed if the check is interrupted.
 
@@ -99,11 +113,11 @@ def check_gpu(options: Options, recipe: Path) -> None:
         machine = {"gpu": gpu, "versions": packages, "git_revision": git_revision(), "started": now()}
         model = LARGER_QWEN if gpus[0].memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
-            results = run_rows(ROWS, model, options, recipe, machine)
+            results = run_rows(SHORT if options.short else ROWS, model, options, recipe, machine)
         finally:
             if (options.output / "results.md").exists():
                 print((options.output / "results.md").read_text(encoding="utf-8"), flush=True)
-    print("\n".join(conclude(results)))
+    print("\n".join(conclude(results, gpus[0].name)))
     check_results(results)
 
 
@@ -134,18 +148,19 @@ def run_rows(
         code, message, _ = run_measured(build_command(model, config), logs / "build.log", 60 * options.minutes)
         if code != 0:
             raise RunError(f"the random model was not built: {message} ({logs / 'build.log'})")
-        flags = ["--model.name", str(model), *PROBLEMS, "--eval.num-samples", "0", *arguments]
-        for done, (row, result) in enumerate(zip(rows, results, strict=True)):
-            best, seconds = fastest(results), (deadline - time.monotonic()) / (len(rows) - done)
-            if best and row.bits == 16:
-                row = Row(best["engine"], best["backend"], 16)
+        flags = ["--model.name", str(model), *PROBLEMS, "--eval.num-samples", "0", *_TO_RESUME, *arguments]
+        for row, result in zip(rows, results, strict=True):
+            best, seconds = fastest(results), deadline - time.monotonic()
+            if best and row in (_16_BITS, _RESUMED):
+                row = replace(row, engine=best["engine"], backend=best["backend"])
                 result |= _described(row)
+            seconds = min(seconds, _SHORT_SECONDS) if options.short else seconds
             _progress(f"{row.name} (at most {max(0.0, seconds):.0f} s): ")
             packages = [name for name in (row.engine, row.backend) if name in ("unsloth", "vllm")]
             try:
                 if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                     result |= {"status": "skipped", "reason": f"{' and '.join(missing)} not installed"}
-                elif row.bits == 16 and not best:
+                elif row in (_16_BITS, _RESUMED) and not best:
                     result |= {"status": "skipped", "reason": "no engine ran"}
                 elif seconds > 0:
                     _run_row(row, result, [sys.executable, str(recipe), *flags], Path(folder), logs, seconds)
@@ -164,19 +179,22 @@ def _described(row: Row) -> Result:
 
 def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float) -> None:
     """Run the recipe, and add its status and measurements to the result, even if the check is interrupted."""
-    may_refuse = row.bits == 16 or row == Row("peft", "vllm")  # memory for 16 bits; vLLM's dtype on a T4
+    may_refuse = not row.resumes and (row.bits == 16 or row == _ENGINES[1])  # memory for 16 bits; vLLM's dtype on a T4
     run = folder / f"{row.engine}-{row.backend}-{row.bits}"
-    log = logs / f"{run.name}.log"
+    log = logs / f"{run.name}{'-resumed' if row.resumes else ''}.log"
+    before = len(read_metrics(run))
     flags = ["--model.engine", row.engine, "--sampling.backend", row.backend, "--model.bits", str(row.bits)]
-    flags += ["--output-dir", str(run), "--train.max-steps", str(_STEPS)]
+    flags += ["--output-dir", str(run), "--train.max-steps", str(before + 1 if row.resumes else _STEPS)]
     result |= {"status": "not finished", "reason": "interrupted", "log": str(log)}
     started = time.monotonic()
     try:
-        code, message, result["gpu_peak_gib"] = run_measured([*arguments, *flags], log, seconds)
+        command_line = [*arguments, *flags, *["--resume"] * row.resumes]
+        code, message, result["gpu_peak_gib"] = run_measured(command_line, log, seconds)
     finally:
-        result |= {"seconds": round(time.monotonic() - started, 1), **_measurements(run)}
+        result |= {"seconds": round(time.monotonic() - started, 1), **_measurements(run, log, before)}
     if code is None and "step_time" not in result:
-        result["reason"] = f"no step within {seconds:.0f} s (pass more --minutes); last: {message}"
+        more = "leave out --short, or pass more --minutes"
+        result["reason"] = f"no step within {seconds:.0f} s ({more}); last: {message}"
     elif code == UserError.exit_code and may_refuse:
         result |= {"status": "skipped", "reason": message}
     elif code:
@@ -187,19 +205,21 @@ def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, l
         result |= {"status": "ran", "reason": f"stopped after {seconds:.0f} s" if code is None else None}
 
 
-def _measurements(run: Path) -> Result:
-    """Return what the folder of a run tells about its steps."""
+def _measurements(run: Path, log: Path, before: int) -> Result:
+    """Return what the log and the folder of a run tell about its steps after the first `before`."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found: Result = {"packing": [*dict.fromkeys(re.findall(r"\[Unsloth\] GRPO (.+)", text))]}
     if not (run / "run.json").exists():
-        return {}
-    record = json_files.read_object(run / "run.json")
+        return found
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     memory = record.get("memory") or {}
-    found: Result = {
+    found |= {
         "micro_batch_size": memory.get("micro_batch_size", record["config"]["train"]["micro_batch_size"]),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
         "logprob_check": record.get("logprob_check") or {},
     }
-    if steps := [line for line in read_metrics(run) if "step_time" in line]:
+    if steps := [line for line in read_metrics(run) if "step_time" in line][before:]:
         later = steps[1:] or steps
         found |= {name: round(statistics.median(step[name] for step in later), 3) for name in _METRICS}
         found |= {
@@ -221,6 +241,9 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
         None without nvidia-smi.
     """
     deadline, peak = time.monotonic() + seconds, 0.0
+    # Unsloth (2026.10.7) then logs its checks of packed batches. It also has Triton compile every kernel again, so the
+    # first step takes as long as on a machine that has never compiled them.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "UNSLOTH_ENABLE_LOGGING": "1"}
     with log.open("wb") as file:
         before = _used_gib()
         process = subprocess.Popen(
@@ -229,7 +252,7 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
             stdout=file,
             stderr=file,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env=environment,
             preexec_fn=functools.partial(die_with_parent, os.getpid()),  # a killed check must not leave a run behind
         )
         try:

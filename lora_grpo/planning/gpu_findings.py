@@ -1,4 +1,4 @@
-"""What the GPU check found: the table, the conclusions, and the fastest engine."""
+"""What the GPU check found: the table, the conclusions, and the fastest engine for `auto`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.errors import RunError
+from lora_grpo.config import save_measured_engine
+from lora_grpo.errors import RunError, first_line
 from lora_grpo.files import atomic, markdown_table
 
 Result = dict[str, Any]
@@ -27,6 +28,7 @@ _COLUMNS = (
     ("notes", "notes", "{}"),
 )
 """Column heading, key in a result, and format."""
+_MOST_NOTES = 3  # of Unsloth's packing check, which repeats for longer batches
 
 
 def write_table(folder: Path, machine: dict[str, Any], results: Sequence[Result]) -> None:
@@ -49,28 +51,38 @@ def _notes(result: Result) -> str | None:
         notes.append(f"logprob check {check['difference']:.2g} of {check['tolerance']:g}")
     if mismatch is not None:
         notes.append(f"logprob mismatch {mismatch:.2g}")
-    return "; ".join(notes) or None
+    return "; ".join([*notes, *result.get("packing", [])[:_MOST_NOTES]]) or None
 
 
 def fastest(results: Sequence[Result]) -> Result | None:
     """Return the engine and backend with the shortest step."""
-    ran = [each for each in results if each["bits"] == 4 and each["status"] == "ran"]
-    measured = [each for each in ran if each["steps"] > 1] or ran  # a single step includes compilation
-    return min(measured, key=lambda each: each["step_time"], default=None)
+    ran = [each for each in _engines(results) if each["status"] == "ran"]
+    return min(ran, key=lambda each: each["step_time"], default=None)
 
 
-def conclude(results: Sequence[Result]) -> list[str]:
-    """Return the conclusions: what works, and the flags of the fastest engine and backend."""
-    best = fastest(results)
-    if not best:
-        return ["this GPU works with no engine and backend"]
-    names = [each["name"] for each in results if each["bits"] == 4 and each["status"] == "ran"]
-    flags = f"--model.engine {best['engine']} --sampling.backend {best['backend']}"
-    lines = [
-        f"this GPU works with {', '.join(names)}",
-        f"the fastest is {best['name']}, {best['step_time']:.2f} s per step; pass {flags}",
-    ]
-    lines += [_compare_bits(best, each) for each in results if each["bits"] == 16 and each["status"] == "ran"]
+def _engines(results: Sequence[Result]) -> list[Result]:
+    return [each for each in results if each["bits"] == 4 and not each["resumes"]]
+
+
+def conclude(results: Sequence[Result], gpu: str) -> list[str]:
+    """Save the fastest engine and backend for `auto` if all others were slower, and return the conclusions."""
+    best, engines = fastest(results), _engines(results)
+    names = [each["name"] for each in engines if each["status"] == "ran"]
+    lines = [f"this GPU works with {', '.join(names) or 'no engine and backend'}"]
+    # A step that compiles does not count, and what fails today may be the fastest tomorrow.
+    open_rows = [each for each in engines if each["status"] != "skipped"]
+    unmeasured = [each["name"] for each in open_rows if each["status"] == "failed" or each.get("steps", 0) < 2]
+    if best and unmeasured:
+        lines.append(f"the choice of auto does not change: {', '.join(unmeasured)} failed or had no time for two steps")
+    elif best:
+        found = f"the fastest is {best['name']}, {best['step_time']:.2f} s per step"
+        try:
+            path = save_measured_engine(best["engine"], best["backend"], gpu)
+            lines.append(f"{found}; auto now means it ({path})")
+        except OSError as error:
+            lines.append(f"{found}; auto does not change, because this was not saved: {first_line(error)}")
+    for sixteen in (each for each in results if each["bits"] == 16 and each["status"] == "ran"):
+        lines += [_compare_bits(four, sixteen) for four in engines if f"{four['name']}, 16 bits" == sixteen["name"]]
     return lines
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import (
     Invocation,
+    MeasuredEngine,
     RunConfig,
     choose_engine,
     hardware,
     local_sampler,
+    measured_engine,
     replace,
     uses_gpu,
     uses_vllm,
@@ -47,6 +49,8 @@ class Plan:
     derived: tuple[str, ...]
     """Names of the settings that the plan resolved."""
     assumptions: tuple[str, ...]
+    measured: MeasuredEngine | None = None
+    """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
     planner: Planner | None = None
@@ -54,6 +58,10 @@ class Plan:
     longest: Longest | None = None
     """The longest of the run's rows; None if the memory is planned for rows of the maximum length."""
     fit: Fit | None = None
+    can_unquantize: bool = False
+    """Whether a base in 16 bits is an alternative on a GPU."""
+    unquantized: Fit | None = None
+    """The plan with a base in 16 bits, if it fits a GPU; None if it does not, or if the base has 16 bits."""
     longest_context: int = 0
     disk_bytes: int | None = None
     """The size of checkpoints and adapters; None if the memory is not planned, because the adapter's is unknown."""
@@ -98,6 +106,10 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     device, is_present = _find_device(config, planning=planning)
     if not is_present:
         config = with_gpu_defaults(config)
+    # run.json then names both, so a later measurement does not change them when the run is resumed.
+    fastest = measured_engine(config, device.name) if is_present and not invocation.resume else None
+    if fastest:
+        config = replace(config, {"model": {"engine": fastest.engine}, "sampling": {"backend": fastest.backend}})
     engine, sampler = choose_engine(config), local_sampler(config)
     assumptions = _assumptions(config, device, is_present=is_present)
     name, derived = config.model.name, list[str]()
@@ -115,8 +127,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
     check_architecture(model, config.model)
     work = Work.of(config, resumed=invocation.resume)
-    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions))
-    if device.on_cpu and uses_vllm(config):
+    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
+    if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
         shape = Shape.of(model)
@@ -129,7 +141,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     # On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA.
     on_copy = device.on_cpu and not config.lora.dora
     planner = Planner(shape, device, "merged" if on_copy else sampler, fused, packs)
-    return dataclasses.replace(plan, planner=planner)
+    can_unquantize = config.model.bits == 4 and not device.on_cpu and "quantization_config" not in model
+    return dataclasses.replace(plan, planner=planner, can_unquantize=can_unquantize)
 
 
 def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig, Plan]:
@@ -146,10 +159,12 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
     fit = planner.choose(config)
     if fit is None:
         raise UserError(refusal(planner, config))
+    unquantized = planner.choose(replace(config, {"model": {"bits": 16}})) if plan.can_unquantize else None
     vocabulary = planner.shape.vocabulary
     plan = dataclasses.replace(
         plan,
         fit=fit,
+        unquantized=unquantized if unquantized and unquantized.fits else None,
         longest_context=planner.longest_context(config),
         disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
@@ -165,12 +180,13 @@ def show_plan(plan: Plan) -> None:
     shape, fit = plan.shape, plan.fit
     print(_line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else "")))
     if shape and fit:
-        processes = distributed.world_size()
-        print(_line("engine", plan.engine + (f", {processes} processes" if processes > 1 else "")))
+        print(_engine(plan))
         print("\n".join(_table(fit)))
         declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
         print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     print("\n".join(_settings(plan)))
+    if other := plan.unquantized:
+        print(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
     print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -179,6 +195,8 @@ def show_plan(plan: Plan) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
+    if plan.measured:
+        yield _engine(plan)
     yield from _settings(plan)
     longest, declared = plan.config.model.max_sequence_tokens, plan.shape and plan.shape.context
     if declared and longest > declared:
@@ -211,7 +229,15 @@ def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list
         assumptions.insert(0, f"{absent}, so engine and sampling backend are those of the `gpu` extra")
     if config.data.filter_by_difficulty or config.monitor.rows:
         assumptions.append("the samples of validation and of --data.filter-by-difficulty are not included in the work")
+    if config.sampling.server_url:
+        assumptions.append("the vLLM server's own memory is not included")
     return assumptions
+
+
+def _engine(plan: Plan) -> str:
+    processes, best = distributed.world_size(), plan.measured
+    text = plan.engine + (f", {processes} processes" if processes > 1 else "")
+    return _line("engine", f"{text}, with {best.backend} the fastest in check-gpu on {best.date}" if best else text)
 
 
 def _settings(plan: Plan) -> Iterator[str]:

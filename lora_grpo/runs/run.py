@@ -35,6 +35,8 @@ _MAY_CHANGE = (
     "train.checkpoint_steps",
     "train.keep_checkpoints",
     "train.report_to",
+    "sampling.server_url",
+    "sampling.server_folder",
     "sandbox.workers",
     "monitor.stop_on",
     "monitor.early_stopping",

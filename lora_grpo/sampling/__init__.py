@@ -10,8 +10,8 @@
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-`load_adapter` in vllm_sampler.py loads an adapter into vLLM. Unsloth loads it into the engine that it starts; see
-unsloth_sampler.py.
+`load_adapter` loads an adapter into vLLM: in vllm_sampler.py for an engine in this process, in vllm_server.py for a
+server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
     play.py                  the loop of rollouts and evaluations: the model's turns alternate with an environment
@@ -20,12 +20,13 @@ unsloth_sampler.py.
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU); its attention
     unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`
     vllm_sampler.py          samples with vLLM, and loads the policy's adapter at each `wake_up`; engine in this process
+    vllm_server.py           client of a vLLM server, with the same interface
     llama_cpp.py             samples from a GGUF file with `llama-server`, and reads the header of the file
     xllamacpp_server.py      the server of the package xllamacpp, as a program with llama-server's flags
 """
 
 from lora_grpo.sampling import build
-from lora_grpo.sampling.build import build_sampler, sampler_in_process
+from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
 from lora_grpo.sampling.continuous_batching import CPU_SHARE, MAX_BATCH_SIZE
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
 from lora_grpo.sampling.play import play, play_all

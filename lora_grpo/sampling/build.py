@@ -15,7 +15,14 @@ from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_c
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmEngine, VllmSampler, served_rank, start_engine
+from lora_grpo.sampling.vllm_server import VllmServer, find_base
 from lora_grpo.tasks import Row, chat, turns
+
+
+def check_server(config: RunConfig) -> None:
+    """Check that `sampling.server_url`, if given, is a vLLM server, before anything is loaded. See `find_base`."""
+    if config.sampling.server_url:
+        find_base(config.sampling.server_url, config.model.max_sequence_tokens)
 
 
 def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
@@ -28,12 +35,15 @@ def build_sampler(policy: Policy, config: RunConfig) -> Sampler:
     return GenerateSampler(*parts) if policy.engine == "unsloth" else sampler_in_process(*parts)
 
 
-def _engine(config: RunConfig) -> VllmEngine:
+def _engine(config: RunConfig) -> VllmEngine | VllmServer:
+    longest = config.model.max_sequence_tokens
+    if config.sampling.server_url:
+        return VllmServer(config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=longest)
     with base_model.starting("vLLM", instead="--sampling.backend transformers"):
         return start_engine(
             config.model,
             rank=memory.reserved_rank(config.lora.rank),
-            max_sequence_tokens=config.model.max_sequence_tokens,
+            max_sequence_tokens=longest,
             seed=config.seed,
             max_batch_size=batch_shape(config).parallel_samples,
             sleeps=True,

@@ -1,4 +1,4 @@
-"""Sample with vLLM: a sampler, and its engine in this process.
+"""Sample with vLLM: a sampler for an engine or a server, and an engine in this process.
 
 The frozen base model is loaded once, and only its adapter is replaced, which is never merged.
 """
@@ -20,6 +20,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, base_model, memory, model_files, read_adapter
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
+from lora_grpo.sampling.vllm_server import VllmServer
 
 _SETTINGS = {
     # Run the engine in this process, so that they end together. On a CPU it then uses torch's unpinned threads.
@@ -37,7 +38,7 @@ _CPU_SETTINGS = {
 
 
 class VllmSampler(Sampler):
-    """Samples with a vLLM engine.
+    """Samples with a vLLM engine or server.
 
     TRL's own vLLM mode merges the adapter into the base and unmerges it at every step, which rounds a 4-bit base each
     time. This class never changes the base. The random numbers of a completion depend only on its seed. Its logits may
@@ -51,7 +52,7 @@ class VllmSampler(Sampler):
 
     def __init__(
         self,
-        engine: VllmEngine,
+        engine: VllmEngine | VllmServer,
         tokenizer: Any,
         eos_token_ids: Sequence[int],
         *,
@@ -89,6 +90,8 @@ class VllmSampler(Sampler):
             with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
                 # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
                 self.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+                # safetensors makes the file private, but a server may run as another user.
+                Path(folder, ADAPTER_WEIGHTS).chmod(0o644)
                 self._adapter = self.engine.load_adapter(Path(folder))
 
     def sleep(self) -> None:
@@ -114,8 +117,12 @@ class VllmSampler(Sampler):
 def request_options(
     params: SamplingParams, seeds: Sequence[int], eos_token_ids: list[int], *, logprobs: bool
 ) -> list[dict[str, Any]]:
-    """Return the arguments of vLLM's `SamplingParams` for each completion."""
-    shared: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p, "stop_token_ids": eos_token_ids}
+    """Return the options of each completion, by their names in vLLM's Python and HTTP interfaces.
+
+    They include everything that a server would otherwise read from the model's generation_config.json.
+    """
+    shared: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
+    shared |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": eos_token_ids}
     shared |= {"logprobs": 0 if logprobs else None}  # only for the sampled token
     return [{**shared, "seed": seed, "max_tokens": params.limit(index)} for index, seed in enumerate(seeds)]
 

@@ -31,7 +31,7 @@ audit_environment.py the attacks on an `Environment`: policies that play convers
 audit_calls.py       makes the calls of an audit in a process that can be killed
 """
 
-from lora_grpo.tasks import chat, gsm8k, turns
+from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
 from lora_grpo.tasks.audit_run import audit
 from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.episode import Episode, grade

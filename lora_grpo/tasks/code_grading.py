@@ -72,19 +72,22 @@ def run_sources(
     return [verdicts[program] if program else None for program in programs]
 
 
+def run_references(rows: Sequence[Mapping[str, Any]]) -> list[sandbox.Verdict | None]:
+    """Run the rows' reference programs. Raise UserError if the tests of a row cannot run with its own program."""
+    try:
+        return run_sources([row["answer"] for row in rows], rows, reference=True)
+    except sandbox.BrokenTest as error:
+        raise UserError(f"{error}; fix the row or remove it") from None
+
+
 def solvable(rows: Sequence[Row]) -> list[Row]:
     """Drop rows with a reference program that fails the tests, and print their ids.
 
-    Rows that only time out are kept, because the time depends on the machine. Raises UserError if the tests of a row
-    cannot run with its own program.
+    Rows that only time out are kept, because the time depends on the machine.
     """
-    try:
-        verdicts = run_sources([row["answer"] for row in rows], rows, reference=True)
-    except sandbox.BrokenTest as error:
-        raise UserError(f"{error}; fix the row or remove it") from None
     failed = {
         row["id"]: verdict.message
-        for row, verdict in zip(rows, verdicts, strict=True)
+        for row, verdict in zip(rows, run_references(rows), strict=True)
         if verdict and verdict.status not in ("passed", "timeout")
     }
     if failed:

@@ -20,7 +20,7 @@ from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.code_grading import check, check_many, gold
 from lora_grpo.tasks.registry import Row
 
-__all__ = ["check", "check_many", "gold", "load"]
+__all__ = ["check", "check_many", "gold", "load", "read"]
 
 HUB_DATASET = "google-research-datasets/mbpp"
 COLUMNS = ("text", "code", "task_id", "test_list", "test_setup_code")
@@ -37,17 +37,26 @@ rows were tested. The key includes the entry point because another file may use 
 
 def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
     """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
-    source = source or HUB_DATASET
-    records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
-    rows = sources.unique([_row(record, where) for where, record in records], source)
-    ids = {_number(row) for row in rows}
-    has_both = ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values())
-    if has_both and not sources.is_on_hub(source):
-        rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
+    if sources.is_on_hub(source or HUB_DATASET):
+        rows = read(source, split, columns)
+    else:
+        rows = read(source, columns=columns)
+        ids = {_number(row) for row in rows}
+        if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
+            rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
     kept = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
     if len(kept) < len(rows):
         print(f"dropped {len(rows) - len(kept)} MBPP rows whose reference program fails its tests", file=sys.stderr)
     return kept
+
+
+def read(
+    source: str | None, split: str = "train+validation+test+prompt", columns: Mapping[str, str] | None = None
+) -> list[Row]:
+    """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`."""
+    source = source or HUB_DATASET
+    records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
+    return sources.unique([_row(record, where) for where, record in records], source)
 
 
 def _number(row: Row) -> int:

@@ -132,7 +132,8 @@ class Alarms:
             messages["logprob_mismatch"] = (
                 f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
                 f"{self.max_mismatch:g}: the rollouts come from another policy than the one being trained; pass "
-                "--resume, and if it happens again start over with --sampling.backend transformers"
+                "--resume, and if it happens again start over with --sampling.backend transformers, without "
+                "--sampling.server-url"
             )
         clipped = last.get(_CLIP_RATIO, 0.0) if "reward" in last else 0.0  # steps that reuse rollouts have none
         if self.checks_ratio and clipped > _MAX_CLIPPED:

@@ -150,6 +150,11 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
         (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
+        (["--sampling.server-folder", "/tmp"], "--sampling.server-folder needs --sampling.server-url"),
+        (
+            ["--sampling.server-url", "http://a", "--sampling.backend", "transformers"],
+            "--sampling.server-url needs vLLM",
+        ),
         (["--data.task", "humaneval", "--data.eval-task", "mbpp"], "--data.task humaneval has no training split"),
         (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),
     ],

@@ -129,8 +129,11 @@ def test_rows(name, tmp_path):
     check(tmp_path, [path], lambda: load_split(data, "eval"))
 
 
-def test_what_an_evaluation_leaves(tmp_path):
-    rows, output = tmp_path / "rows.jsonl", tmp_path / "out"
+def test_samples_and_what_an_evaluation_leaves(tmp_path):
+    samples, rows, output = tmp_path / "samples.jsonl", tmp_path / "rows.jsonl", tmp_path / "out"
     rows.write_text(LINES)
-    options = EvaluateOptions("starter", task="gsm8k", data=str(rows), output_dir=output, max_completion_tokens=4)
+    lines = [{"task_id": f"gsm8k/test/{n}", "completion": f"#### {n + 1}"} for n in range(4)]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = EvaluateOptions(str(samples), task="gsm8k", data=str(rows), output_dir=output)
+    check(tmp_path, [samples], lambda: evaluate_and_report(options))
     check(tmp_path, [output / "evaluation.json", output / "results.jsonl"], lambda: evaluate_and_report(options))

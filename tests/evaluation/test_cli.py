@@ -159,6 +159,9 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
         ({"num_samples": 4, "k": (1,), "temperature": 0.0}, "4 greedy samples of a row are all the same"),
         ({"temperature": float("nan")}, "--temperature is nan"),
         ({"source": "starter", "task": "starter"}, "needs an adapter"),
+        ({"source": "a.jsonl", "compare": None, "limit": 2}, "--limit does not apply to a.jsonl"),
+        ({"source": "a.jsonl", "compare": None, "bits": 4}, "--bits does not apply to a.jsonl"),
+        ({"source": "a.jsonl"}, "--compare base needs a model"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(change, message, run_folder, tmp_path):

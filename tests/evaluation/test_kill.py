@@ -1,10 +1,15 @@
 """An evaluation killed five times gives the same bytes as an uninterrupted one, and repeats almost nothing."""
 
+import json
 import os
 import random
 import signal
 import time
 from pathlib import Path
+
+import pytest
+
+from lora_grpo.tasks import get_task, sources
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "counted_evaluate.py"
 KILLS = 5
@@ -22,13 +27,23 @@ def noted(path):
     return sums, len(lines)
 
 
-COMMAND = ("starter", "--task", "starter-code", "--limit", ROWS, "--k", "1", SAMPLES)
-"""Evaluate programs from the embedded model."""
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Evaluate programs from the embedded model, and compare them with a file of samples, which are also run."""
+    samples = tmp_path_factory.mktemp("samples") / "theirs.jsonl"
+    rows = sources.sample(get_task("starter-code").load("eval"), ROWS, 0)
+    lines = [
+        {"task_id": row["id"], "completion": row["answer"] + "\n" * (number + 1)}
+        for row in rows
+        for number in range(SAMPLES)
+    ]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ["starter", "--task", "starter-code", "--limit", ROWS, "--k", "1", SAMPLES, "--compare", samples]
 
 
-def test_kills_change_nothing_and_little_is_repeated(warm, tmp_path):
+def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
     def start(name):
-        return warm.start(SCRIPT, tmp_path / f"{name}.notes", UNIT, *COMMAND, "--output-dir", tmp_path / name)
+        return warm.start(SCRIPT, tmp_path / f"{name}.notes", UNIT, *command, "--output-dir", tmp_path / name)
 
     whole = start("whole").end()
     assert whole.returncode == 0, whole.stderr
@@ -58,10 +73,10 @@ def test_kills_change_nothing_and_little_is_repeated(warm, tmp_path):
     sampled = noted(notes)[0]["completions"] - before.get("completions", 0)
     assert kept >= UNIT and sampled == ROWS * SAMPLES - kept // UNIT * UNIT
     files = [path for path in (tmp_path / "whole").iterdir() if path.name != ".lock"]
-    assert len(files) == 4
+    assert len(files) == 5
     for path in files:
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes(), path.name
-    # Each kill repeats at most the unit in progress.
+    # Each kill repeats at most the unit in progress. The file of samples is graded in one chunk.
     total, _ = noted(notes)
     assert once["completions"] <= total["completions"] <= once["completions"] + kills * UNIT
     assert total["tokens"] <= once["tokens"] + kills * UNIT * 512

@@ -1,7 +1,4 @@
-import pytest
-
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
@@ -41,9 +38,3 @@ def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():
 
     assert (limit(40, 500), limit(40, None)) == (40, 40)
     assert (limit(None, 500), limit(500, 500), limit(1000, 500)) == (None, None, None)
-
-
-def test_a_flag_of_weights_is_refused_for_a_gguf_file():
-    EvaluateOptions("x.gguf", temperature=1.0).check_gguf()
-    with pytest.raises(UserError, match=r"--bits does not apply to x\.gguf"):
-        EvaluateOptions("x.gguf", bits=4).check_gguf()

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from helpers.model_configs import TINY_QWEN2 as TINY
 
+from lora_grpo.config import replace, save_measured_engine
+from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
-from lora_grpo.planning import gpu_check
-from lora_grpo.planning.gpu_check import ROWS, Options, Row, check_gpu, conclude
+from lora_grpo.planning import gpu_check, make_plan, summary
+from lora_grpo.planning.gpu_check import ROWS, SHORT, Options, Row, check_gpu, conclude
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -31,8 +33,8 @@ MACHINE = {
 }
 
 
-def run_rows(rows, recipe, output, seconds=60.0, arguments=()):
-    options = Options(seconds / 60, output)
+def run_rows(rows, recipe, output, seconds=60.0, arguments=(), short=False):
+    options = Options(seconds / 60, output, short)
     return gpu_check.run_rows(rows, TINY, options, recipe, MACHINE, arguments)
 
 
@@ -71,15 +73,16 @@ FINISHES = """
 def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 
-bits = value("--model.bits")
+resumes, bits = "--resume" in sys.argv, value("--model.bits")
 folder = Path(value("--output-dir"))
-folder.mkdir()
+folder.mkdir(exist_ok=resumes)
 memory = {"micro_batch_size": 16, "planned_phases_gib": {"sampling": 3.5, "training": 4.25}}
 check = {"difference": 0.0123, "tolerance": 0.05, "moved": 0.3}
 record = {"config": {"train": {"micro_batch_size": None}}, "memory": memory, "logprob_check": check}
 (folder / "run.json").write_text(json.dumps({**record, "peak_gpu_memory_gib": 3.0 if bits == "4" else 3.6}))
+print("[Unsloth] GRPO seq-packing (grad) verify: T=132 maxseg=66 packed-vs-perrow max|d|=0.0312", flush=True)
 with (folder / "metrics.jsonl").open("a") as file:
-    for number, seconds in enumerate(STEPS, start=1):
+    for number, seconds in [(5, 40.0)] if resumes else enumerate((50.0, 10.0, 12.0, 11.0), start=1):
         seconds *= SPEED.get((value("--model.engine"), bits), 1)
         step = {"step": number, "step_time": seconds, "time/rollouts": seconds / 2, "time/rewards": 0.5,
                 "time/training": 4.0, "rollouts/tokens_per_second": 66000 / seconds, "grad_norm": GRAD,
@@ -88,8 +91,8 @@ with (folder / "metrics.jsonl").open("a") as file:
 """
 
 
-def finishes(gradient="0.25", speed=(), steps=(50.0, 10.0, 12.0, 11.0)):
-    return f"GRAD, SPEED, STEPS = {gradient}, {dict(speed)}, {steps}\n{FINISHES}"
+def finishes(gradient="0.25", speed=()):
+    return f"GRAD, SPEED = {gradient}, {dict(speed)}\n{FINISHES}"
 
 
 def read(output):
@@ -104,41 +107,42 @@ def table_of(output):
 
 
 @pytest.mark.slow
-def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rows", "statuses"), [(SHORT, "s s s r r"), (ROWS, "r s s r r")])
+def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, rows, statuses):
     find_spec = importlib.util.find_spec
     missing = ("unsloth", "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else find_spec(name))
-    results = run_rows(ROWS, RECIPE, tmp_path / "out", 600, ON_CPU)
+    results = run_rows(rows, RECIPE, tmp_path / "out", 600, ON_CPU, short=rows is SHORT)
     logs = [Path(each["log"]).read_text() for each in results if "log" in each]
-    assert [each["status"] for each in results] == ["skipped", "skipped", "ran", "ran"], logs
-    result, sixteen = results[2:]
-    assert result["steps"] == sixteen["steps"] == 4 and sixteen["name"] == "peft + transformers, 16 bits"
+    assert " ".join(each["status"][0] for each in results) == statuses, logs
+    by_name = {each["name"]: each for each in results if each["status"] == "ran"}
+    result, resumed = by_name["peft + transformers"], by_name["peft + transformers, resumed"]
+    assert result["steps"] == 4 and resumed["steps"] == 1
     assert result["completion_tokens"] == 8 and result["compilation"] is not None
     phases = result["time/rollouts"] + result["time/rewards"] + result["time/training"]
     assert phases == pytest.approx(result["step_time"], rel=0.2)  # medians of different steps
     assert result["logprob_check"]["difference"] <= result["logprob_check"]["tolerance"]
     assert "left" not in [line.split()[0] for log in logs for line in log.splitlines() if line]  # no row was too long
     written, _ = read(tmp_path / "out")
-    assert written["rows"] == results and len(table_of(tmp_path / "out")) == 4
+    assert written["rows"] == results and len(table_of(tmp_path / "out")) == 5
     assert not [*(tmp_path / "out").glob(".check-*")]
 
 
 def test_what_is_read_of_a_run(stand_in, tmp_path):
-    [result] = run_rows([ROW], stand_in(finishes()), tmp_path / "out")
-    assert result["status"] == "ran" and result["reason"] is None
+    [result, resumed] = run_rows([ROW, Row(resumes=True)], stand_in(finishes()), tmp_path / "out")
+    assert result["status"] == resumed["status"] == "ran" and result["reason"] is None
     assert result["step_time"] == 11 and result["time/rollouts"] == 5.5  # without the first step
-    assert result["compilation"] == 39
+    assert result["compilation"] == 39 and resumed["compilation"] is None
     assert result["time/rewards"] == 0.5 and result["time/training"] == 4
     assert result["rollouts/tokens_per_second"] == 6000
     assert result["micro_batch_size"] == 16 and result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
-    [first] = table_of(tmp_path / "out")
+    assert resumed["step_time"] == 40 and resumed["engine"] == "peft"
+    first, second = table_of(tmp_path / "out")
     assert [first[name] for name in ("compilation, s", "step, s", "tokens/s", "planned, GiB", "torch peak")] == [
         *("39", "11.00", "6,000", "4.25", "3.00")
     ]
-    assert "0.012 of 0.05" in first["notes"]
-    [result] = run_rows([ROW], stand_in(finishes(steps=(50.0,))), tmp_path / "once")
-    assert result["step_time"] == 50 and result["compilation"] is None
-    assert "includes compilation" in table_of(tmp_path / "once")[0]["notes"]
+    assert "0.012 of 0.05" in first["notes"] and "verify: T=132 maxseg=66" in first["notes"]
+    assert "includes compilation" in second["notes"]
 
 
 def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in, tmp_path):
@@ -178,6 +182,7 @@ def card(tmp_path, monkeypatch):
     tool.write_text("#!/bin/sh\necho '0, GPU-1, Card, 16376, 16000, 580.65.06, 8.9'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("lora_grpo.planning.gpu_check._TRY_TORCH", "")
     for name, value in (("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")):
         monkeypatch.setenv(name, value)  # which the check sets, and a test puts back
@@ -190,10 +195,10 @@ from lora_grpo.planning import gpu_check
 from lora_grpo.planning.gpu_check import Options, Row
 build = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 gpu_check.build_command = lambda folder, config: [sys.executable, "-c", build, str(folder)]
-gpu_check._TRY_TORCH, gpu_check.ROWS = "", [{ROW}, {OTHER}, Row()]
+gpu_check._TRY_TORCH, gpu_check.SHORT = "", [{ROW}, {OTHER}, Row()]
 importlib.util.find_spec = lambda name: name
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
-options = Options(3.0, pathlib.Path(sys.argv[2]))
+options = Options(1.0, pathlib.Path(sys.argv[2]), short=True)
 sys.exit(run_command(lambda: gpu_check.check_gpu(options, pathlib.Path(sys.argv[1]))))
 """
 
@@ -240,48 +245,94 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_from_the_card_to_the_table_and_the_fastest_engine(card, stand_in, tmp_path, capsys):
+def planned(tmp_path, *, resume=False, **changes):
+    """The engine and backend that a run gets for `auto` on the card, and what --plan says of the engine."""
+    model = tmp_path / "planned"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(TINY))
+    config = replace(RunConfig(output_dir="out"), {"model": {"name": str(model)}})
+    config, plan = make_plan(replace(config, changes), Invocation(resume=resume))
+    return config.model.engine, config.sampling.backend, next(summary(plan))
+
+
+def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
+    before = planned(tmp_path)
     speed = {("unsloth", "4"): 0.5, ("unsloth", "16"): 0.4}
     check_gpu(Options(output=out), stand_in(finishes(speed=speed)))
     printed, stages = capsys.readouterr()
     assert stages.splitlines()[0] == "Card with 16 GiB"
-    assert re.fullmatch(r"unsloth \+ vllm \(at most \d+ s\): ran, 5\.50 s per step", stages.splitlines()[1])
+    assert re.fullmatch(r"peft \+ transformers \(at most \d+ s\): ran, 11\.00 s per step", stages.splitlines()[1])
     assert printed.startswith("Card with 16 GiB; driver 580.65.06, ")
-    assert [row["run"] for row in table_of(out)][2:] == ["peft + transformers", "unsloth + vllm, 16 bits"]
+    assert [row["run"] for row in table_of(out)][2:] == [
+        *("unsloth + vllm", "unsloth + vllm, 16 bits", "unsloth + vllm, resumed")
+    ]
     fastest, bits = printed.splitlines()[-2:]
-    assert fastest.endswith("5.50 s per step; pass --model.engine unsloth --sampling.backend vllm")
+    assert "unsloth + vllm, 5.50 s per step" in fastest
     assert bits == "16 bits: 1.2x the tokens per second, 1.2x the steps for 0.6 GiB more; pass --model.bits 16"
     written, _ = read(out)
     assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
-    slow = run_rows(ROWS, stand_in(finishes(speed={("unsloth", "4"): 2, ("peft", "16"): 1.5})), tmp_path / "slow")
-    assert slow[3]["engine"] == "peft" and "stay with 4 bits" in conclude(slow)[-1]
-    compiled = [{**each, "steps": 1} if each["backend"] == "vllm" else each for each in slow]
-    assert "--sampling.backend transformers" in conclude(compiled)[1]
+    assert before[:2] == ("auto", "auto") and before[2].startswith("micro-batch")
+    engine, backend, line = planned(tmp_path)
+    assert (engine, backend) == ("unsloth", "vllm") and line.startswith("engine      unsloth") and "check-gpu" in line
+    # What the user chose, what the engine does not support, and a run that has begun without it, stay as they are.
+    assert planned(tmp_path, resume=True) == before
+    for changes in ({"sampling": {"backend": "transformers"}}, {"model": {"engine": "peft"}}, {"lora": {"dora": True}}):
+        asked = replace(RunConfig(), changes)
+        assert planned(tmp_path, **changes)[:2] == (asked.model.engine, asked.sampling.backend)
+    # A preset for the CPU beside a GPU whose driver is too old.
+    monkeypatch.setattr("lora_grpo.config.hardware.driver_problem", lambda gpu: "too old")
+    assert planned(tmp_path, preset="starter")[:2] == ("auto", "auto")
 
 
 @pytest.mark.parametrize(
     ("script", "seconds", "message"),
     [
-        ("sys.exit(1)", 600, "peft + transformers failed, the log is empty"),
-        ("if 'vllm' in sys.argv:\n    sys.exit(1)\n", 600, "unsloth + vllm failed, the log is empty"),
-        ("time.sleep(600)", 6, "unsloth + vllm not finished, no step within "),
+        ("sys.exit(1)", 300, "peft + transformers failed, the log is empty"),
+        ("if 'vllm' in sys.argv:\n    sys.exit(1)\n", 300, "unsloth + vllm failed, the log is empty"),
+        ("time.sleep(600)", 1, "unsloth + vllm not finished, no step within 1 s"),
     ],
 )
-def test_a_check_with_an_open_or_failed_row_is_no_success(card, stand_in, tmp_path, script, seconds, message):
+def test_a_check_with_an_open_or_failed_row_is_no_success(
+    card, stand_in, tmp_path, monkeypatch, script, seconds, message
+):
+    monkeypatch.setattr("lora_grpo.planning.gpu_check._SHORT_SECONDS", seconds)
     with pytest.raises(RunError, match=re.escape(message)):
-        check_gpu(Options(seconds / 60, tmp_path / "out"), stand_in(script + "\n" + finishes()))
+        check_gpu(Options(output=tmp_path / "out", short=True), stand_in(script + "\n" + finishes()))
     statuses = [row["status"] for row in table_of(tmp_path / "out")]
-    assert ("ran" in statuses) == ("vllm" in script)
+    assert ("ran" in statuses) == ("vllm" in script) and not (tmp_path / "cache").exists()
+
+
+def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path):
+    results = run_rows(ROWS, stand_in(finishes(speed={("peft", "16"): 1.5})), tmp_path / "out")
+    assert "stay with 4 bits" in conclude(results, "Card")[-1]
+    path = tmp_path / "cache" / "lora_grpo" / "check-gpu.json"
+    assert json.loads(path.read_text())["engine"] == "peft"
+    path.unlink()
+    for change in ({"status": "not finished", "steps": 0}, {"status": "failed"}, {"steps": 1}):
+        conclude([*results[:2], {**results[2], **change}, *results[3:]], "Card")
+        assert not path.exists()
+    path.parent.rmdir()
+    path.parent.touch()  # not a folder, so the choice cannot be saved, which does not fail the check
+    assert "peft + transformers, 11.00 s per step" in conclude(results, "Card")[1]
+    conclude(
+        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
+    )
+    path.parent.unlink()
+    conclude(
+        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
+    )
+    assert path.exists()
 
 
 @pytest.mark.parametrize(
     ("condition", "statuses"),
     [
-        ("value('--sampling.backend') == 'vllm' and 'peft' in sys.argv", "ran skipped ran ran"),
-        ("bits == '16'", "ran ran ran skipped"),
-        ("'unsloth' in sys.argv", "failed ran ran ran"),
-        ("True", "failed skipped failed skipped"),
+        ("value('--sampling.backend') == 'vllm' and 'peft' in sys.argv", "ran skipped ran ran ran"),
+        ("bits == '16'", "ran ran ran skipped ran"),
+        ("resumes", "ran ran ran ran failed"),
+        ("'unsloth' in sys.argv", "ran ran failed ran ran"),
+        ("True", "failed skipped failed skipped skipped"),
     ],
 )
 def test_only_vllm_with_peft_and_16_bits_may_be_refused(card, stand_in, tmp_path, condition, statuses):
@@ -312,6 +363,31 @@ def test_sixteen_bits_that_do_not_fit_are_no_failure(card, stand_in, tmp_path, c
     refuses = "if '16' in sys.argv:\n    print('error: it does not fit'); sys.exit(2)\n"
     check_gpu(Options(output=tmp_path / "out"), stand_in(refuses + finishes()))
     assert table_of(tmp_path / "out")[3]["status"] == "skipped" and "x the tokens" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "lines"),
+    [
+        (lambda text: text.replace("Card", "Card 2"), 0),
+        (lambda text: re.sub(r'"trl": "[^"]*"', '"trl": "0.1"', text), 0),
+        (lambda text: text[:-9], 1),
+        (lambda text: text.replace("unsloth", "jax"), 1),
+        (lambda text: "[" * 100_000, 1),
+        (lambda text: "[]", 1),
+        (lambda text: "\udcff", 1),
+    ],
+)
+def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp_path, capsys, damage, lines):
+    before = planned(tmp_path)
+    path = save_measured_engine("unsloth", "vllm", "Card")
+    assert planned(tmp_path) != before
+    path.write_text(damage(path.read_text()), errors="surrogateescape")
+    capsys.readouterr()
+    assert planned(tmp_path) == before
+    assert len(capsys.readouterr().err.splitlines()) == lines
+    path.unlink()
+    path.mkdir()
+    assert planned(tmp_path) == before
 
 
 @pytest.mark.engines

@@ -259,6 +259,9 @@ def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(
         assert bool(re.search(r"^host memory +[\d.]+ GiB", plan, re.MULTILINE)) is on_gpu
         is_local = arguments[2] == "starter" or f"{LAPTOP_FOLDER}: " in plan  # after `make laptop-model`
         assert ("come from lora_grpo: " in plan) is not is_local
+    in_16_bits = {arguments[2] for plan, arguments in zip(plans, command_lines, strict=True) if "\n16 bits " in plan}
+    on_gpu = set(presets) - {"starter", "laptop"}
+    assert in_16_bits <= on_gpu and bool(in_16_bits) is bool(on_gpu)
     assert not (tmp_path / "run").exists()
 
 

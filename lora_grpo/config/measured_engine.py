@@ -1,0 +1,75 @@
+"""The engine and sampling backend that `check-gpu` measured as the fastest, which new runs use for `auto`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from lora_grpo.config.hardware import supports_unsloth, uses_gpu
+from lora_grpo.config.schema import RunConfig
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.files import atomic, json_files
+
+
+@dataclass(frozen=True)
+class MeasuredEngine:
+    """The fastest engine and sampling backend that `check-gpu` measured."""
+
+    engine: Literal["peft", "unsloth"]
+    backend: Literal["transformers", "vllm"]
+    date: str
+    machine: dict[str, str]
+    """Name of the GPU and versions of the packages, for which the measurement is valid."""
+
+
+def _machine(gpu: str) -> dict[str, str]:
+    found = {"gpu": gpu}
+    for name in ("torch", "unsloth", "vllm", "trl"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _measured_file() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lora_grpo" / "check-gpu.json"
+
+
+def save_measured_engine(
+    engine: Literal["peft", "unsloth"], backend: Literal["transformers", "vllm"], gpu: str
+) -> Path:
+    """Save the fastest engine and backend for this user's runs on a GPU with this name, and return the file."""
+    path, found = _measured_file(), MeasuredEngine(engine, backend, date.today().isoformat(), _machine(gpu))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(path, dataclasses.asdict(found))
+    return path
+
+
+def measured_engine(config: RunConfig, gpu: str) -> MeasuredEngine | None:
+    """Return what was measured with this GPU and the installed packages; None without such a measurement.
+
+    None too if the run names an engine or a backend, or needs what Unsloth or vLLM does not support. A damaged file is
+    ignored with a line on stderr.
+    """
+    is_open = config.model.engine == config.sampling.backend == "auto"
+    if not is_open or config.lora.dora or not supports_unsloth(config) or not uses_gpu(config):
+        return None
+    path = None
+    try:
+        path = _measured_file()
+        value = json.loads(path.read_text(encoding="utf-8"))
+        found: MeasuredEngine = json_files.validated(value, MeasuredEngine, "damaged file", "run check-gpu again")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
+        where = f"{path}: " if path else ""
+        print(f"note: ignoring the measurements of check-gpu: {where}{first_line(error)}", file=sys.stderr)
+        return None
+    return found if found.machine == _machine(gpu) else None

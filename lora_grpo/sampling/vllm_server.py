@@ -1,0 +1,140 @@
+"""Client of a vLLM server on this or another machine, used instead of an engine in this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import distributed
+from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.sampling.sampler import Decoded, in_threads
+
+_MAX_REQUESTS = 256
+"""Maximum number of concurrent requests. The server batches them to fit its memory."""
+_START = (
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve BASE --enable-lora --max-lora-rank RANK --max-loras 1 "
+    "--logprobs-mode processed_logprobs (and --quantization bitsandbytes for a base in 4 bits)"
+)
+
+
+class VllmServer:
+    """Implements the interface of `VllmEngine` over HTTP. The logprob check detects a server with another base.
+
+    Args:
+        url: URL of the server, such as `http://gpu2:8000`.
+        folder: folder for adapters, shared by both machines under the same path. None uses a temporary folder, for a
+            server on this machine.
+        max_sequence_tokens: longest prompt plus completion; see `find_base`.
+    """
+
+    def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        self._served: Path | None = None
+        self._base = find_base(url, max_sequence_tokens)
+        limits = httpx.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(retries=5, limits=limits), timeout=httpx.Timeout(3600, connect=10)
+        )
+        parent = Path(folder or tempfile.gettempdir()).expanduser()
+        parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
+        self._folder.chmod(0o755)  # the server may run as another user
+        atexit.register(self.close)
+
+    def load_adapter(self, adapter: Path) -> str:
+        """Make the server replace its adapter, and return the name of the new one on the server."""
+        return distributed.broadcast_from_main(lambda: self._load_adapter(adapter))
+
+    def _load_adapter(self, adapter: Path) -> str:
+        shared = Path(shutil.copytree(adapter, self._folder / uuid.uuid4().hex))  # vLLM caches prompts by adapter name
+        shared.chmod(0o755)
+        answer = self._post("/v1/load_lora_adapter", {"lora_name": shared.name, "lora_path": str(shared.resolve())})
+        if answer.status_code != 200:
+            raise UserError(
+                f"the server at {self.url} does not load adapters from {shared} ({_message(answer)}); start it with "
+                f"`{_START}`, and pass a folder that both machines have under the same path with "
+                "--sampling.server-folder"
+            )
+        self._unload()
+        self._served = shared
+        return shared.name
+
+    def stream(
+        self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: str | None
+    ) -> Iterator[tuple[int, Decoded]]:
+        """Return an iterator over completions. See `VllmEngine.stream`."""
+
+        def complete(index: int) -> Decoded:
+            body = {**options[index], "prompt": prompts[index], "model": adapter or self._base}
+            answer = self._post("/v1/completions", {**body, "return_token_ids": True})
+            if answer.status_code != 200:
+                raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
+            [choice] = answer.json()["choices"]
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
+            return choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
+
+        return in_threads(complete, len(prompts), _MAX_REQUESTS)
+
+    def sleep(self) -> None:
+        """Do nothing, because the server manages its own memory."""
+
+    wake_up = sleep
+
+    def close(self) -> None:
+        """Make the server unload the adapter of this run."""
+        with contextlib.suppress(RunError):  # the server may be gone
+            self._unload()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._client.close()
+        atexit.unregister(self.close)
+
+    def _unload(self) -> None:
+        if self._served is not None:
+            self._post("/v1/unload_lora_adapter", {"lora_name": self._served.name})
+            shutil.rmtree(self._served, ignore_errors=True)
+            self._served = None
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        import httpx
+
+        try:
+            return self._client.post(self.url + path, json=body)
+        except httpx.HTTPError as error:
+            raise RunError(
+                f"the server at {self.url} no longer answers ({first_line(error)}); start it again and continue with "
+                "--resume"
+            ) from error
+
+
+def find_base(url: str, max_sequence_tokens: int) -> str:
+    """Return the name of the server's base model, or raise a UserError if the server is not suitable."""
+    import httpx
+
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=10, trust_env=False)
+        answer.raise_for_status()
+        base = next(model for model in answer.json()["data"] if not model.get("parent"))
+        name, context = str(base["id"]), base["max_model_len"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise UserError(
+            f"--sampling.server-url {url} is not a vLLM server ({first_line(error)}); start one there with `{_START}`"
+        ) from None
+    if context < max_sequence_tokens:
+        raise UserError(
+            f"the server at {url} takes {context} tokens, --model.max-sequence-tokens is {max_sequence_tokens}; "
+            f"start it with --max-model-len {max_sequence_tokens}"
+        )
+    return name
+
+
+def _message(answer: Any) -> str:
+    return f"HTTP {answer.status_code}: {' '.join(answer.text.split())[:500]}"
