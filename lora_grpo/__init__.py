@@ -12,14 +12,14 @@ Start with `pipeline.py`, which runs every recipe. The `__init__.py` of each fol
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
 cli/           command line -> checked configuration; exceptions -> one line and an exit code
 config/        every setting with its unit; presets, batch arithmetic, hardware, engines
-tasks/         GSM8K, HumanEval, MBPP, bundled problems, a user's file: rows, prompts and graders; audit
+tasks/         GSM8K, HumanEval, MBPP, bundled problems, other packages' tasks, a user's file: rows, graders
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
 models/        resolves names (run, adapter, folder, Hub id); base model, adapter, policy; shape and memory
 sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
 training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
-planning/      before training: memory plan, preview of the model's completions, GPU check
+planning/      before training: memory plan, preview of the model's completions, audit of the grader, GPU check
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run as one HTML page

@@ -19,6 +19,7 @@ RECIPES = {
     "laptop": "laptop_lora.py",
     "guess": "guess_lora.py",
     "length": "length_lora.py",
+    "math": "math_lora.py",
     "sql": "sql_lora.py",
     "task": "your_task.py",
 }

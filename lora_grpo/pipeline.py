@@ -16,7 +16,17 @@ from lora_grpo.commands import RECIPES, command, recipe_file
 from lora_grpo.config import Overrides, choose_engine, typed_grpo_overrides
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
-from lora_grpo.planning import complete_plan, draft_plan, dry_run, make_plan, preview, show_plan, show_settings, summary
+from lora_grpo.planning import (
+    audit,
+    complete_plan,
+    draft_plan,
+    dry_run,
+    make_plan,
+    preview,
+    show_plan,
+    show_settings,
+    summary,
+)
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
@@ -24,7 +34,6 @@ from lora_grpo.tasks import (
     CODE_TASKS,
     Data,
     Longest,
-    audit,
     fit_data,
     is_task_file,
     load_data,

@@ -58,8 +58,12 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
         return requested, f"preset {requested} (requested)"
     gpus, why_none = nvidia_gpus()
     if not gpus:
+        on_cpu = next((name for name in names if preset_gigabytes(name) is None), None)
         if size is None:
-            on_cpu = next(name for name in names if preset_gigabytes(name) is None)
+            if on_cpu is None:
+                raise UserError(
+                    f"this recipe needs an NVIDIA GPU and found none ({why_none}); its presets: {', '.join(names)}"
+                )
             return on_cpu, f"preset {on_cpu}: no NVIDIA GPU ({why_none})"
         if planning:
             why = f"{requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
@@ -71,6 +75,8 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
     sizes = {name: preset_gigabytes(name) or 0 for name in names}
     fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_SHARE]
+    if not fitting:
+        raise UserError(f"this recipe needs a GPU with {min(sizes.values())} GB, got {gpu}")
     largest = max(fitting, key=sizes.__getitem__)
     if size is not None and requested not in fitting:
         raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")

@@ -94,7 +94,8 @@ class LoraSettings:
 class DataConfig:
     task: Annotated[str, Flag("--data.task", "--task")] = "starter"
     """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
-    `humaneval`, or the bundled `starter` and `starter-code`. `--task` is short for this flag."""
+    `humaneval`, the bundled `starter` and `starter-code`, `reasoning-gym:GENERATOR` or `textarena:GAME`. `--task` is
+    short for this flag."""
     train: str | None = None
     """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset as owner/name, owner/name:config,
     owner/name@split or owner/name:config@split. By default, uses the task's own dataset."""
@@ -102,12 +103,15 @@ class DataConfig:
     """Evaluation set, in the formats of --data.train."""
     columns: tuple[str, ...] = ()
     """Other names of columns in `train` and `eval`, as NAME=COLUMN, e.g. question=problem answer=solution."""
+    options: tuple[str, ...] = ()
+    """Settings of a generator of reasoning-gym, as NAME=VALUE, e.g. min_numbers=3 or level=2."""
     train_limit: PositiveInt | None = None
     """Number of training rows, sampled with the run's seed. By default, uses all."""
     eval_limit: PositiveInt | None = None
     """Number of evaluation rows. By default, uses all."""
-    prompt_style: Literal["xml", "hashes", "think", "code"] = "xml"
-    """Answer format requested in the system prompt: `xml`, `hashes` (####), `think`, or `code` (a fenced block)."""
+    prompt_style: Literal["xml", "hashes", "boxed", "think", "code"] = "xml"
+    """Answer format requested in the system prompt: `xml`, `hashes` (####), `boxed` (LaTeX), `think`, or `code` (a
+    fenced block)."""
     eval_task: str | None = None
     """Task of the evaluation rows if it differs, e.g. train on `mbpp` and evaluate on `humaneval`."""
     few_shot: NonNegativeInt = 0

@@ -48,6 +48,8 @@ class EvaluateOptions:
     columns: Annotated[tuple[str, ...], Flag("--data.columns")] = ()
     """Other names of columns in --data, as NAME=COLUMN, e.g. question=problem; default: the run's, if it used this
     data."""
+    options: Annotated[tuple[str, ...], Flag("--data.options")] = ()
+    """Settings of a generator of reasoning-gym, as NAME=VALUE; default: the run's, if it has the same task."""
     limit: PositiveInt | None = None
     """Number of rows to evaluate on, sampled with the seed; default: the run's number, else all rows."""
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] | None = None
@@ -60,7 +62,7 @@ class EvaluateOptions:
     """Nucleus probability; default: the run's value, else 1."""
     max_completion_tokens: PositiveInt | None = None
     """Maximum completion length in tokens; default: the run's value, else 512."""
-    style: Literal["xml", "hashes", "think", "code"] | None = None
+    style: Literal["xml", "hashes", "boxed", "think", "code"] | None = None
     """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
     for programs, `hashes` (a final line such as `#### 18`) for GSM8K samples from a file, else `xml`."""
     few_shot: NonNegativeInt | None = None
@@ -146,6 +148,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     overrides: dict[str, Any] = {
         "eval": options.data,
         "columns": options.columns or None,
+        "options": options.options or None,
         "eval_limit": options.limit,
         "prompt_style": options.style,
         "few_shot": options.few_shot,

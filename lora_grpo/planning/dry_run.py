@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape
@@ -28,6 +29,10 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])
         print(f"--- reference answer\n{gold.text}")
+        if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
+            print(
+                f"warning: it has {length} tokens, more than --sampling.max-completion-tokens {limit}", file=sys.stderr
+            )
     if config.method == "sft" and gold:
         print(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
         step = f"{shape.completions_per_step} reference answers"

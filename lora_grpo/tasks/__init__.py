@@ -19,22 +19,22 @@ humaneval.py         functions to complete
 mbpp.py              short programs
 code_feedback.py     programs that may be repaired, in a conversation
 textarena_games.py   games of TextArena
+instructions.py      instructions that a program can check: IFEval and IFBench
+mathematics.py       competition problems, graded by math-verify
+reasoning_gym.py     generators of reasoning-gym, with their scorers
+workers.py           calls a function in a process that can be killed
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
 episode.py           one completion or conversation: its tokens, which of them the model sampled, its grade
 turns.py             the turns of a conversation in the format of the chat template
 code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
-audit_run.py         before training: tries what a model could use to cheat, and reports what passes
-audit_attacks.py     the attacks on a `check`: the texts of each for a row, and whether they must pass
-audit_environment.py the attacks on an `Environment`: policies that play conversations
-audit_calls.py       makes the calls of an audit in a process that can be killed
 """
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
-from lora_grpo.tasks.audit_run import audit
 from lora_grpo.tasks.code_extraction import bound_names
-from lora_grpo.tasks.episode import Episode, grade
+from lora_grpo.tasks.environment import EnvironmentClass, Session
+from lora_grpo.tasks.episode import Episode, grade, transcript
 from lora_grpo.tasks.loading import (
     Data,
     Longest,

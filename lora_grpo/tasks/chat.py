@@ -17,6 +17,7 @@ Message = dict[str, Any]
 SYSTEM_PROMPTS: dict[str, str] = {
     "xml": "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
     "hashes": "Solve the problem step by step. End with the final answer on its own line after '#### '.",
+    "boxed": "Reason step by step. Put the final answer within \\boxed{}.",
     "think": "Think first, then answer, in this format:\n<think>...</think>\n<answer>...</answer>",
     "code": "Answer with one Python code block:\n```python\n...\n```",
 }
@@ -25,6 +26,7 @@ SYSTEM_PROMPTS: dict[str, str] = {
 _COMPLETIONS = {
     "xml": "<reasoning>\n{}\n</reasoning>\n<answer>\n{}\n</answer>",
     "hashes": "{}\n#### {}",
+    "boxed": "{}\n\\boxed{{{}}}",
     "think": "<think>{}</think>\n<answer>{}</answer>",
     "code": "{}\n```python\n{}\n```",
 }
@@ -206,7 +208,7 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
 
     Only whitespace may appear before, between, and after the sections. In styles other than `think`, a thinking section
     may come first. `xml` and `think` must contain each of their four tags exactly once. `hashes` must have a single
-    `####`, at the start of the last line.
+    `####`, at the start of the last line, and `boxed` a single box on the last line.
     `code_extraction` reads programs.
     """
     text = text.strip() if style == "think" else without_thoughts(text)
@@ -215,6 +217,10 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
         if text.count("####") != 1 or not last_line.startswith("#### "):
             return None
         return reasoning.strip(), last_line.removeprefix("#### ").strip()
+    if style == "boxed":
+        reasoning, *_, answer = text.rpartition("\\boxed{")
+        closed = re.fullmatch(r"(.*)\}[$. ]*", answer)
+        return (reasoning.strip(), closed[1].strip()) if closed and "\\boxed" not in reasoning else None
     thought = "think" if style == "think" else "reasoning"
     # Each tag occurs once, so that the pattern takes linear time also on a completion full of tags.
     if any(text.count(tag) != 1 for tag in (f"<{thought}>", f"</{thought}>", "<answer>", "</answer>")):

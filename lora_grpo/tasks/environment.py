@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt, PydanticUserError, ValidationError, validate_call
+from pydantic import ConfigDict, NonNegativeFloat, PositiveInt, PydanticUserError, ValidationError, validate_call
 
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
@@ -50,7 +50,7 @@ class Constants:
     AUDIT_IGNORE: tuple[str, ...] = ()
     MAX_TURNS: PositiveInt = 8
     RAISE_ERRORS: bool = False
-    SECONDS_PER_CALL: float = 10.0
+    SECONDS_PER_CALL: NonNegativeFloat = 10.0
     """Code in C, such as a query, is stopped only when it returns."""
 
 
@@ -66,6 +66,8 @@ class EnvironmentClass:
         for method in ("reset", "get_reward"):
             if not callable(getattr(self.kind, method, None)):
                 raise UserError(f"{self.path}: Environment has no method {method!r}; expected reset and get_reward")
+        if misplaced := [name for name in Constants.__annotations__ if hasattr(self.kind, name)]:
+            raise UserError(f"{self.path}: {misplaced[0]} is in the class; define it at the top level of the file")
         if not (self.tools or self.replies):
             raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")
 

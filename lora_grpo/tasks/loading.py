@@ -17,6 +17,7 @@ from lora_grpo.tasks import chat, sources, turns
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
+from lora_grpo.tasks.reasoning_gym import Generator
 from lora_grpo.tasks.registry import Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 from lora_grpo.tasks.task_file import TaskFile
 
@@ -80,8 +81,11 @@ def load_evaluation_rows(data: DataConfig, seed: int, train_seed: int) -> Data:
 def columns_of(data: DataConfig, split: str) -> dict[str, str]:
     """Return the columns that `data.columns` renames in the source of a split, as {our name: the source's name}.
 
-    The task's own dataset has our names. Raises UserError for a malformed pair or an unknown name.
+    The task's own dataset has our names. Raises UserError for a malformed pair or an unknown name, or if `data.options`
+    are of no use.
     """
+    if data.options and not any(isinstance(get_task(name), Generator) for name in (data.task, data.evaluation_task)):
+        raise UserError(f"--data.options {data.options[0]}: only tasks of reasoning-gym have options, not {data.task}")
     sources_of = {"train": (data.task, data.train), "eval": (data.evaluation_task, data.eval)}
     ours = {
         side: getattr(get_task(task), "COLUMNS", ()) if source else () for side, (task, source) in sources_of.items()
@@ -101,6 +105,8 @@ def load_split(data: DataConfig, split: str) -> list[Row]:
     """Return all rows of the split "train" or "eval", without prompts."""
     name, source = (data.task, data.train) if split == "train" else (data.evaluation_task, data.eval)
     task, columns = get_task(name), columns_of(data, split)
+    if isinstance(task, Generator):
+        return task.load(split, source, data.options)
     return task.load(split, source, columns) if columns else task.load(split, source)
 
 

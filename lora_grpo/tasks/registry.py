@@ -20,7 +20,14 @@ Row = dict[str, Any]
 CODE_TASKS = ("code-with-feedback", "humaneval", "mbpp", "starter-code")
 """Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
-TASK_NAMES = ("code-with-feedback", "gsm8k", "humaneval", "mbpp", "starter", "starter-code")
+MATH_TASKS = ("aime24", "aime25", "math", "math500")
+"""Tasks of `mathematics`."""
+
+TASK_NAMES = (*CODE_TASKS, *MATH_TASKS, "gsm8k", "ifbench", "ifeval", "starter")
+
+_READERS = {"code-with-feedback": "code_feedback", "textarena": "textarena_games", "reasoning-gym": "reasoning_gym"}
+_READERS |= {**dict.fromkeys(MATH_TASKS, "mathematics"), **dict.fromkeys(("ifbench", "ifeval"), "instructions")}
+"""The module whose `read(name)` returns the task, by the name of the task or the part of it before a colon."""
 
 RESERVED_COLUMNS = frozenset(
     {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
@@ -139,8 +146,7 @@ def task_sha256(name: str) -> str | None:
 
 def get_task(name: str) -> Task:
     """Return a task by its name or file, or raise UserError if there is none. A file is run."""
-    readers = {"textarena": "textarena_games", "code-with-feedback": "code_feedback"}  # tasks with an environment
-    reader = "task_file" if is_task_file(name) else readers.get(name.partition(":")[0])
+    reader = "task_file" if is_task_file(name) else _READERS.get(name.partition(":")[0])
     if reader:
         return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
     if name not in TASK_NAMES:

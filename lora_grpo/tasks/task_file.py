@@ -43,6 +43,9 @@ from lora_grpo.tasks import sources
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict, as_verdict
 
+_ROLES = ("assistant", "user", "tool")
+"""Of the messages in a reference conversation. Only the assistant's are read; the environment makes the others."""
+
 
 @dataclass(frozen=True)
 class TaskFile:
@@ -109,8 +112,11 @@ class TaskFile:
                 raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
             return gold
         messages = list(gold) if isinstance(gold, (list, tuple)) else []
-        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
-            raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages")
+        if not messages or not all(isinstance(each, dict) and each.get("role") in _ROLES for each in messages):
+            raise UserError(
+                f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages with the "
+                f"roles {', '.join(_ROLES)}"
+            )
         own = (message for message in messages if message["role"] == "assistant")
         return [{**message, "content": message.get("content") or ""} for message in own]
 
@@ -191,8 +197,11 @@ def _read(path: Path) -> TaskFile:
     module = python_file.load(path, expected)
     if not callable(getattr(module, "load", None)):
         raise UserError(f"{path} defines no function 'load'; expected {expected}")
-    if callable(getattr(module, "check", None)) == isinstance(getattr(module, "Environment", None), type):
-        found = "both check and Environment" if hasattr(module, "Environment") else "no function 'check'"
+    kind = getattr(module, "Environment", None)
+    if kind is not None and not isinstance(kind, type):
+        raise UserError(f"{path}: Environment is {kind!r:.60}; expected a class")
+    if callable(getattr(module, "check", None)) == (kind is not None):
+        found = "both check and Environment" if kind else "neither check nor Environment"
         raise UserError(f"{path} defines {found}; expected {expected}")
     return of_module(path, module)
 

@@ -1,4 +1,4 @@
-"""Single-player games of TextArena, such as `--task textarena:GuessTheNumber-v0`, from the `textarena` extra.
+"""Single-player games of TextArena, such as `--task textarena:GuessTheNumber-v0`, from the `tasks` extra.
 
 A row is a seed, which determines the game. The model reads what the game says, without the copies of earlier turns that
 TextArena's wrappers add, and answers with a move. The reward is the game's own when the game is over, and at least 0;
@@ -93,7 +93,7 @@ def read(name: str) -> TaskFile:
     try:
         import textarena
     except ImportError as error:
-        raise UserError(f"{name} needs TextArena ({error}); run `pip install 'lora-grpo[textarena]'`") from None
+        raise UserError(f"{name} needs TextArena ({error}); run `pip install 'lora-grpo[tasks]'`") from None
     variants = [each for each in textarena.envs.registration.ENV_REGISTRY if each.startswith(GAMES)]
     if game not in variants:
         raise UserError(f"no game {game!r}; {suggestion(game, variants)}")

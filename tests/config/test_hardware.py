@@ -33,6 +33,13 @@ def test_auto_takes_the_largest_preset_that_fits(machine, mebibytes, preset):
     assert f"Card 0 with {mebibytes / 1024:.0f} GiB" in why
 
 
+@pytest.mark.parametrize("mebibytes", [(), (6144,)])
+def test_a_recipe_for_gpus_alone_is_refused_on_other_machines(machine, mebibytes):
+    machine(*mebibytes)
+    with pytest.raises(UserError, match="needs a"):
+        choose_preset("auto", ("8gb", "16gb"))
+
+
 def test_auto_without_a_gpu_is_the_starter(machine):
     preset, why = choose_preset("auto", PRESETS)
     assert preset == "starter" and "no NVIDIA GPU (nvidia-smi is not on the PATH; " in why

@@ -242,6 +242,8 @@ def test_reference_conversations_are_played(tmp_path, tokenizer):
         (REPLY.replace("self.n, self.right = n, False", "raise KeyError('n')"), "KeyError"),
         (REPLY.replace("self.n, self.right = n, False", "self.n, self.right = n, False; return 5"), "5"),
         (REPLY + "MAX_TURNS = 0", "MAX_TURNS"),
+        (REPLY + "SECONDS_PER_CALL = -1", "SECONDS_PER_CALL"),
+        (REPLY.replace("class Environment:", "class Environment:\n    MAX_TURNS = 4"), "top level"),
         (REPLY + "def check(completion, row): return True", "both"),
         (REPLY.replace('"question": f"What is {n} plus 1?", ', ""), "question"),
     ],

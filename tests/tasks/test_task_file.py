@@ -131,8 +131,9 @@ def test_training_and_evaluation_check_the_same_row(task):
     ("text", "message"),
     [
         (CHECK, "defines no function 'load'"),
-        (LOAD, "defines no function 'check'"),
-        (LOAD + "check = 3", "defines no function 'check'"),
+        (LOAD, "defines neither check nor Environment"),
+        (LOAD + "check = 3", "defines neither check nor Environment"),
+        (LOAD + "def Environment(): pass", "expected a class"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected "),
         (LOAD + CHECK + "THRESHOLD = 'half'", "THRESHOLD is 'half'; expected "),
         (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected "),

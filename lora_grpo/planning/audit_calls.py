@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from lora_grpo.errors import first_line
-from lora_grpo.tasks.audit_attacks import Attack
+from lora_grpo.planning.audit_attacks import Attack
 
 
 class Outcome(NamedTuple):

@@ -13,11 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lora_grpo.tasks.audit_attacks import ALL, EMPTY, GOLD, LEAK, LONG, OTHERS, REPEAT, TOKEN, Attack, Message, Subject
-from lora_grpo.tasks.audit_calls import Outcome
-from lora_grpo.tasks.environment import EnvironmentClass, Session
-from lora_grpo.tasks.episode import transcript
-from lora_grpo.tasks.registry import Row
+from lora_grpo.planning.audit_attacks import (
+    ALL,
+    EMPTY,
+    GOLD,
+    LEAK,
+    LONG,
+    OTHERS,
+    REPEAT,
+    TOKEN,
+    Attack,
+    Message,
+    Subject,
+)
+from lora_grpo.planning.audit_calls import Outcome
+from lora_grpo.tasks import EnvironmentClass, Row, Session, transcript
 
 MIN_ROWS = 16
 """Attacked rows, also in the audit before a run: on fewer, a policy may pass on more than half by luck."""
@@ -86,6 +96,21 @@ def _play(
 def play(environment: EnvironmentClass, row: Row, policy: Policy, begin: Callable[[str], None]) -> Outcome:
     """Return the result of a conversation."""
     return _play(environment, [(row, policy)], begin)[0]
+
+
+def play_reference(
+    environment: EnvironmentClass, row: Row, messages: Sequence[Message], begin: Callable[[str], None]
+) -> Outcome:
+    """Return the result of a reference conversation. A call that fails is an error, as is a message after the end."""
+    begin("")
+    game = Game(environment, row, messages)
+    while not game.outcome:
+        game.step(begin)
+    if game.outcome.passed and game.session.failed_calls:
+        return game.outcome._replace(passed=False, error="a tool call fails")
+    if game.outcome.passed and game.turn < len(messages):
+        return game.outcome._replace(passed=False, error=f"the environment ends it after {game.turn} of its messages")
+    return game.outcome
 
 
 def compare(environment: EnvironmentClass, one: Subject, other: Subject, begin: Callable[[str], None]) -> Outcome:

@@ -12,12 +12,10 @@ from typing import Any
 
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import RunError, UserError, suggestion
-from lora_grpo.tasks import audit_attacks, audit_environment
-from lora_grpo.tasks.audit_attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
-from lora_grpo.tasks.audit_calls import Call, Outcome, run_calls
-from lora_grpo.tasks.loading import Data
-from lora_grpo.tasks.registry import CODE_TASKS, Row, Task, get_task, is_task_file, task_title
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.planning import audit_attacks, audit_environment
+from lora_grpo.planning.audit_attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
+from lora_grpo.planning.audit_calls import Call, Outcome, run_calls
+from lora_grpo.tasks import CODE_TASKS, Data, Row, Task, TaskFile, get_task, is_task_file, task_title
 
 QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call": 3.0, "seconds": 5.0}
 """The limits of the audit before a run."""
@@ -128,14 +126,16 @@ def find(
 def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
     """Yield the calls of all attacks. Those with reference answers are made for all rows."""
     check: Callable[..., Outcome] = partial(_check, task)
+    check_reference: Callable[..., Outcome] = check
     attacks: Iterable[Attack] = audit_attacks.ATTACKS
     if environment:
         check = partial(audit_environment.play, environment)
+        check_reference = partial(audit_environment.play_reference, environment)
         attacks = audit_environment.attacks(environment, golds)
     for attack in attacks:
         if attack.name == GOLD:
             answered = ((row, gold) for row, gold in zip(rows, golds, strict=True) if gold)
-            yield from (Call(attack, row, partial(check, row, gold)) for row, gold in answered)
+            yield from (Call(attack, row, partial(check_reference, row, gold)) for row, gold in answered)
         elif attack.name == audit_environment.SIDE:
             for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True):
                 yield Call(attack, one.row, partial(audit_environment.compare, environment, one, other))
@@ -166,6 +166,8 @@ def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcom
         by_luck = attack.luck and not errors and 2 * len(failed) <= planned[attack]
         if failed and not by_luck:
             call, outcome = failed[0]
+            if outcome.error and any(outcome.error in problem for problem in findings.problems.values()):
+                continue  # the same exception, for example
             count, most = (len({call.row["id"] for call, _ in some}) for some in (failed, made))
             result = outcome.error or ("accepted" if outcome.passed else "rejected")
             problem = f"{result} on {count} of {most} rows, such as {call.row['id']}: {_shorten(outcome.text)}"

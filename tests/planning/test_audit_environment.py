@@ -5,10 +5,11 @@ from helpers.fresh_imports import ROOT
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.tasks import Data, audit, audit_run, get_task, load_data
-from lora_grpo.tasks.audit_attacks import GOLD
-from lora_grpo.tasks.audit_environment import NAMES
-from lora_grpo.tasks.audit_run import find
+from lora_grpo.planning import audit, audit_run
+from lora_grpo.planning.audit_attacks import GOLD
+from lora_grpo.planning.audit_environment import NAMES
+from lora_grpo.planning.audit_run import find
+from lora_grpo.tasks import Data, get_task, load_data
 
 SAY = """
 def say(text): return {"role": "assistant", "content": str(text)}
@@ -167,6 +168,9 @@ BROKEN = {
                              "answers of other rows"),
     "length": (SUMS, {RIGHT: f"{RIGHT} or len(text) > 1000"}, "long text"),
     "reply hangs": (SUMS, {RIGHT: f"{RIGHT} or len(text) > 1000 and time.sleep(60)"}, "long text"),
+    "gold calls a tool that does not exist": (STORE, {'[call("look_up",': '[call("lookup"), call("look_up",'}, "gold"),
+    "gold has an argument of another type": (STORE, {"total=str(PRICES": "total=(PRICES"}, "gold"),
+    "gold goes on after the end": (SUMS, {'[say(row["sum"])]': '[say(row["sum"]), say("Thanks.")]'}, "gold"),
     "gold is wrong": (SUMS, {'say(row["sum"])': 'say(row["sum"] + 1)'}, "gold"),
     "gold is empty": (SUMS, {'[say(row["sum"])]': '[{"role": "user", "content": "?"}]'}, "gold"),
     "reward outside 0 to 1": (SUMS, {REWARD: "2.0 * self.right"}, "gold"),

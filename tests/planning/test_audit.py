@@ -8,9 +8,10 @@ from helpers.fresh_imports import ROOT, run_recipe
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.tasks import Data, audit, audit_run, get_task, load_data
-from lora_grpo.tasks.audit_attacks import GOLD, NAMES
-from lora_grpo.tasks.audit_run import find
+from lora_grpo.planning import audit, audit_run
+from lora_grpo.planning.audit_attacks import GOLD, NAMES
+from lora_grpo.planning.audit_run import find
+from lora_grpo.tasks import Data, get_task, load_data
 
 SUMS = """
     import re, random

@@ -1,0 +1,114 @@
+"""Instructions that a program can check, such as "answer in three bullet points": IFEval and IFBench, from the `tasks`
+extra.
+
+`ifeval` and `ifbench` are benchmarks. They train on rows of the same form, from `--data.train`: `prompt`,
+`instruction_id_list`, and `kwargs`, a list with the arguments of each instruction. The prompt is the user's message;
+there is no system message, and no answer format.
+
+A completion passes if it follows all instructions of its row, which is the benchmarks' strict accuracy at the level of
+prompts. The rule `loose` also tries it without its first line, its last line, or asterisks. The reward is the fraction
+of instructions that are followed. `<think>` sections are removed. if-verifiable checks in a process of its own, for at
+most ten seconds.
+
+Sources: https://github.com/google-research/google-research/tree/master/instruction_following_eval (arXiv:2311.07911),
+https://github.com/allenai/IFBench (arXiv:2507.02833), by way of the package if-verifiable, version 0.1.2.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.tasks import sources
+from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
+from lora_grpo.tasks.workers import TooSlow, Worker
+
+COLUMNS = ("prompt", "instruction_id_list", "kwargs")
+_DATASETS = {"ifeval": "google/IFEval@train", "ifbench": "allenai/IFBench_test@train"}
+_follow = Worker("lora_grpo.tasks.instructions:follow", seconds=10.0, imports=["if_verifiable"])
+
+
+def read(name: str) -> Any:
+    """Return the task `ifeval` or `ifbench`.
+
+    Raises:
+        UserError: if-verifiable is not installed.
+    """
+    if importlib.util.find_spec("if_verifiable") is None:
+        raise UserError(f"{name} needs the package if-verifiable; run `pip install 'lora-grpo[tasks]'`")
+    given = {"load": functools.partial(load, name), "check": functools.partial(check, name), "gold": gold}
+    return SimpleNamespace(**given, has_gold=False, COLUMNS=COLUMNS)
+
+
+def load(name: str, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
+    """Return the rows of a split; see `Task.load`."""
+    if source is None and split == "train":
+        raise UserError(f"{name} is a benchmark without training rows; pass --data.train with rows of the same form")
+    rows: list[Row] = []
+    for where, record in sources.read(source or _DATASETS[name], split, COLUMNS, columns):
+        prompt, names, arguments = (record[column] for column in COLUMNS)
+        sources.texts(record, ("prompt",), where)
+        if not isinstance(names, list) or not names or not isinstance(arguments, list) or len(arguments) != len(names):
+            raise UserError(f"{where}: expected lists of the same length in instruction_id_list and kwargs")
+        given = [{key: value for key, value in (each or {}).items() if value is not None} for each in arguments]
+        kept = {key: value for key, value in record.items() if key not in {*COLUMNS, "id", *RESERVED_COLUMNS}}
+        row = {"id": f"{name}/{record.get('key', len(rows))}", "question": prompt, "answer": "", **kept}
+        row["prompt"] = [{"role": "user", "content": prompt}]
+        rows.append(row | {"instructions": names, "arguments": given})
+    return sources.unique(rows, source or _DATASETS[name])
+
+
+def check(name: str, completion: str, row: Mapping[str, Any]) -> Verdict:
+    """Grade one completion.
+
+    Raises:
+        CheckError: a checker needs data of NLTK that is not there.
+    """
+    try:
+        strict, loose = _follow(name, row["question"], row["instructions"], row["arguments"], completion)
+    except TooSlow:
+        return Verdict(False, "timeout", score=0.0)
+    except RuntimeError as error:
+        if "nltk" in str(error).lower():
+            raise CheckError(
+                "a checker needs data of NLTK; run `python -m nltk.downloader punkt punkt_tab stopwords "
+                f"averaged_perceptron_tagger_eng` ({first_line(error)})"
+            ) from None
+        raise CheckError(f"{name} row {row['id']}: {first_line(error)}") from None
+    passed = all(strict)
+    missed = [each for each, follows in zip(row["instructions"], strict, strict=True) if not follows]
+    return Verdict(
+        passed,
+        "correct" if passed else "wrong_answer",
+        rules={"strict": passed, "loose": all(loose)},
+        detail=f"does not follow {', '.join(missed)}" if missed else None,
+        score=sum(strict) / len(strict),
+    )
+
+
+def gold(row: Mapping[str, Any]) -> str:
+    """Raise UserError: there are no reference answers."""
+    raise UserError("tasks of instructions have no reference answers, which SFT and few-shot need")
+
+
+def follow(
+    name: str, prompt: str, instructions: Sequence[str], arguments: Sequence[Mapping[str, Any]], completion: str
+) -> tuple[list[bool], list[bool]]:
+    """Return whether each instruction is followed, by the strict and by the loose rule. Called in a `Worker`."""
+    import if_verifiable
+    import langdetect
+
+    langdetect.DetectorFactory.seed = 0  # it samples, and the same text must get the same grade
+    kind = {"ifeval": if_verifiable.IFEvalSample, "ifbench": if_verifiable.IFBenchSample}[name]
+    sample = kind(key=0, prompt=prompt, instruction_id_list=instructions, kwargs=arguments)
+    results, _ = if_verifiable.evaluate_output_for_sample(name, sample, completion)
+    if not results:  # an empty text
+        return [False] * len(instructions), [False] * len(instructions)
+    if len(results) < len(instructions):
+        unknown = {*instructions} - {each.instruction_id for each in results}
+        raise ValueError(f"no instruction {', '.join(sorted(unknown))}")
+    return [each.strict_pass for each in results], [each.loose_pass for each in results]

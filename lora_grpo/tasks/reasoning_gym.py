@@ -1,0 +1,228 @@
+"""Tasks of reasoning-gym, such as `--task reasoning-gym:countdown`, from the `tasks` extra.
+
+A generator makes the rows, and its own scorer grades them. Training and evaluation rows have different seeds.
+`--data.options` sets fields of the generator's configuration, such as `min_numbers=3`; `size`, the number of rows; or
+`level`, which sets all fields that determine how difficult rows are, as the generator's curriculum does.
+
+The answer is read as in GSM8K, from the last `<answer>`, `\\boxed{}` or `####`. The score, from 0 to 1, is the reward,
+and a completion passes with 1. Many scorers give a small score to any answer.
+
+Generators and scorers run in processes of their own, in which a seed always gives the same rows, and a score takes at
+most ten seconds. Nine scorers run the answer as Python code. They get literals and short formulas only, and any other
+answer is wrong.
+
+Source: https://github.com/open-thought/reasoning-gym, version 0.1.25.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
+from lora_grpo.tasks.gsm8k import find_answers
+from lora_grpo.tasks.registry import Row, Verdict
+from lora_grpo.tasks.workers import TooSlow, Worker
+
+PREFIX = "reasoning-gym:"
+REFUSED = {
+    "codeio": "it runs programs that a model wrote, which write files, outside of a sandbox",
+    "composite": "it mixes others, whose options have no names",
+}
+"""Generators that are no tasks, and why."""
+_SEEDS = {"train": 0, "eval": 1_000_000_000}
+"""The seed of the first row of a split. Each row has the next one."""
+_SIZES = {"train": 1000, "eval": 200}
+"""Rows of a split. A `size` that is given is that of both, but at most 200 rows are for evaluation."""
+_LONGEST = 10_000
+"""Characters of an answer that is graded."""
+_generate = functools.cache(Worker("lora_grpo.tasks.reasoning_gym:generate", 3600.0, imports=["reasoning_gym"]))
+_score = Worker("lora_grpo.tasks.reasoning_gym:score", 10.0, imports=["reasoning_gym"])
+
+# What an answer may consist of if its scorer runs it. A name alone does nothing.
+_LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.unaryop)
+_ARITHMETIC = (ast.Expression, ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
+_FORMULA = (*_ARITHMETIC, ast.Name, ast.Load, ast.Call)
+_RUN = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _LITERAL),
+    **dict.fromkeys(("countdown", "puzzle24"), _ARITHMETIC),
+    **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _FORMULA),
+}
+_FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "Abs"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """The `Task` of one generator."""
+
+    name: str
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether rows have a reference answer. A few generators have only a scorer."""
+        return bool(_generate(self.name, "eval", '{"size": 1}')[0][1])
+
+    def load(self, split: str, source: str | None = None, options: Sequence[str] = ()) -> list[Row]:
+        """Return the rows of a split; see `Task.load`.
+
+        Args:
+            options: fields of the generator's configuration, as NAME=VALUE, with values in JSON or else as text.
+
+        Raises:
+            UserError: a source is given, or an option is unknown or invalid.
+        """
+        if source is not None:
+            raise UserError(f"{PREFIX}{self.name} generates its rows, got source {source!r}; remove the source")
+        config = self._parse(options)
+        rows = []
+        for index, (question, answer) in enumerate(_generate(self.name, split, config)):
+            # Some references of `intermediate_integration` contain the integral itself. Such an answer must not pass.
+            if answer and not _is_safe(self.name, answer):
+                continue
+            row = {"id": f"{self.name}/{split}/{index}", "question": question, "answer": answer}
+            rows.append({**row, "split": split, "index": index, "config": config})
+        return rows
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        """Grade one completion with the generator's scorer."""
+        found = find_answers(completion)
+        if not found or len(found) > 1:
+            return Verdict(False, "conflicting_answers" if found else "no_answer", score=0.0)
+        [answer] = found
+        wrong = Verdict(False, "wrong_answer", answer, score=0.0)
+        if not answer or len(answer) > _LONGEST or not _is_safe(self.name, answer):
+            return wrong
+        try:
+            score = _score(self.name, row["split"], row["config"], row["index"], answer)
+        except TooSlow:
+            return dataclasses.replace(wrong, reason="timeout")
+        except RuntimeError as error:  # some scorers do not catch the errors of their parsers
+            return dataclasses.replace(wrong, detail=f"the scorer raised {first_line(error)}")
+        return Verdict(score == 1, "correct" if score == 1 else "wrong_answer", answer, score=score)
+
+    def gold(self, row: Mapping[str, Any]) -> str:
+        """Return a completion without reasoning in the row's `prompt_style`.
+
+        Raises:
+            UserError: the generator has no reference answers.
+        """
+        if not row["answer"]:
+            raise UserError(f"{PREFIX}{self.name} has a scorer but no reference answers, which SFT and few-shot need")
+        return write_completion("", row["answer"], row.get("prompt_style") or DEFAULT_STYLE)
+
+    def _parse(self, options: Sequence[str]) -> str:
+        """Return the options as JSON.
+
+        Raises:
+            UserError: one is unknown, or the generator refuses it.
+        """
+        names = {field.name for field in dataclasses.fields(_library().DATASETS[self.name][1])} - {"seed"}
+        names |= {"level"} if _library().has_curriculum(self.name) else set()
+        given: dict[str, Any] = {}
+        for option in options:
+            name, equals, text = option.partition("=")
+            if not equals or name not in names:
+                hint = suggestion(name, sorted(names))
+                raise UserError(f"--data.options {option!r}: expected NAME=VALUE with a field of {self.name}; {hint}")
+            try:
+                given[name] = json.loads(text)
+            except ValueError:
+                given[name] = text
+        config = json.dumps(given, sort_keys=True)
+        try:
+            _generate(self.name, "eval", json.dumps({**given, "size": 1}))
+        except RuntimeError as error:
+            refused = " ".join(options)
+            raise UserError(f"{self.name} refuses --data.options {refused}: {first_line(error)}") from None
+        return config
+
+
+def generate(name: str, split: str, config: str) -> list[tuple[str, str]]:
+    """Return the questions and answers of a split; an answer is empty if there is none. Called in a `Worker`."""
+    entries = (_entry(name, split, config, index) for index in range(len(_dataset(name, split, config))))
+    return [(entry["question"], "" if entry["answer"] is None else str(entry["answer"])) for entry in entries]
+
+
+def score(name: str, split: str, config: str, index: int, answer: str) -> float:
+    """Return the score of an answer from 0 to 1. Called in a `Worker`."""
+    found = float(_dataset(name, split, config).score_answer(answer, _entry(name, split, config, index)))
+    return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
+
+
+def read(name: str) -> Generator:
+    """Return the task of a generator.
+
+    Raises:
+        UserError: reasoning-gym is not installed, or has no such generator.
+    """
+    generator, known = name.removeprefix(PREFIX), sorted(set(_library().DATASETS) - {*REFUSED})
+    if generator in REFUSED:
+        raise UserError(f"{name} cannot be used: {REFUSED[generator]}")
+    if generator not in known:
+        raise UserError(f"reasoning-gym has no generator {generator!r}; {suggestion(generator, known)}")
+    return Generator(generator)
+
+
+@functools.cache
+def _library() -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise UserError(
+            f"tasks of reasoning-gym need its package ({error}); run `pip install 'lora-grpo[tasks]'`"
+        ) from None
+    return reasoning_gym.factory
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(name: str, split: str, config: str) -> Any:
+    """Return the rows of a split, which are made when they are read."""
+    given = json.loads(config)
+    level = given.pop("level", None)
+    size = given.get("size", _SIZES["train"])
+    given |= {"seed": _SEEDS[split], "size": min(size, _SIZES["eval"]) if split == "eval" else size}
+    if level is None:
+        return _library().create_dataset(name, **given)
+    curriculum = _library().create_curriculum(name)
+    curriculum.set_global_level(level)
+    return _library().DATASETS[name][0](dataclasses.replace(curriculum.generate_configuration(), **given))
+
+
+@functools.lru_cache(maxsize=4096)
+def _entry(name: str, split: str, config: str, index: int) -> dict[str, Any]:
+    return _dataset(name, split, config)[index]
+
+
+def _is_safe(name: str, answer: str) -> bool:
+    """Return whether the scorer may get an answer: it does not run it, or the answer is harmless and short to run."""
+    kinds = _RUN.get(name)
+    if kinds is None:
+        return True
+    try:
+        tree = ast.parse(answer, mode="eval")
+        nodes = list(ast.walk(tree))
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        return (
+            all(isinstance(node, kinds) for node in nodes)
+            and all(isinstance(function, ast.Name) and function.id in _FUNCTIONS for function in calls)
+            and _powers(tree) <= 2
+        )
+    except SyntaxError:  # SymPy rewrites a text before it runs it; `eval` does not
+        return kinds is _LITERAL
+    except (ValueError, MemoryError, RecursionError):
+        return False
+
+
+def _powers(node: ast.AST) -> float:
+    """Return how many powers are nested; infinity if an exponent is large or has a power."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow | ast.LShift):
+        return max((_powers(child) for child in ast.iter_child_nodes(node)), default=0)
+    numbers = [each.value for each in ast.walk(node.right) if isinstance(each, ast.Constant)]
+    is_small = len(numbers) <= 2 and all(isinstance(each, int | float) and abs(each) <= 99 for each in numbers)
+    return math.inf if _powers(node.right) or not is_small else _powers(node.left) + 1

