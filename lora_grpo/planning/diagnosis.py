@@ -205,7 +205,7 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
         if is_code:
             finer = ["--rewards share_of_tests_passed, which gives partial credit"]
         elif isinstance(task, TaskFile):
-            finer = ["a score from 0 to 1 from check, for partial credit"]
+            finer = ["a score between 0 and 1, for partial credit"]
         else:
             finer = [f"a second, finer reward, e.g. {format_reward}"] if len(config.rewards) == 1 else []
         if difficulty := _difficulty(found, config, first, finer):
