@@ -5,7 +5,7 @@ SFT on reference conversations teaches the calls. GRPO continues from that adapt
 the reward is 1 if the answer is the result of the reference query, else 0. Queries can only read.
 
     python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py \\
-        --train.prompts-per-step 4 --train.max-steps 32
+        --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4
     python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora
 """
 
