@@ -148,7 +148,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     vocabulary = read_vocabulary(saved, len(saved), policy.eos_token_ids, None)
     turns = read_turns(saved, vocabulary)
     assert tokenizer(turns.render(data.eval[0]["prompt"]))["input_ids"] == expected(data.eval)[0]
-    saved.chat_template = vocabulary.chat_template
+    saved.chat_template = vocabulary.fields["chat_template"]
     whatever = {"add_generation_prompt": True, "enable_thinking": not thinks}  # llama.cpp passes true by default
     assert saved.apply_chat_template(data.eval[0]["prompt"], **whatever)["input_ids"] == expected(data.eval)[0]
 
