@@ -81,7 +81,7 @@ def _shown(messages: Sequence[Message]) -> str:
 
 def _play(
     environment: EnvironmentClass, parts: Iterable[tuple[Row, Policy]], begin: Callable[[str], None]
-) -> list[Outcome]:
+) -> list[tuple[Game, Outcome]]:
     """Play conversations side by side, turn by turn."""
     games = []
     for row, policy in parts:
@@ -90,27 +90,25 @@ def _play(
     while playing := [game for game in games if not game.outcome]:
         for game in playing:
             game.step(begin)
-    return [game.outcome for game in games if game.outcome]
+    return [(game, game.outcome) for game in games if game.outcome]
 
 
 def play(environment: EnvironmentClass, row: Row, policy: Policy, begin: Callable[[str], None]) -> Outcome:
     """Return the result of a conversation."""
-    return _play(environment, [(row, policy)], begin)[0]
+    [(_, outcome)] = _play(environment, [(row, policy)], begin)
+    return outcome
 
 
 def play_reference(
     environment: EnvironmentClass, row: Row, messages: Sequence[Message], begin: Callable[[str], None]
 ) -> Outcome:
     """Return the result of a reference conversation. A call that fails is an error, as is a message after the end."""
-    begin("")
-    game = Game(environment, row, messages)
-    while not game.outcome:
-        game.step(begin)
-    if game.outcome.passed and game.session.failed_calls:
-        return game.outcome._replace(passed=False, error="a tool call fails")
-    if game.outcome.passed and game.turn < len(messages):
-        return game.outcome._replace(passed=False, error=f"the environment ends it after {game.turn} of its messages")
-    return game.outcome
+    [(game, outcome)] = _play(environment, [(row, messages)], begin)
+    if outcome.passed and game.session.failed_calls:
+        return outcome._replace(passed=False, error="a tool call fails")
+    if outcome.passed and game.turn < len(messages):
+        return outcome._replace(passed=False, error=f"the environment ends it after {game.turn} of its messages")
+    return outcome
 
 
 def compare(environment: EnvironmentClass, one: Subject, other: Subject, begin: Callable[[str], None]) -> Outcome:
@@ -120,7 +118,8 @@ def compare(environment: EnvironmentClass, one: Subject, other: Subject, begin: 
     parts: list[tuple[Row, Policy]]
     parts = [(one.row, first), (one.row, first), (one.row, _nothing), (other.row, second)]
     alone = [play(environment, *part, begin).seen for part in parts]
-    changed = [each for each, seen in zip(_play(environment, parts, begin), alone, strict=True) if each.seen != seen]
+    beside = [outcome for _, outcome in _play(environment, parts, begin)]
+    changed = [each for each, seen in zip(beside, alone, strict=True) if each.seen != seen]
     if not changed:
         return Outcome(True)
     return Outcome(False, error="other messages or another reward than alone", text=changed[0].text)
