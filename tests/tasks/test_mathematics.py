@@ -1,6 +1,8 @@
 """Mathematics graded by math-verify, in a process that can be killed."""
 
 import json
+import random
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,30 @@ def check(answer, completion):
 def test_all_of_the_last_answer_must_be_equal(answer, completion, passed, reason):
     verdict = check(answer, completion)
     assert (verdict.passed, verdict.reason) == (passed, reason)
+
+
+def pairs(seed):
+    """Yield ten pairs of answers in different notations, and whether they are equal."""
+    draw = random.Random(seed).randint
+    value, factor, root, shift = Fraction(draw(1, 60), draw(2, 12)), draw(2, 9), (2, 3, 5, 7)[draw(0, 3)], draw(1, 9)
+    reference, larger = f"\\frac{{{value.numerator}}}{{{value.denominator}}}", value + Fraction(1, draw(5, 20))
+    yield reference, f"{value.numerator * factor}/{value.denominator * factor}", True
+    yield reference, f"\\dfrac{{{larger.numerator}}}{{{larger.denominator}}}", False
+    yield f"{factor}\\sqrt{{{root}}}", f"\\sqrt{{{factor * factor * root}}}", True
+    yield f"{factor}\\sqrt{{{root}}}", f"\\sqrt{{{factor * root}}}", False
+    yield f"(x-{factor})(x+{shift})", f"x^2 + {shift - factor}x - {factor * shift}".replace("+ -", "- "), True
+    yield f"(x-{factor})(x+{shift})", f"x^2 + {shift + factor}x - {factor * shift}", False
+    yield f"\\{{{shift}, {shift + factor}\\}}", f"\\{{{shift + factor}, {shift}\\}}", True
+    yield f"({shift}, {shift + factor}]", f"[{shift}, {shift + factor}]", False
+    yield f"{1000 * factor + shift}", f"{factor},00{shift}", True
+    yield f"{shift}, {shift + factor}", f"{shift}, {shift + factor}, {shift + factor + 1}", False
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_notation_does_not_matter_and_values_do(seed):
+    for reference, answer, equal in pairs(seed):
+        verdict = check(reference, f"The answer is $\\boxed{{{answer}}}$.")
+        assert (verdict.passed, verdict.extracted) == (equal, answer), (reference, answer)
 
 
 def test_an_answer_that_takes_forever_is_stopped_and_the_next_one_graded(monkeypatch):
