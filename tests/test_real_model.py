@@ -240,7 +240,7 @@ def test_llama_cpp_answers_as_the_merged_model(page, models, kind, fewest):
 
 @pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
 def test_vllm_answers_as_the_adapter(page, models):
-    spec = resolve(str(page.run), Overrides(16, str(MODEL), None, False))
+    spec = resolve(str(page.run), Overrides(base=str(MODEL)), bits=16)
     sampler = build.load_sampler(spec, "vllm", build.load_tokenizer(spec), 128, 0)
     try:
         answers = greedy(sampler, models.prompts)

@@ -23,15 +23,13 @@ _PROMPT_BYTES = 8192
 
 
 @dataclass(frozen=True)
-class ChatOptions:
+class ChatOptions(Overrides):
     """Flags of `lora-grpo chat`. The settings of a run are the defaults for its adapter."""
 
     source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF")]
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a GGUF file."""
     question: Annotated[str | None, Flag("QUESTION")] = None
     """Answer this question and exit; default: read questions from the terminal, one per line, until Ctrl-D."""
-    what: Literal["adapter", "best"] = "adapter"
-    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     system: str | None = None
     """The system prompt; default: the one of the run, if all of its rows had the same. Pass "" for none."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -42,12 +40,6 @@ class ChatOptions:
     """Maximum length of an answer in tokens; default: the run's value, else 512."""
     bits: Literal[4, 16] | None = None
     """Precision of the weights: 4 (NF4, as in training) or 16; default: the run's value, else 16."""
-    base: str | None = None
-    """Base model of an adapter, if the one in the adapter's configuration has moved."""
-    revision: str | None = None
-    """Hub commit, branch or tag of the model."""
-    trust_remote_code: bool = False
-    """Run Python code from the model's repository."""
 
 
 def run_chat(options: ChatOptions) -> None:
@@ -61,7 +53,7 @@ def run_chat(options: ChatOptions) -> None:
     if source.lower().endswith(".gguf"):
         model = read_gguf(Path(source).expanduser())
     else:
-        model = resolve(source, Overrides(options.bits, options.base, options.revision, options.trust_remote_code))
+        model = resolve(source, options, bits=options.bits)
     run = model.run
     system = system_prompt(run) if run and options.system is None else options.system
     trained = run["config"]["sampling"]["max_completion_tokens"] if run else 512

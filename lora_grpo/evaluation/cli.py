@@ -55,7 +55,7 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
     """Resolve and check the target and the baseline, without loading a model."""
     names = [options.target, *([] if options.compare is None else [options.compare])]
     check_fields(options)
-    overrides = Overrides(options.bits, options.base, options.revision, options.trust_remote_code)
+    overrides: Overrides = options
     models: list[ModelSpec | GgufModel | None] = []  # None for a file of samples
     for name in names:
         path = Path(name).expanduser()
@@ -68,7 +68,7 @@ def _targets(options: EvaluateOptions) -> list[ModelSamples | SampleFile]:
         elif path.is_file() or path.name.endswith((".jsonl", ".json", ".gz")):
             models.append(None)
         else:
-            models.append(resolve(name, overrides))
+            models.append(resolve(name, overrides, bits=options.bits))
         # --base and --revision apply only to the evaluated model.
         overrides = dataclasses.replace(overrides, base=None, revision=None)
     first = next((model for model in models if model), None)

@@ -15,7 +15,7 @@ from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
-from lora_grpo.models import choose_adapter
+from lora_grpo.models import Overrides, choose_adapter
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
 
@@ -24,7 +24,7 @@ _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Overrides):
     """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
     source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
@@ -37,8 +37,6 @@ class EvaluateOptions:
     the adapter that its run started from), or another run, adapter or model."""
     samples: Path | None = None
     """Grade this file instead of sampling a model: JSON Lines with `task_id` and `completion`, optionally gzipped."""
-    what: Literal["adapter", "best"] = "adapter"
-    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output_dir: Path | None = None
     """Folder for results and report; default: evaluation/<task>-<hash> in the run, or
     outputs/evaluation/<name>-<task>-<hash>."""
@@ -73,12 +71,6 @@ class EvaluateOptions:
     """Sampling engine. `auto`: vLLM if it is installed and a GPU is available, else transformers."""
     bits: Literal[4, 16] | None = None
     """Precision of the weights: 4 (NF4, as in training) or 16; default: the run's value, else 16."""
-    base: str | None = None
-    """Base model of an adapter, if the one in the adapter's configuration has moved."""
-    revision: str | None = None
-    """Hub commit, branch or tag of the model."""
-    trust_remote_code: bool = False
-    """Run Python code from the model's repository."""
     chat_template_kwargs: Annotated[tuple[str, ...], Flag("--model.chat-template-kwargs")] = ()
     """Variables of the chat template of a model without a run, as KEY=VALUE, e.g. enable_thinking=false. By default, a
     model with this switch thinks if --max-completion-tokens is at least 2048."""

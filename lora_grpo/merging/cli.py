@@ -39,13 +39,11 @@ _RESERVED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class MergeOptions:
+class MergeOptions(Overrides):
     """Flags of `lora-grpo merge`."""
 
     source: Annotated[str, Flag("RUN|ADAPTER")]
     """A run folder, an adapter folder, or the Hub id of an adapter."""
-    what: Literal["adapter", "best"] = "adapter"
-    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     output: Annotated[Path | None, Flag("--output-dir", "--output")] = None
     """Folder of the merged model; default: `merged` or `best-merged` in the run, or `<adapter>-merged` next to an
     adapter."""
@@ -53,14 +51,8 @@ class MergeOptions:
     """Precision of the merged weights; `auto` uses the lowest that keeps 99% of the update."""
     onto: MergeTarget = "full"
     """Merge into the base's own weights (`full`) or into the NF4 values that 4-bit training used (`dequantized`)."""
-    base: str | None = None
-    """The base model (a folder or Hub id), if it has moved or the adapter does not name it."""
-    revision: str | None = None
-    """Hub commit, branch or tag of the base."""
     force_base: bool = False
     """Accept a base with weights that differ from those recorded in run.json."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the base."""
 
 
 def merge(options: MergeOptions) -> Path:
@@ -73,13 +65,7 @@ def merge(options: MergeOptions) -> Path:
     source = choose_adapter(options.source, options.what)
     if Path(source).is_file():
         raise UserError(f"{source} is a file; pass the folder of a run or of an adapter")
-    overrides = Overrides(
-        base=options.base,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
-        any_base=options.force_base,
-    )
-    target = resolve(source, overrides)
+    target = resolve(source, options, any_base=options.force_base)
     if target.adapter is None:
         raise UserError(f"{source} is a full model; pass a run or an adapter to merge")
     output = (options.output or default_output(source, target.adapter)).expanduser().resolve()
@@ -148,22 +134,21 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, target.adapter, model)
     _check_vocabulary(target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
-    choice = choose(options.dtype, plan)
-    shards = writer.lay_out(plan, choice.dtype)
+    dtype, reason, retained = choose(options.dtype, plan)
+    shards = writer.lay_out(plan, dtype)
     with atomic.new_folder(output) as staging:
         disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) + _RESERVED_BYTES)
         writer.write_shards(staging, shards)
         writer.write_index(staging, shards)
-        writer.write_config(staging, folder, plan, choice.dtype)
+        writer.write_config(staging, folder, plan, dtype)
         _copy_other_files(target, staging)
         report = MergeReport(
             identity=identity,
-            dtype=choice.dtype,
-            reason=choice.reason,
+            dtype=dtype,
+            reason=reason,
             onto=options.onto,
             base=_base(target, identity["base_sha256"], is_forced=options.force_base),
-            retained=choice.measured[choice.dtype],
-            other_dtypes={name: kept for name, kept in choice.measured.items() if name != choice.dtype},
+            retained=retained,
             kl=measure_divergences(target, model, base, plan, staging, options.onto),
             untied=plan.tie_word_embeddings is False,
         )

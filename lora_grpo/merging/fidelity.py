@@ -13,8 +13,7 @@ lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError
@@ -32,17 +31,8 @@ SAMPLE_ELEMENTS = 2**18
 """Number of elements to measure per tensor; see docs/decisions/0009-merge.md."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The dtype of the merged weights, and the results for it and for the rejected dtypes."""
-
-    dtype: Dtype
-    reason: str
-    measured: dict[Dtype, Retained | None]
-
-
-def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
-    """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update.
+def choose(requested: Dtype | Literal["auto"], plan: Plan) -> tuple[Dtype, str, Retained | None]:
+    """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update; why; and what it keeps.
 
     `auto` never chooses bfloat16 for a float16 base, because that would round the base itself.
 
@@ -52,36 +42,36 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> Choice:
     if requested != "auto":
         if requested == "fp16" and (name := _too_large(plan.outputs)):
             raise UserError(f"{name} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
-        return Choice(requested, f"{requested}, as requested", measure(plan.outputs, [requested]))
-    measured: dict[Dtype, Retained | None] = {}
+        return requested, f"{requested}, as requested", measure(plan.outputs, requested)
     reasons = []
     candidates: list[Dtype] = ["fp16"] if plan.base_dtype == "F16" else ["bf16", "fp16"]
     for dtype in candidates:
-        measured |= measure(plan.outputs, [dtype])
-        retained = measured[dtype]
+        retained = measure(plan.outputs, dtype)
         if retained is None:
-            return Choice(dtype, "the adapter changes nothing", measured)
+            return dtype, "the adapter changes nothing", None
         reasons.append(f"{dtype} keeps {percent(retained.overall)} of the update")
         if retained.overall < ENOUGH:
             continue
         if dtype == "fp16" and (name := _too_large(plan.outputs)):
             reasons.append(f"{name} does not fit fp16's range")
             continue
-        return Choice(dtype, "; ".join(reasons), measured)
-    return Choice("fp32", "; ".join([*reasons, "only fp32 keeps it"]), measured | measure(plan.outputs, ["fp32"]))
+        return dtype, "; ".join(reasons), retained
+    return "fp32", "; ".join([*reasons, "only fp32 keeps it"]), measure(plan.outputs, "fp32")
 
 
-def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtype, Retained | None]:
-    """Measure how much of the update each dtype keeps, in one block of each tensor that a low-rank update changes.
+def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
+    """Measure how much of the update a dtype keeps, in one block of each tensor that a low-rank update changes.
 
-    A tensor that has a different shape than the base's is skipped, because its update is not defined.
+    None if the adapter changes nothing. A tensor that has a different shape than the base's is skipped, because its
+    update is not defined.
 
     Raises:
         UserError: the adapter has a NaN or infinite weight.
     """
     import torch
 
-    sums: dict[Dtype, dict[str, Any]] = {dtype: {} for dtype in dtypes}
+    # <W' - W - D, D>, |D|^2 and |W' - W - D|^2 of every layer.
+    layers: dict[str, tuple[float, float, float]] = {}
     for name, output in outputs.items():
         if not output.changed or output.base.shape != output.shape:
             continue
@@ -92,16 +82,23 @@ def measure(outputs: Mapping[str, Output], dtypes: Sequence[Dtype]) -> dict[Dtyp
             squares = _dot(change, change)
             if not math.isfinite(squares):
                 raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
-            for dtype, layers in sums.items():
-                error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
-                if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
-                    error.nan_to_num_()
-                error = error.float() - base
-                error -= change
-                # Python's numbers: small tensors would fragment the heap between large ones.
-                block = (weight * value for value in (_dot(error, change), squares, _dot(error, error)))
-                layers[name] = tuple(map(sum, zip(layers.get(name, (0.0, 0.0, 0.0)), block, strict=True)))
-    return {dtype: _retained(layers) for dtype, layers in sums.items()}
+            error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
+            if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
+                error.nan_to_num_()
+            error = error.float() - base
+            error -= change
+            # Python's numbers: small tensors would fragment the heap between large ones.
+            dot, total, errors = layers.get(name, (0.0, 0.0, 0.0))
+            dot, total = dot + weight * _dot(error, change), total + weight * squares
+            layers[name] = dot, total, errors + weight * _dot(error, error)
+    shares = {name: 1 + dot / squares for name, (dot, squares, _) in layers.items() if squares}
+    if not shares:
+        return None
+    dot, squares, errors = map(sum, zip(*layers.values(), strict=True))
+    worst = min(shares, key=lambda name: shares[name])
+    return Retained(
+        overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst
+    )
 
 
 def _sample(output: Output) -> list[tuple[int, int]]:
@@ -116,18 +113,6 @@ def _dot(first: Any, second: Any) -> float:
     import torch
 
     return float(torch.dot(first.reshape(-1), second.reshape(-1)))
-
-
-def _retained(layers: Mapping[str, Any]) -> Retained | None:
-    """Return the result for one dtype from (<W' - W - D, D>, |D|^2, |W' - W - D|^2) of every layer."""
-    shares = {name: 1 + dot / squares for name, (dot, squares, _) in layers.items() if squares}
-    if not shares:
-        return None
-    dot, squares, errors = map(sum, zip(*layers.values(), strict=True))
-    worst = min(shares, key=lambda name: shares[name])
-    return Retained(
-        overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst
-    )
 
 
 def _too_large(outputs: Mapping[str, Output]) -> str | None:

@@ -68,8 +68,6 @@ class MergeReport(_Record):
     base: Base
     retained: Retained | None
     """None if the adapter changes nothing."""
-    other_dtypes: dict[Dtype, Retained | None]
-    """The same for the dtypes that were rejected."""
     kl: Divergences
     untied: bool
     """Whether the merged model unties the base's head and embedding."""

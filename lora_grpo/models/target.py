@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
@@ -23,16 +23,18 @@ BEST = "best"
 """Label, and folder in a run, of the adapter with the highest validation reward."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Flags that override the settings saved with a model."""
+    """Flags of all commands that load a model: they choose its adapter, or override the settings saved with it."""
 
-    bits: int | None = None
+    what: Literal["adapter", "best"] = "adapter"
+    """Which adapter of a run: the last one, or the one with the highest validation reward, in RUN/best."""
     base: str | None = None
+    """Base model of an adapter (a folder or Hub id), if it has moved or the adapter does not name it."""
     revision: str | None = None
+    """Hub commit, branch or tag of the model, or of an adapter's base."""
     trust_remote_code: bool = False
-    any_base: bool = False
-    """Accept a base with different weights than the one that the run was trained on."""
+    """Run Python code from the model's repository."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,13 @@ class ModelSpec:
         return dataclasses.replace(self, label=START if self.start else BASE, adapter=self.start)
 
 
-def resolve(name: str, overrides: Overrides) -> ModelSpec:
-    """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names."""
+def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_base: bool = False) -> ModelSpec:
+    """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names.
+
+    Args:
+        bits: precision of the weights. None: that of the run, else 16.
+        any_base: accept a base with different weights than the one that the run was trained on.
+    """
     if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
@@ -98,7 +105,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
             raise UserError(
                 f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
             )
-        base = _base(folder, commit, overrides.bits, overrides)
+        base = _base(folder, commit, bits, overrides)
         return ModelSpec(Path(name).name, base, name, None, folder)
 
     adapter = folder / "adapter" if run == folder else folder
@@ -108,7 +115,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
             "give another folder"
         )
     saved = read_adapter(adapter)
-    record, start, known, bits = None, None, None, overrides.bits
+    record, start, known = None, None, None
     if run:  # run.json identifies the base of an adapter exactly
         record = read_record(run)
         trained, policy = record["config"]["model"], record["policy"]
@@ -130,7 +137,7 @@ def resolve(name: str, overrides: Overrides) -> ModelSpec:
         raise UserError(f"the base of the adapter in {adapter}, {requested}, does not exist here; pass it with --base")
     path, commit = model_files.find(requested, revision)
     base = _base(path, commit, bits, overrides)
-    if known and not overrides.any_base and model_files.weights_fingerprint(path) != known:
+    if known and not any_base and model_files.weights_fingerprint(path) != known:
         raise UserError(
             f"{requested} is not the base that the run in {run} was trained on, {stored}: its weights differ from "
             "those in run.json; pass that base with --base"

@@ -140,7 +140,7 @@ def make_merged(run):
         "identity": {"adapter_sha256": adapter}, "requested_dtype": "auto", "dtype": "bf16", "reason": "",
         "onto": "full", "untied": False, "vocab_size": None, "shards": [],
         "base": {"name": BASE, "revision": COMMIT, "fingerprint": "f" * 64, "checked": True},
-        "adapter": "run", "other_dtypes": {},
+        "adapter": "run",
         "retained": {"overall": 0.9993, "error": 0.1, "worst": 0.97, "worst_layer": "layers.0.q_proj"},
         "kl": {"adapter_merged": 0.00012, "adapter_base": 0.03},
     }  # fmt: skip

@@ -56,8 +56,8 @@ def in_float64(base, adapter, dora=False):
 def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
     adapter = make_adapter(base, tmp_path / "adapter", use_dora=dora)
     plan = planned(base, adapter, size=size)
-    found = measure(plan.outputs, ["bf16", "fp16", "fp32"])
-    for dtype, kept in found.items():
+    for dtype in TORCH:
+        kept = measure(plan.outputs, dtype)
         dots, squares, errors, worst = 0.0, 0.0, 0.0, {}
         for name, before, change in in_float64(base, adapter, dora):
             difference = (before + change).to(TORCH[dtype]).double() - before
@@ -77,12 +77,12 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
 
 def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tmp_path, monkeypatch):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.02)
-    (whole,) = measure(plan.outputs, ["bf16"]).values()
+    whole = measure(plan.outputs, "bf16")
     read, rows_and_change = [], Output.rows_and_change
     monkeypatch.setattr(Output, "rows_and_change", lambda *given: read.append(given) or rows_and_change(*given))
     monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 256)
     monkeypatch.setattr(fidelity, "SAMPLE_ELEMENTS", 256)
-    (sample,) = measure(plan.outputs, ["bf16"]).values()
+    sample = measure(plan.outputs, "bf16")
     assert len(read) == sum(output.changed for output in plan.outputs.values())
     assert sum((stop - start) / output.shape[0] for output, start, stop in read) < 0.5 * len(read)
     assert sample.overall == pytest.approx(whole.overall, abs=0.05) and sample.overall != whole.overall
@@ -90,14 +90,14 @@ def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tm
 
 def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
-    choice = choose("auto", plan)
-    assert choice.measured["bf16"].overall < 0.6 < 0.99 < choice.measured["fp16"].overall
-    assert choice.dtype == "fp16" and choice.reason.startswith("bf16 keeps ") and "fp16 keeps 9" in choice.reason
+    dtype, reason, retained = choose("auto", plan)
+    assert measure(plan.outputs, "bf16").overall < 0.6 < 0.99 < retained.overall
+    assert dtype == "fp16" and reason.startswith("bf16 keeps ") and "fp16 keeps 9" in reason
 
     smaller = planned(base, make_adapter(base, tmp_path / "smaller"), size=0.00001)
-    choice = choose("auto", smaller)
-    assert choice.dtype == "fp32" and "fp16 keeps" in choice.reason and choice.reason.endswith("only fp32 keeps it")
-    assert choice.measured["fp32"].overall > 0.99
+    dtype, reason, retained = choose("auto", smaller)
+    assert dtype == "fp32" and "fp16 keeps" in reason and reason.endswith("only fp32 keeps it")
+    assert retained.overall > 0.99
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

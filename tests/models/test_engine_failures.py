@@ -107,7 +107,7 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
 def test_a_start_of_vllm_fails(broken, statement, said):
     start = f"import torch\nclass LLM:\n    def __init__(self, *_, **options):\n        {statement}\n"
     broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=start)
-    target = resolve("starter", Overrides(None, None, None, False))
+    target = resolve("starter", Overrides())
     choices = {
         "--sampling.backend transformers": lambda: sampler(config()),
         "--backend transformers": lambda: build.load_sampler(target, "vllm", build.load_tokenizer(target), 64, 0),

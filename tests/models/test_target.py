@@ -25,7 +25,7 @@ def test_a_run_resolves_to_its_base_precision_and_adapter(tmp_path):
     base = target.without_adapter()
     assert (base.label, base.adapter, base.base) == ("base", None, target.base)
     assert base.identity["adapter_sha256"] is None and target.identity["adapter_sha256"]
-    assert resolve(str(run), Overrides(bits=16)).base.bits == 16
+    assert resolve(str(run), Overrides(), bits=16).base.bits == 16
 
 
 @pytest.mark.parametrize("name", ["adapter", "checkpoints/checkpoint-2"])
