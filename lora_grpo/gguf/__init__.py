@@ -12,7 +12,7 @@ transformers.
 
 cli.py             command-line flags and printed output
 writer.py          writes a model
-files.py           gguf_report.json, the checks before a push, and one table of the files of a run
+files.py           the checks before a push, and one table of the files of a run
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor and converts it
 tokenizer.py       byte-level BPE and SentencePiece tokenizers

@@ -13,7 +13,6 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.flags import Flag
-from lora_grpo.gguf.files import record_files
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
@@ -62,10 +61,9 @@ def export(options: ExportOptions) -> None:
     prompt = system_prompt(read_record(trained_by)) if trained_by else None
     with lock.holding(parent):
         notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
-        if (folder / REPORT).is_file():  # a GGUF file does not record its source
+        if (folder / REPORT).is_file():  # for the card
             with atomic.new_file(parent / REPORT) as temporary:
                 shutil.copyfile(folder / REPORT, temporary)
-        record_files(outputs, folder)
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():

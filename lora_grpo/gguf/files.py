@@ -1,4 +1,4 @@
-"""The GGUF files of a folder: gguf_report.json, the source model of each file, and a table of size and quality."""
+"""The GGUF files of a folder: the adapter that each was made from, and a table of size and quality."""
 
 from __future__ import annotations
 
@@ -7,35 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, percent, read_reports
 from lora_grpo.files import atomic, disk
 from lora_grpo.merging import read_report
 from lora_grpo.models import adapter_sha256, source_adapter
+from lora_grpo.sampling import read_header
 
-REPORT = "gguf_report.json"
+ADAPTER_KEY = "lora_grpo.adapter_sha256"
+"""Key in a GGUF file: the digest of the adapter that was merged into the model."""
 _FOLDERS = {"gguf": "GGUF files", "best-gguf": "GGUF files of the best adapter"}
-
-
-class ExportedFile(BaseModel):
-    """One file of an export."""
-
-    model_config = ConfigDict(frozen=True)
-
-    type: str
-    bytes: int
-    adapter_sha256: str | None = None
-    """The adapter that was merged into the model; None if unknown."""
-
-
-class _Report(BaseModel):
-    """The contents of gguf_report.json."""
-
-    files: dict[str, ExportedFile]
-    """The files, by name."""
 
 
 @dataclass(frozen=True)
@@ -53,46 +35,31 @@ class GgufSection:
     """Evaluations of the files, by name, the largest file first."""
 
 
-def record_files(outputs: Mapping[str, Path], model: Path) -> None:
-    """Add the files of an export, by type, to the gguf_report.json beside them. `model` is the exported folder."""
-    folder, merge = next(iter(outputs.values())).parent, read_report(model)
-    files, adapter = exported_files(folder), merge.identity.get("adapter_sha256") if merge else None
-    for kind, path in outputs.items():
-        files[path.name] = ExportedFile(type=kind, bytes=path.stat().st_size, adapter_sha256=adapter)
-    atomic.write_json(folder / REPORT, _Report(files=files).model_dump())
-
-
-def exported_files(folder: Path) -> dict[str, ExportedFile]:
-    """Return the files that gguf_report.json describes and that still exist in the folder, by name.
-
-    Files that were replaced by others are left out. Empty if there is no readable report.
-    """
+def _made_from(path: Path) -> str | None:
+    """Return the digest of the adapter that a file was made from; None if it is unknown or the file is damaged."""
     try:
-        report = _Report.model_validate_json((folder / REPORT).read_bytes())
-    except (OSError, ValidationError):
-        return {}
-    sizes = {path.name: path.stat().st_size for path in folder.glob("*.gguf")}
-    return {name: file for name, file in report.files.items() if sizes.get(name) == file.bytes}
+        field = read_header(path).get_field(ADAPTER_KEY)
+    except UserError:
+        return None
+    return field.contents() if field else None
 
 
 def check_exported(folder: Path) -> None:
     """Raise a UserError if a file of a folder was made from another adapter than its card describes.
 
-    A folder without gguf_report.json is accepted as it is.
+    The card describes the run that the folder is in, or the merge of the merge_report.json in it. Without both, any
+    file is accepted.
     """
     folder = folder.resolve()
-    if not (folder / REPORT).is_file():
-        return
-    files, merge, adapter = exported_files(folder), read_report(folder), source_adapter(folder)
+    merge, adapter = read_report(folder), source_adapter(folder)
     expected = merge.identity.get("adapter_sha256") if merge else None
     if (folder.parent / "run.json").is_file() and adapter.is_dir():
         expected = adapter_sha256(adapter)
-    for path in sorted(folder.glob("*.gguf")):
-        file = files.get(path.name)
-        if file is None or file.adapter_sha256 != expected:
+    for path in sorted(folder.glob("*.gguf")) if expected else ():
+        if _made_from(path) != expected:
             raise UserError(
-                f"{path} was made from another adapter than {adapter} ({REPORT}); run {command('export-gguf')} again, "
-                "or move or delete the file"
+                f"{path} was made from another adapter than {adapter}, or not here; run {command('export-gguf')} "
+                "again, or move or delete the file"
             )
 
 
@@ -134,10 +101,9 @@ def gguf_sections(run: Path) -> list[GgufSection]:
     """Return a section for each folder of a run with measured GGUF files of the run's current adapter."""
     sections = []
     for name, heading in _FOLDERS.items():
-        folder = run / name
-        exported = exported_files(folder)
-        adapter = adapter_sha256(source_adapter(folder)) if exported else ""
-        paths = [folder / name for name, file in exported.items() if file.adapter_sha256 == adapter]
-        if section := gguf_section(paths, read_reports(run) if paths else {}, heading):
-            sections.append(section)
-    return sections
+        files, adapter = [*(run / name).glob("*.gguf")], source_adapter(run / name)
+        reports = read_reports(run) if files and adapter.is_dir() else {}
+        if any("gguf_sha256" in report.evaluated.source for report in reports.values()):
+            paths = [path for path in files if _made_from(path) == adapter_sha256(adapter)]
+            sections.append(gguf_section(paths, reports, heading))
+    return [section for section in sections if section]

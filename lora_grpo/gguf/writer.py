@@ -17,8 +17,10 @@ from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf import types as gguf_types
 from lora_grpo.gguf.architecture import Tensor
+from lora_grpo.gguf.files import ADAPTER_KEY
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
+from lora_grpo.merging import read_report
 from lora_grpo.models import base_model
 from lora_grpo.progress import Progress
 
@@ -38,6 +40,8 @@ class SourceModel:
     vocabulary: Vocabulary
     card: Any
     """A `gguf.Metadata`."""
+    adapter: str | None
+    """Digest of the adapter that was merged into it; None if unknown."""
 
 
 def write_gguf(
@@ -104,7 +108,9 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     card = gguf.Metadata.load(model_path=folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
-    return SourceModel(network, tensors, tokenizer, vocabulary, card)
+    merge = read_report(folder)
+    adapter = merge.identity.get("adapter_sha256") if merge else None
+    return SourceModel(network, tensors, tokenizer, vocabulary, card, adapter)
 
 
 def _types(model: SourceModel, file_type: str) -> dict[str, tuple[Any, int]]:
@@ -132,6 +138,8 @@ def _write(output: Path, file_type: str, model: SourceModel) -> None:
     architecture.add_hyperparameters(writer, config)
     for name, value in model.vocabulary.fields.items():
         getattr(writer, f"add_{name}")(value)
+    if model.adapter:
+        writer.add_string(ADAPTER_KEY, model.adapter)
 
     factors = architecture.rope_factors(config)
     if factors is not None:

@@ -302,7 +302,7 @@ def test_the_command_writes_beside_the_folder_and_says_how_to_use_it(warm, copy,
     ended = warm.start(SCRIPT, "merged", "--modelfile", cwd=tmp_path).end()
     assert ended.returncode == 0, ended.stderr
     output = tmp_path / "merged-gguf" / "merged.Q8_0.gguf"
-    names = ["gguf_report.json", "merged.Q8_0.Modelfile", output.name, "params", "template"]
+    names = ["merged.Q8_0.Modelfile", output.name, "params", "template"]
     assert sorted(path.name for path in output.parent.glob("[!.]*")) == names
     assert f"llama-cli -m {output}" in ended.stdout
     assert "ollama create merged -f" in ended.stdout

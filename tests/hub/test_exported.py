@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from helpers.gguf_files import write_header
 from helpers.gguf_models import qwen_tokenizer, save
 from helpers.pushed_runs import make_merged, make_run
 
@@ -13,8 +14,6 @@ from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.models import adapter_sha256
-
-REPORT = "gguf_report.json"
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +71,15 @@ def test_a_file_of_an_earlier_adapter_is_refused(run, monkeypatch, capsys):
     assert "mine.Q8_0.gguf" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change", ["other name", "other size", "damaged report"])
-def test_a_file_that_the_report_does_not_describe_is_refused(run, monkeypatch, change):
+@pytest.mark.parametrize("change", ["made elsewhere", "damaged"])
+def test_a_file_of_an_unknown_adapter_is_refused(run, monkeypatch, change):
     path = run / "gguf" / "mine.Q4_0.gguf"
-    report = path.with_name(REPORT)
-    name = path.name
-    if change == "other name":
-        name = shutil.copy(path, path.with_name("older.Q4_0.gguf")).name
-    elif change == "other size":
-        path.write_bytes(path.read_bytes() + b"\0" * 32)
+    if change == "made elsewhere":
+        write_header(path)
     else:
-        report.write_text("{")
+        path.write_bytes(path.read_bytes()[:-1])
     message = refusal(run, monkeypatch, what="gguf")
-    assert name in message and REPORT in message and "delete" in message
+    assert path.name in message and "delete" in message
 
 
 def test_files_of_the_best_adapter_are_compared_with_it(run, monkeypatch):

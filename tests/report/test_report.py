@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from helpers.gguf_files import write_header
 from helpers.graded_samples import samples
 from helpers.made_runs import make_adapter
 from helpers.report_runs import HOSTILE, completion, write_run
@@ -70,11 +71,7 @@ def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling
     """Write a GGUF file of an adapter, what its export leaves and, with samples, what its evaluation leaves."""
     path = run / folder / f"mine.{kind.upper()}.gguf"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(kind.encode() * (800_000 if kind == "f16" else 200_000))
-    report = path.with_name("gguf_report.json")
-    files = json.loads(report.read_text())["files"] if report.exists() else {}
-    entry = {"type": kind, "bytes": path.stat().st_size, "adapter_sha256": adapter_sha256(run / adapter)}
-    atomic.write_json(report, {"files": {**files, path.name: entry}})
+    write_header(path, lora_grpo__adapter_sha256=adapter_sha256(run / adapter), general__name=kind)
     if after:
         settings = {"num_samples": 2, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 64, **sampling}
         protocol = Protocol(
@@ -101,13 +98,13 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
     page = text_of(page_of(run))
     rows = re.findall(r'<tr><th scope="row">(mine[^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', page)
     assert [(name, size, score.split(" [")[0]) for name, size, score in rows] == [
-        ("mine.F16.gguf", "2.4 MB", "37.5"),
-        ("mine.Q4_0.gguf", "0.8 MB", "25.0"),
-        ("mine.Q8_0.gguf", "0.8 MB", "–"),
-        ("mine.Q5_0.gguf", "0.8 MB", "37.5"),
+        ("mine.F16.gguf", "1.1 kB", "37.5"),
+        ("mine.Q4_0.gguf", "1.1 kB", "25.0"),
+        ("mine.Q8_0.gguf", "1.1 kB", "–"),
+        ("mine.Q5_0.gguf", "1.1 kB", "37.5"),
     ]
     assert "<h3>GGUF files</h3>" in page and "<h3>GGUF files of the best adapter</h3>" in page
-    for text in ("mine.Q8_0.gguf", "0.8 MB", "q4_0 costs 12.5 points of pass@1 ["):
+    for text in ("mine.Q8_0.gguf", "1.1 kB", "q4_0 costs 12.5 points of pass@1 ["):
         assert text in page, text
 
 
