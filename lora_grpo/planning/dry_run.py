@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.config import RunConfig
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.tasks import Data, TaskFile, chat, get_task, gold_episodes
 
@@ -21,7 +21,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     """Print one rendered prompt, and the rewards of its reference answer. The rows fit the context."""
     rows = data.train
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
-    task, shape = get_task(config.data.task), batch_shape(config)
+    task = get_task(config.data.task)
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     gold = None
     if isinstance(task, TaskFile) and not task.has_gold:
@@ -35,10 +35,6 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
             )
     if config.method == "sft" and gold:
         print(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
-        step = f"{shape.completions_per_step} reference answers"
-    else:
-        step = f"{config.train.prompts_per_step} prompts x {config.sampling.num_generations} generations"
-        step += f" = {shape.completions_per_step} completions"
     if gold is not None and config.method == "grpo":
         batch = scorer.score_episodes([gold])
         print("--- its rewards")
@@ -47,8 +43,4 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
             graded = "not gradable" if value is None else f"{value:g} of 1, weight {reward.weight:g}"
             print(f"{reward.name:24} {graded}")
         print(f"{'sum':24} {batch.rewards[0]:g}")
-    steps = f"{config.step_limit} steps" if config.step_limit else f"as many steps as fit in {config.hours:g} h"
-    print(
-        f"--- {steps} of {step}, in {shape.accumulation_steps} passes; {len(rows)} training rows, {len(data.eval)} "
-        "evaluation rows; nothing was trained"
-    )
+    print(f"--- {len(rows)} training rows, {len(data.eval)} evaluation rows; nothing was trained")

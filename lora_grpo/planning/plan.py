@@ -43,7 +43,7 @@ class Plan:
     """The plan of a run."""
 
     config: RunConfig
-    """The configuration, with the settings resolved that depend on the GPU's memory."""
+    """The configuration, without the settings that depend on the GPU's memory."""
     engine: str
     work: Work
     derived: tuple[str, ...]
@@ -60,9 +60,6 @@ class Plan:
     fit: Fit | None = None
     can_unquantize: bool = False
     """Whether a base in 16 bits is an alternative on a GPU."""
-    unquantized: Fit | None = None
-    """The plan with a base in 16 bits, if it fits a GPU; None if it does not, or if the base has 16 bits."""
-    longest_context: int = 0
     disk_bytes: int | None = None
     """The size of checkpoints and adapters; None if the memory is not planned, because the adapter's is unknown."""
     too_large: str | None = None
@@ -71,6 +68,11 @@ class Plan:
     @property
     def shape(self) -> Shape | None:
         return self.planner.shape if self.planner else None
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of prompt plus completion that fit; 0 if the memory is not planned."""
+        return self.planner.longest_context(self.config) if self.planner else 0
 
     @property
     def length(self) -> int:
@@ -159,20 +161,17 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
     fit = planner.choose(config)
     if fit is None:
         raise UserError(refusal(planner, config))
-    unquantized = planner.choose(replace(config, {"model": {"bits": 16}})) if plan.can_unquantize else None
-    vocabulary = planner.shape.vocabulary
     plan = dataclasses.replace(
         plan,
+        planner=planner,
         fit=fit,
-        unquantized=unquantized if unquantized and unquantized.fits else None,
-        longest_context=planner.longest_context(config),
-        disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], vocabulary),
+        disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], planner.shape.vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
     )
     if not planner.device.on_cpu:
         resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
         config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
-    return config, dataclasses.replace(plan, config=config)
+    return config, plan
 
 
 def show_plan(plan: Plan) -> None:
@@ -185,7 +184,8 @@ def show_plan(plan: Plan) -> None:
         declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
         print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     print("\n".join(_settings(plan)))
-    if other := plan.unquantized:
+    other = plan.planner and plan.can_unquantize and plan.planner.choose(replace(plan.config, {"model": {"bits": 16}}))
+    if other and other.fits:
         print(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
     print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
