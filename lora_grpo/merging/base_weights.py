@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.errors import UserError
 from lora_grpo.files import DTYPES, StoredTensor, model_tensors
+from lora_grpo.models import base_model
 
 MergeTarget = Literal["full", "dequantized"]
 
@@ -18,12 +19,9 @@ def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
+    with base_model.loading(f"the model in {folder}"), init_empty_weights(include_buffers=False):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        with init_empty_weights(include_buffers=False):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
-    except Exception as error:  # damaged or unknown configurations raise many exception types
-        raise UserError(f"the model in {folder} cannot be built: {first_line(error)}") from error
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
 
 
 def weight_name(model: Any, module: Any) -> str:

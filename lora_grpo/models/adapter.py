@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
@@ -39,7 +39,7 @@ _BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
 class SavedAdapter(BaseModel):
     """A LoRA adapter in a folder. Fields have the names of PEFT's `LoraConfig`."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True)
 
     folder: Path
     r: PositiveInt
@@ -76,11 +76,9 @@ def read_adapter(folder: Path) -> SavedAdapter:
     values = json_files.read_object(path)
     if values.get("peft_type") != "LORA":
         raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters are supported")
-    try:
-        return SavedAdapter.model_validate({**values, "folder": folder, "features": features(values)})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+    values |= {"folder": str(folder), "features": features(values)}
+    adapter: SavedAdapter = json_files.validated(values, SavedAdapter, f"{path} is damaged", "restore or correct it")
+    return adapter
 
 
 def features(values: Mapping[str, Any]) -> tuple[str, ...]:

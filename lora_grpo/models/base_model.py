@@ -75,7 +75,7 @@ def load_base(settings: ModelConfig) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    try:
+    with loading(f"the model {settings.name}"):
         model = AutoModelForCausalLM.from_pretrained(
             source(settings.name),
             revision=settings.revision,
@@ -85,10 +85,6 @@ def load_base(settings: ModelConfig) -> Any:
             use_safetensors=True,
             trust_remote_code=settings.trust_remote_code,
         )
-    except Exception as error:  # missing or damaged files and too little memory raise many types
-        # bitsandbytes reports a missing CUDA library only when it is used.
-        fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
-        raise UserError(f"the model {settings.name} cannot be loaded: {first_line(error)}{fix}") from error
     keep_frozen(model)
     return model
 
@@ -98,12 +94,10 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     silence_libraries()
     from transformers import AutoTokenizer
 
-    try:
+    with loading(f"the tokenizer of {settings.name}"):
         tokenizer = AutoTokenizer.from_pretrained(
             source(settings.name), revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except Exception as error:  # missing or damaged files raise many types
-        raise UserError(f"the tokenizer of {settings.name} cannot be loaded: {first_line(error)}") from error
     if not tokenizer("a")["input_ids"]:  # transformers creates an empty tokenizer if the files are missing
         raise UserError(f"the tokenizer of {settings.name} cannot be loaded: it has no vocabulary")
     return tokenizer
@@ -113,13 +107,11 @@ def generation_config(settings: ModelConfig) -> Any:
     """Return the generation config of a model in a folder, or the one that its config.json implies."""
     from transformers import AutoConfig, GenerationConfig
 
-    try:
+    with loading(f"the generation config of {settings.name}"):
         if (Path(settings.name) / "generation_config.json").is_file():
             return GenerationConfig.from_pretrained(settings.name)
         config = AutoConfig.from_pretrained(settings.name, trust_remote_code=settings.trust_remote_code)
         return GenerationConfig.from_model_config(config)
-    except Exception as error:  # damaged files and wrong values raise many types
-        raise UserError(f"the generation config of {settings.name} cannot be read: {first_line(error)}") from error
 
 
 def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
@@ -158,6 +150,17 @@ def require_compiler(*, feature: str, otherwise: str) -> None:
             f"{feature} needs a C compiler and Python's C headers to compile GPU kernels; install them (Ubuntu: `sudo "
             f"apt install gcc python3-dev`), or {otherwise}"
         )
+
+
+@contextlib.contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Turn every error in a `with` block that loads `what` from files into one line."""
+    try:
+        yield
+    except Exception as error:  # missing and damaged files, wrong values and too little memory raise many types
+        # bitsandbytes reports a missing CUDA library only when it is used.
+        fix = "; run `python -m bitsandbytes`, or load 16 bits" if "python -m bitsandbytes" in str(error) else ""
+        raise UserError(f"{what} cannot be loaded: {first_line(error)}{fix}") from error
 
 
 @contextlib.contextmanager
