@@ -19,7 +19,7 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import SAVE_EMBEDDINGS, make_plan
+from lora_grpo.merging.mapping import make_plan
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
 from lora_grpo.models import (
     ADAPTER_CONFIG,
@@ -133,7 +133,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
     model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, target.adapter, model)
-    _check_vocabulary(target, plan.vocab_size or model.get_input_embeddings().num_embeddings)
+    _check_vocabulary(target, model.get_input_embeddings().num_embeddings)
     dtype, reason, retained = choose(options.dtype, plan)
     shards = writer.lay_out(plan, dtype)
     with atomic.new_folder(output) as staging:
@@ -174,7 +174,7 @@ def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
     if (size := max(found.values(), default=0) + 1) > vocab_size:
         raise UserError(
             f"the tokenizer in {target.tokenizer} has {size} tokens, and the merged model has embeddings of "
-            f"{vocab_size}; {SAVE_EMBEDDINGS}, or delete the tokenizer's files to merge with the base's tokenizer"
+            f"{vocab_size}; merge it with PEFT, or delete the tokenizer's files to merge with the base's tokenizer"
         )
 
 

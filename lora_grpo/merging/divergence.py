@@ -46,8 +46,6 @@ def measure_divergences(
 
     `model` is the result of `empty_model` and cannot be used afterward. `merged` is the folder of the merged shards.
     """
-    if plan.vocab_size is not None:
-        return Divergences(not_measured="the vocabulary was resized, so the KL divergence is undefined")
     try:
         assert target.adapter is not None
         tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)

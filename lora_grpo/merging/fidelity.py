@@ -62,8 +62,7 @@ def choose(requested: Dtype | Literal["auto"], plan: Plan) -> tuple[Dtype, str, 
 def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     """Measure how much of the update a dtype keeps, in one block of each tensor that a low-rank update changes.
 
-    None if the adapter changes nothing. A tensor that has a different shape than the base's is skipped, because its
-    update is not defined.
+    None if the adapter changes nothing.
 
     Raises:
         UserError: the adapter has a NaN or infinite weight.
@@ -73,24 +72,22 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     # <W' - W - D, D>, |D|^2 and |W' - W - D|^2 of every layer.
     layers: dict[str, tuple[float, float, float]] = {}
     for name, output in outputs.items():
-        if not output.changed or output.base.shape != output.shape:
+        if not output.low_rank:
             continue
-        sample = _sample(output)
-        weight = output.shape[0] / sum(stop - start for start, stop in sample)
-        for start, stop in sample:
-            merged, base, change = output.rows_and_change(start, stop)
-            squares = _dot(change, change)
-            if not math.isfinite(squares):
-                raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
-            error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
-            if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
-                error.nan_to_num_()
-            error = error.float() - base
-            error -= change
-            # Python's numbers: small tensors would fragment the heap between large ones.
-            dot, total, errors = layers.get(name, (0.0, 0.0, 0.0))
-            dot, total = dot + weight * _dot(error, change), total + weight * squares
-            layers[name] = dot, total, errors + weight * _dot(error, error)
+        blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
+        start, stop = blocks[(len(blocks) - 1) // 2]
+        merged, base, change = output.rows_and_change(start, stop)
+        squares = _dot(change, change)
+        if not math.isfinite(squares):
+            raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
+        error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
+        if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
+            error.nan_to_num_()
+        error = error.float() - base
+        error -= change
+        weight = output.shape[0] / (stop - start)
+        # Python's numbers: small tensors would fragment the heap between large ones.
+        layers[name] = weight * _dot(error, change), weight * squares, weight * _dot(error, error)
     shares = {name: 1 + dot / squares for name, (dot, squares, _) in layers.items() if squares}
     if not shares:
         return None
@@ -99,14 +96,6 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     return Retained(
         overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst
     )
-
-
-def _sample(output: Output) -> list[tuple[int, int]]:
-    """Return the ranges of rows to measure."""
-    if output.replacement:  # it may change only a few rows
-        return list(row_blocks(output.shape))
-    blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
-    return blocks[(len(blocks) - 1) // 2 :][:1]
 
 
 def _dot(first: Any, second: Any) -> float:

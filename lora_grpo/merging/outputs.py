@@ -32,40 +32,26 @@ class Output:
     name: str
     base: StoredTensor
     low_rank: LowRank | None = None
-    replacement: StoredTensor | None = None
-    """A fully trained tensor that replaces the base's."""
-
-    @property
-    def origin(self) -> StoredTensor:
-        """The tensor that updates are added to."""
-        return self.replacement or self.base
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.origin.shape
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.low_rank or self.replacement)
+        return self.base.shape
 
     def rows(self, start: int, stop: int) -> Any:
         """Return merged rows in float32, as the unmerged adapter computes them."""
-        rows = self.origin.rows(start, stop).float()
+        rows = self.base.rows(start, stop).float()
         if self.low_rank:
             _update(self).add_to(rows, start, stop)
         return rows
 
     def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
-        """Return merged rows, base rows, and the adapter's change in float32. The base must have the same shape.
+        """Return merged rows, base rows, and the adapter's change in float32. The output must have a low-rank update.
 
         The change from LoRA is scale * B @ A itself, not the difference of two large numbers.
         """
         base = self.base.rows(start, stop).float()
-        if self.low_rank and not self.replacement:
-            change = _update(self).rows(start, stop, base)
-            return base + change, base, change
-        merged = self.rows(start, stop)
-        return merged, base, merged - base
+        change = _update(self).rows(start, stop, base)
+        return base + change, base, change
 
 
 @functools.lru_cache(maxsize=1)  # tensors are processed one at a time

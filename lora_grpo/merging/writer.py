@@ -43,8 +43,8 @@ def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
 
 def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
     """Return the dtype to write. Scalars and unchanged float32 weights of a 16-bit base keep theirs for precision."""
-    own = output.origin.dtype
-    is_precise = not output.changed and own == "F32" and base_dtype != "F32"
+    own = output.base.dtype
+    is_precise = not output.low_rank and own == "F32" and base_dtype != "F32"
     return own if is_precise or not output.shape else STORED[dtype]
 
 
@@ -66,9 +66,9 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
     """Yield a tensor in blocks of rows. Changed tensors are computed in float32 and rounded once."""
     import torch
 
-    source = output if output.changed else output.origin
+    source = output if output.low_rank else output.base
     if not output.shape:
-        yield output.origin.read()
+        yield output.base.read()
         return
     for start, stop in row_blocks(output.shape):
         rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
@@ -90,14 +90,11 @@ def write_index(folder: Path, shards: Sequence[Shard]) -> None:
 
 
 def write_config(folder: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
-    """Write config.json: the base's, with the merged dtype, head, and vocabulary size."""
+    """Write config.json: the base's, with the merged dtype and head."""
     config = json_files.read_object(base / "config.json")
-    changes = {
-        "vocab_size": plan.vocab_size,
-        "tie_word_embeddings": plan.tie_word_embeddings,
-        "dtype": DTYPES[STORED[dtype]],
-    }
-    changes = {key: value for key, value in changes.items() if value is not None}
+    changes: dict[str, Any] = {"dtype": DTYPES[STORED[dtype]]}
+    if plan.tie_word_embeddings is not None:
+        changes["tie_word_embeddings"] = plan.tie_word_embeddings
     text = config.get("text_config", {})
     for part in (config, text):
         part.pop("torch_dtype", None)  # the former name of `dtype`

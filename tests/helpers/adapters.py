@@ -43,11 +43,8 @@ def make_adapter(base, folder, *, resize=None, **options):
     return folder
 
 
-def live(base, adapter, resize=None):
-    model = load(base).float()
-    if resize:
-        model.resize_token_embeddings(resize, mean_resizing=False)
-    return PeftModel.from_pretrained(model, adapter).eval()
+def live(base, adapter):
+    return PeftModel.from_pretrained(load(base).float(), adapter).eval()
 
 
 def logits_of(model):

@@ -140,7 +140,7 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(no_divergence, 
 
 def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_path):
     base = make_base(tmp_path / "base", tied=False, dtype="float16")
-    adapter = make_adapter(base, tmp_path / "adapter", modules_to_save=["embed_tokens", "lm_head"])
+    adapter = make_adapter(base, tmp_path / "adapter")
     output = merge(MergeOptions(str(adapter), base=str(base)))
     assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
 
