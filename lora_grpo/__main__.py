@@ -1,7 +1,5 @@
 """`lora-grpo`, also as `python -m lora_grpo`."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -5,8 +5,6 @@
 In a checkout, each command is also a script, and each recipe a file that can be run. Both are the same code.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

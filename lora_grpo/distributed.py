@@ -5,8 +5,6 @@ rank samples and trains on its part of a step's completions. DDP all-reduces the
 Only rank 0 writes files and prints. Without a launcher there is one rank, and every function here returns immediately.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

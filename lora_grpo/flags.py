@@ -11,8 +11,6 @@
 A field that is a dataclass is a section: `--train.max-steps` sets the field `max_steps` of the field `train`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

@@ -3,8 +3,6 @@
 parse -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress of a task: a line that changes on a terminal, otherwise a few lines."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The batch arithmetic of one optimizer step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Chooses the preset and the engines for this machine, without importing torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The engine and sampling backend that `check-gpu` measured as the fastest, which new runs use for `auto`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

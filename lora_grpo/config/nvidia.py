@@ -5,8 +5,6 @@ This file uses only the standard library and loads no torch: scripts/install.sh 
     python lora_grpo/config/nvidia.py 13     # exit code 2 and one line if the driver is too old for CUDA 13
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.machinery

@@ -1,7 +1,5 @@
 """Defaults shared by the presets of all recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

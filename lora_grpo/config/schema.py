@@ -4,8 +4,6 @@ Flags, `--config` files and `run.json` use the same names: `train.max_steps` is 
 and `{"train": {"max_steps": ...}}` in a file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -5,8 +5,6 @@ checked against GRPOConfig before a model is loaded, but not for `--plan`. TRL's
 patched GRPOConfig only warns about an unknown field and drops it, and neither checks types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 

@@ -1,7 +1,5 @@
 """Atomic writes: files and folders are complete or absent, even if the process is killed or the disk is full."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

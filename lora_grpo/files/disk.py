@@ -1,7 +1,5 @@
 """One-line errors for disks that are too small or full: the path, the space that it needs, and the free space."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

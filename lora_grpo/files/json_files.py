@@ -4,8 +4,6 @@ User files may be gzipped. Files of an interrupted run may be truncated. Only "\
 contain U+2028, where str.splitlines() would split.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

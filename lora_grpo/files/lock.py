@@ -1,7 +1,5 @@
 """A lock that allows one process per folder. The kernel releases it when the process exits, even after a crash."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Python files of users: import them once, with the modules in their folder, and locate the line of an exception."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -4,8 +4,6 @@ A file has three parts: the header length in eight bytes, a JSON header (names, 
 Source: https://github.com/huggingface/safetensors#format.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Text output: Markdown tables, and escaping of text from files and models for terminals and pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

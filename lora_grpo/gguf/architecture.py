@@ -3,8 +3,6 @@
 A model that llama.cpp would compute differently from transformers raises an error. Nothing is approximated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

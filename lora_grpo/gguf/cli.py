@@ -1,7 +1,5 @@
 """`lora-grpo export-gguf`: command-line flags and printed output."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The GGUF files of a folder: the adapter that each was made from, and a table of size and quality."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ placeholder messages and converts the fixed text around them to a Go template. T
 other conversations the same way as the original.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ that split text into words. A tokenizer that splits text differently raises an e
 would become tokens that the model has not seen.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Write a model folder as GGUF files, tensor by tensor. Every file is complete or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shutil

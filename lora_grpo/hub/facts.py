@@ -1,7 +1,5 @@
 """Collect facts about a pushed model: its base, license, run, merge, and evaluations."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

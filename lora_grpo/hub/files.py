@@ -1,7 +1,5 @@
 """Select the files to upload: known names, undamaged, and without local paths or tokens in their content."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Find the Hub token, and keep it out of arguments, files, logs, and messages."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

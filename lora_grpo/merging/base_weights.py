@@ -1,7 +1,5 @@
 """The base model: its modules without weights, and its tensors as stored or as rounded in 4-bit training."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lora-grpo merge`: merge an adapter into its base and report the rounding error."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -7,8 +7,6 @@ The adapter's weights are W + D in float32, computed from the merge plan. An err
 of the comparison, so the tests compare plans with PEFT.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

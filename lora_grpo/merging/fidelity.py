@@ -10,8 +10,6 @@ update, W the base, and W' the rounded merge:
 lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -9,8 +9,6 @@ training would be silently lost. These keys of PEFT (0.21) are merged:
     X.base_layer.weight                       a copy of the frozen W_X
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

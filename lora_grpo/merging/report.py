@@ -1,7 +1,5 @@
 """merge_report.json: the inputs of a merge and its rounding error."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from pathlib import Path

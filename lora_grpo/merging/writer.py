@@ -1,7 +1,5 @@
 """Write a merged model block by block, so that memory use is low."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Each use of an adapter calls `check` with the features that it supports.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping

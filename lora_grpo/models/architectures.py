@@ -3,8 +3,6 @@
 docs/gpu.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Engines (Unsloth and vLLM) are optional packages; `starting` turns their errors into one line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

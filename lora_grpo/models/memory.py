@@ -5,8 +5,6 @@ total widths of the query heads and of the key heads, i inner size of the feed-f
 Activations have 16 bits on a GPU and 32 on a CPU. docs/before-you-train.md shows which terms were compared.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled model.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

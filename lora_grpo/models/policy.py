@@ -3,8 +3,6 @@
 An adapter is saved in the folder format of PEFT, which vLLM and Unsloth also read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A run keeps a copy in its `start` folder, so that it can be resumed and evaluated when the original is gone.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection

@@ -4,8 +4,6 @@ Read in unsloth_zoo 2026.10.7 and compared with the bytes that it allocates by t
 T: tokens of a micro-batch. All tensors have 16 bits.
 """
 
-from __future__ import annotations
-
 import math
 
 from lora_grpo.models.shape import Shape

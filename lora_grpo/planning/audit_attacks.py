@@ -1,7 +1,5 @@
 """The attacks on a `check`: texts that it must accept or reject, made from the references of a row and of others."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

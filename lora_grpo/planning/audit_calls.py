@@ -1,7 +1,5 @@
 """Makes the calls of an audit in a process that is killed at the first one that takes too long."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

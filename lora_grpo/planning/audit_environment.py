@@ -5,8 +5,6 @@ Most can pass by luck, such as a number copied from the question in a game of nu
 pass on more than half of the rows.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

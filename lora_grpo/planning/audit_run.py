@@ -1,7 +1,5 @@
 """Attacks the `check` or the `Environment` of a run's tasks, and reports what it wrongly accepts or rejects."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

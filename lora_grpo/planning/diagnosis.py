@@ -1,7 +1,5 @@
 """Sampled groups, their summary with 95% intervals, whether GRPO can learn from them, and suggested changes."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

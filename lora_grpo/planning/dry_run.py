@@ -1,7 +1,5 @@
 """`--dry-run`: the settings, one prompt and the rewards of its reference answer, without the weights of a model."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

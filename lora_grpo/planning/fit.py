@@ -3,8 +3,6 @@
 If a run does not fit, `refusal` names the cheapest change of settings that makes it fit.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import math

@@ -4,8 +4,6 @@ The fastest is saved, and new runs use it for `auto` (config/measured_engine.py)
 with random weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

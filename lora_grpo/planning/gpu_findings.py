@@ -1,7 +1,5 @@
 """What the GPU check found: the table, the conclusions, and the fastest engine for `auto`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans a run from the model's config.json, before any weights are loaded, and prints the plan."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`--preview`: samples a few groups from the base model, with the prompts of the first training steps."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

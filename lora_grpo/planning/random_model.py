@@ -3,8 +3,6 @@
 All tokens are about equally likely, so almost every completion has the maximum length: the worst case for both.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Choose and load the sampler for a policy in training or for a model in evaluation."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The loop of all rollouts and evaluations: the model's turns alternate with the environment of the row."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sample from a model that Unsloth trains, with its vLLM engine or with `generate`. Its trainer makes the rollouts."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 

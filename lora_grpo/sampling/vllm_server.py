@@ -1,7 +1,5 @@
 """Client of a vLLM server on this or another machine, used instead of an engine in this process."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """The server of the package xllamacpp, with the flags of llama-server. Runs as a script, without lora_grpo."""
 
-from __future__ import annotations
-
 import signal
 import sys
 
