@@ -34,8 +34,8 @@ def check(config: RunConfig) -> None:
 def _check_tasks(config: RunConfig) -> None:
     task = config.data.task
     found = get_task(task)
-    if task == "humaneval":
-        raise UserError("--data.task humaneval has no training split; pass mbpp, and humaneval as --data.eval-task")
+    if task in ("humaneval", "humaneval-plus"):
+        raise UserError(f"--data.task {task} has no training split; pass mbpp, and {task} as --data.eval-task")
     if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
         raise UserError(
             f"{found.path} defines no gold(row), and SFT needs reference answers; define gold(row), or train with "

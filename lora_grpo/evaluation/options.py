@@ -30,8 +30,8 @@ class EvaluateOptions(Overrides):
     source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
     task: str | None = None
-    """Task to evaluate on: gsm8k, humaneval, mbpp, starter, starter-code, or your file, such as my_task.py. Default:
-    the task of the run, unless it is a file, which is run only if it is named here."""
+    """Task to evaluate on: gsm8k, humaneval, humaneval-plus, mbpp, mbpp-plus, starter, or your file: my_task.py. By
+    default, the task of the run, unless it is a file, which is run only if it is named here."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""

@@ -2,10 +2,10 @@
 
 The meaning of `completion` depends on the task:
 
-- humaneval: the text after the prompt. The program is prompt + completion, then the tests and `check(entry_point)`, as
+- humaneval, humaneval-plus: the text after the prompt. The program is prompt + completion, then the tests, as
   in the harness. Nothing is extracted or removed, so a code fence or prose is a syntax error.
 - `solution` in place of `completion`, as in EvalPlus: the whole program, for humaneval too.
-- mbpp, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
+- mbpp, mbpp-plus, starter-code: the whole program. MBPP's `task_id` is `mbpp/11`, `Mbpp/11` or 11.
 - gsm8k, starter: the model's answer. GSM8K's `task_id` is `gsm8k/test/N`, where N is the row index, starting at 0. The
   `robust` rule determines whether a sample passes. The result contains all rules.
 
@@ -132,7 +132,7 @@ def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
         if not isinstance(text, str) or "task_id" not in keys:
             raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.100}")
         name = str(line["task_id"])
-        if task == "mbpp":
+        if task in ("mbpp", "mbpp-plus"):
             name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
         if name not in by_id:
             raise UserError(f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {[*by_id][-1]!r}")

@@ -22,6 +22,7 @@ launch.py      starts an interpreter, directly or in bubblewrap, with the standa
 zygote.py      the process that forks; it imports the library from memory
 candidate.py   runs a candidate in a child of its zygote
 examiner.py    runs the tests in a child of its zygote
+evalplus.py    compares results with those of a reference program
 link.py        the tests' end of the socket
 codec.py       encodes the values sent over the socket
 lockdown.py    drops access to files, system calls, and privileges; lists the allowed system calls
@@ -30,4 +31,4 @@ lockdown.py    drops access to files, system calls, and privileges; lists the al
 from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.lockdown import die_with_parent
 from lora_grpo.sandbox.pool import describe, run, start, stop
-from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
+from lora_grpo.sandbox.verdict import LONGEST, BrokenTest, Program, Settings, Verdict

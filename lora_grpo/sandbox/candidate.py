@@ -1,7 +1,5 @@
 """The candidate's process: run the source, then serve requests from the tests."""
 
-from __future__ import annotations
-
 import builtins
 import operator
 import sys

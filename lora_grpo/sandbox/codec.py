@@ -12,8 +12,6 @@ A frame is the length in four bytes (little-endian), followed by JSON. A contain
 Mutable containers are numbered in the order in which they are encoded. `again` refers to such a number.
 """
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

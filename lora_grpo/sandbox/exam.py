@@ -1,7 +1,5 @@
 """Compile and check tests in the trusted process, once for all candidates."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import marshal

@@ -1,11 +1,10 @@
 """The tests' process: run the tests against the candidate's functions, which run in another process."""
 
-from __future__ import annotations
-
 import builtins
 import marshal
 from typing import Any
 
+from lora_grpo.sandbox import evalplus  # noqa: F401 - the tests import it, and there are no files then
 from lora_grpo.sandbox.candidate import describe
 from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, remote
 

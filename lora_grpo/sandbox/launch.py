@@ -3,8 +3,6 @@
 A sandboxed process has no file system to import it from.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import marshal

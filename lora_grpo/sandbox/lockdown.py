@@ -15,8 +15,6 @@ Source: linux/landlock.h, linux/capability.h, linux/seccomp.h, linux/filter.h, p
 asm/unistd_64.h and asm-generic/unistd.h.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """Find an isolation that works on this machine, and keep a pool of workers for the whole process, one per core."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -1,13 +1,14 @@
 """The sandbox's inputs and outputs: programs, settings, verdicts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from lora_grpo.errors import RunError
+
+LONGEST = 60.0
+"""Upper bound of `Program.seconds`."""
 
 Status = Literal["passed", "failed", "timeout", "memory", "crashed", "blocked", "invalid"]
 
@@ -41,6 +42,8 @@ class Program:
     reference: bool = False
     """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. A model's program
     never raises it."""
+    seconds: float = 0.0
+    """Wall time limit in seconds, at most `LONGEST`, if it is more than that of the settings."""
     name: str = "a program"
     """Id of the dataset row, for error messages."""
 

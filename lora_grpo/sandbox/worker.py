@@ -1,7 +1,5 @@
 """A pair of zygotes that grades one program at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -14,7 +12,7 @@ import sys
 import time
 
 from lora_grpo.sandbox.launch import memory_file, start_process
-from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
+from lora_grpo.sandbox.verdict import LONGEST, BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.zygote import STATUS_BYTES
 
 _ROLES = ("candidate", "examiner")
@@ -37,7 +35,7 @@ class Worker:
         self._settings = settings
         memory = settings.memory_mb << 20
         # The CPU limit is a fallback. The wall time limit is reached first.
-        seconds = math.ceil(settings.timeout_seconds) + 1
+        seconds = math.ceil(max(settings.timeout_seconds, LONGEST)) + 1
         self._processes: list[subprocess.Popen[bytes]] = []
         self.controls: dict[str, socket.socket] = {}
         try:
@@ -57,14 +55,16 @@ class Worker:
 
         The exception is CandidateKilled, after which both children are reaped as after a verdict.
         """
-        started = time.monotonic()
+        started, limit = time.monotonic(), max(self._settings.timeout_seconds, program.seconds)
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self._submit(program, exam, theirs.fileno())
-            output = self._listen(ours)
+            output = self._listen(ours, limit)
         # Always kill and reap both children before anything else runs.
         ends = self._stop()
+        if output is None:
+            return Verdict("timeout", f"still running after {limit:g} s", time.monotonic() - started)
         return self._decide(output, ends, program, time.monotonic() - started)
 
     def kill(self) -> None:
@@ -93,12 +93,12 @@ class Worker:
                 finally:
                     os.close(file)
 
-    def _listen(self, report: socket.socket) -> bytes | None:
-        """Return the output of the tests, which is empty if they died, or None after a timeout."""
+    def _listen(self, report: socket.socket, limit: float) -> bytes | None:
+        """Return the output of the tests, which is empty if they died, or None after `limit` seconds."""
         poll = select.poll()  # unlike `select`, it takes descriptors above 1023
         for end in (report, *self.controls.values()):
             poll.register(end, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll(self._settings.timeout_seconds * 1000)]
+        ready = [descriptor for descriptor, _ in poll.poll(limit * 1000)]
         if report.fileno() in ready:
             return report.recv(_MAX_REPORT_BYTES)
         if ready:
@@ -117,10 +117,8 @@ class Worker:
             raise WorkerDied("a process of the sandbox was killed")
         return {role: int.from_bytes(answer, sys.byteorder) for role, answer in answers.items()}
 
-    def _decide(self, output: bytes | None, ends: dict[str, int], program: Program, seconds: float) -> Verdict:
+    def _decide(self, output: bytes, ends: dict[str, int], program: Program, seconds: float) -> Verdict:
         """Derive the verdict from the tests' output and the wait statuses. Empty output never passes."""
-        if output is None:
-            return Verdict("timeout", f"still running after {self._settings.timeout_seconds:g} s", seconds)
         if not output:
             number = _signal(ends["examiner"])
             if number in (0, signal.SIGKILL):

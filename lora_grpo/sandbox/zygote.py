@@ -9,8 +9,6 @@ The child reads the program after the fork, and the kernel writes its status int
 wiped. This process therefore never contains anything that a program chose, which its later children would inherit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -21,8 +21,6 @@ https://github.com/bigcode-project/bigcode-evaluation-harness. Dropping examples
 docs/decisions/0024-final-statements.md counts the verdicts that each rule changes on real completions.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re

@@ -9,8 +9,6 @@ raised it, with a text that contains a value. Syntax errors are quoted, because 
 learns neither the results of other asserts nor their number.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -6,20 +6,25 @@ In addition to the common columns, rows of code tasks have:
 - `test`: Python code that asserts its results;
 - `prelude`: trusted Python code that runs before `test`, such as imports; may be empty;
 - `functions`: any names besides `entry_point` that the candidate defines for the tests;
-- `completion_prefix`: the start of the program, if the task is to complete it.
+- `completion_prefix`: the start of the program, if the task is to complete it;
+- `seconds`: a time limit, if it is more than `--sandbox.timeout-seconds`.
 """
 
-from __future__ import annotations
-
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import write_completion
 from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import Row, Verdict
+
+# A test program of EvalPlus's datasets on the Hub has `inputs = [...]` and, in a loop, `assertion(f(*inp), exp, atol)`.
+_HUB_INPUTS = re.compile(r"^ *inputs = (\[.*\])$", re.MULTILINE)
+_HUB_ATOL = re.compile(r"[,=] ([\d.e-]+)\)?$", re.MULTILINE)
 
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -48,28 +53,29 @@ def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def run_sources(
-    sources: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, reference: bool = False
+    programs: Sequence[str | None], rows: Sequence[Mapping[str, Any]], *, reference: bool = False
 ) -> list[sandbox.Verdict | None]:
     """Run B programs against the tests of their B rows. Each distinct program runs once; None is skipped.
 
     The programs are the rows' own if `reference` is set.
     """
-    programs = [
+    jobs = [
         sandbox.Program(
             source,
             row["test"],
             functions=tuple(row.get("functions") or [row["entry_point"]]),
             prelude=row.get("prelude") or "",
             reference=reference,
+            seconds=row.get("seconds") or 0.0,
             name=str(row.get("id", "a program")),
         )
         if source is not None
         else None
-        for source, row in zip(sources, rows, strict=True)
+        for source, row in zip(programs, rows, strict=True)
     ]
-    distinct = list(dict.fromkeys(program for program in programs if program is not None))
+    distinct = list(dict.fromkeys(job for job in jobs if job is not None))
     verdicts = dict(zip(distinct, sandbox.run(distinct), strict=True)) if distinct else {}
-    return [verdicts[program] if program else None for program in programs]
+    return [verdicts[job] if job else None for job in jobs]
 
 
 def run_references(rows: Sequence[Mapping[str, Any]]) -> list[sandbox.Verdict | None]:
@@ -101,3 +107,32 @@ def gold(row: Mapping[str, Any]) -> str:
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"
     return program if style == "code" else write_completion("The function is below.", program, style)
+
+
+def plus_columns(record: Row, where: str, reference: str, entry_point: str, convert: Callable[..., Any] = list) -> Row:
+    """Return the columns `test`, `prelude` and `seconds` of a row of EvalPlus; `sandbox/evalplus.py` has the rules.
+
+    Args:
+        record: a row of EvalPlus's release, which has `base_input`, or of its dataset on the Hub, which has `test`.
+        where: location of the record.
+        reference: the reference program, which computes the expected values.
+        convert: returns the arguments of a call for those in a release.
+    """
+    if "base_input" in record:
+        parts, atol = (record["base_input"], record.get("plus_input") or []), record.get("atol", 0)
+        if not all(isinstance(part, list) for part in parts) or not isinstance(atol, (int, float)):
+            raise UserError(f"{where}: expected lists in 'base_input' and 'plus_input', and a number in 'atol'")
+        inputs = [repr([*map(convert, part)]) for part in parts if part]
+    else:
+        (program,) = sources.texts(record, ("test",), where)
+        lists, numbers = _HUB_INPUTS.findall(program), _HUB_ATOL.findall(program)
+        if len(lists) != 1 or not numbers:
+            raise UserError(f"{where}: 'test' has no inputs or no tolerance; expected a row of EvalPlus's dataset")
+        inputs, atol = lists, float(numbers[-1])
+    prelude = ["from math import inf, nan", "from lora_grpo.sandbox.evalplus import Comparison"]
+    test = []
+    for number, source in enumerate(inputs):
+        prelude.append(f"_inputs{number} = {source}")
+        prelude.append(f"_tests{number} = Comparison({reference!r}, {entry_point!r}, {atol!r})")
+        test.append(f"for _args in _inputs{number}:\n    assert _tests{number}.holds({entry_point}, _args), _args\n")
+    return {"test": "".join(test), "prelude": "\n".join(prelude), "seconds": sandbox.LONGEST}

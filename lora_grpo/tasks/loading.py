@@ -18,7 +18,7 @@ from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
 from lora_grpo.tasks.reasoning_gym import Generator
-from lora_grpo.tasks.registry import Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
+from lora_grpo.tasks.registry import CODE_TASKS, Row, get_task, is_task_file, runs_programs, source_of_rows, task_title
 from lora_grpo.tasks.task_file import TaskFile
 
 
@@ -137,6 +137,12 @@ def _question(row: Row, task: str) -> str:
     return "\n".join(messages or [row["question"]]).strip()
 
 
+def _keys(row: Row, task: str, data: DataConfig) -> set[Any]:
+    """Return what a row shares with one of the other split that has the same problem. MBPP+ has problems of MBPP."""
+    is_shared = "entry_point" in row and data.task != data.evaluation_task
+    return {_question(row, task), *([(row["id"], row["entry_point"])] if is_shared else ())}
+
+
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set.
 
@@ -146,21 +152,22 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     train = [] if train_seed is None else _load_unique(data, "train")
     evaluation = _load_unique(data, "eval")
     # Before the limits are applied: a few rows of the same set must not be both trained on and evaluated.
-    asked = {_question(row, data.evaluation_task) for row in evaluation}
-    if train and all(_question(row, data.task) in asked for row in train):
+    asked = {key for row in evaluation for key in _keys(row, data.evaluation_task, data)}
+    if train and all(asked & _keys(row, data.task, data) for row in train):
         raise UserError(
             f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass other "
             "rows for one of them"
         )
     evaluation = sources.sample(evaluation, data.eval_limit, seed)
     train = sources.sample(train, data.train_limit, train_seed or 0)
-    asked = {_question(row, data.evaluation_task) for row in evaluation}
-    left = [row for row in train if _question(row, data.task) not in asked]
+    asked = {key for row in evaluation for key in _keys(row, data.evaluation_task, data)}
+    left = [row for row in train if not asked & _keys(row, data.task, data)]
     if dropped := len(train) - len(left):
         print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
     # The starter's reference programs need no check, because the test suite runs them.
-    train = solvable(left) if data.task in ("humaneval", "mbpp") else left
-    evaluation = solvable(evaluation) if data.evaluation_task in ("humaneval", "mbpp") else evaluation
+    benchmarks = [name for name in CODE_TASKS if name.startswith(("humaneval", "mbpp"))]
+    train = solvable(left) if data.task in benchmarks else left
+    evaluation = solvable(evaluation) if data.evaluation_task in benchmarks else evaluation
     if not evaluation:
         raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass other rows")
     task, shown, train = get_task(data.task), train[: data.few_shot], train[data.few_shot :]

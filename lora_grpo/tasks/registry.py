@@ -17,7 +17,7 @@ from lora_grpo.files import python_file
 Row = dict[str, Any]
 """A flat, JSON-serializable dictionary with at least `id`, `question` and `answer`."""
 
-CODE_TASKS = ("code-with-feedback", "humaneval", "mbpp", "starter-code")
+CODE_TASKS = ("code-with-feedback", "humaneval", "humaneval-plus", "mbpp", "mbpp-plus", "starter-code")
 """Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
 MATH_TASKS = ("aime24", "aime25", "math", "math500")
@@ -153,7 +153,11 @@ def get_task(name: str) -> Task:
         hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
         raise UserError(f"unknown task {name!r}; {hint}")
     if not name.startswith("starter"):
-        return cast(Task, importlib.import_module(f"lora_grpo.tasks.{name}"))
+        module = importlib.import_module(f"lora_grpo.tasks.{name.removesuffix('-plus')}")
+        if not name.endswith("-plus"):
+            return cast(Task, module)
+        shared = {each: getattr(module, each) for each in ("check", "check_many", "gold")}
+        return cast(Task, SimpleNamespace(load=module.load_plus, HUB_DATASET=module.PLUS_DATASET, **shared))
 
     def load(split: str, source: str | None = None) -> list[Row]:
         if source is not None:

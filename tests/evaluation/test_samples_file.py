@@ -121,6 +121,21 @@ def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     assert report.protocol.rows == 2
 
 
+def test_a_completion_of_evalplus_is_graded_by_all_of_its_inputs(asked):
+    keys = {
+        "entry_point": "f",
+        "canonical_solution": "def f(x):\n    return x",
+        "base_input": [[1]],
+        "plus_input": [[2]],
+    }
+    data = write(
+        Path(asked.data), [{"task_id": "Mbpp/2", "prompt": '"""\n?\nassert f(1) == 1\n"""\n', "atol": 0, **keys}]
+    )
+    write(asked.source, [{"task_id": "Mbpp/2", "completion": f"def f(x):\n    return {text}"} for text in ("x", "1")])
+    evaluate_and_report(replace(asked, task="mbpp-plus", data=str(data)))
+    assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
+
+
 @pytest.mark.parametrize(("style", "strict"), [("hashes", [True] + 4 * [False]), ("xml", [False, True] + 3 * [False])])
 def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, asked):
     data = write(Path(asked.data), GSM8K)

@@ -234,3 +234,32 @@ def test_the_isolation_of_programs_is_printed_and_recorded(humaneval, configure,
     line = data.record["sandbox"]
     assert "seccomp" in line and "1 workers" in line and f"sandbox: {line}\n" in started
     assert load_data(configure([row("a"), row("b")], [row("c")])).record["sandbox"] is None
+
+
+def test_a_problem_of_mbpp_plus_is_not_trained_on_as_one_of_mbpp(tmp_path, capsys):
+    code = "def f{0}(x):\n    return x + {0}\n"
+    train = [
+        {"task_id": i, "text": f"Add {i}.", "code": code.format(i), "test_list": [f"assert f{i}(1) == {i + 1}"]}
+        for i in (601, 602, 603, 604)
+    ]
+    evaluation = [
+        {
+            "task_id": f"Mbpp/{i}",
+            "prompt": f'"""\nAdd {i} to a number.\nassert f{i}(2) == {i + 2}\n"""\n',
+            "entry_point": f"f{i}",
+            "canonical_solution": code.format(i),
+            "base_input": [[1]],
+            "plus_input": [[2]],
+            "atol": 0,
+        }
+        for i in (602, 11)
+    ]
+    paths = [tmp_path / "mbpp.jsonl", tmp_path / "MbppPlus.jsonl"]
+    for path, rows in zip(paths, (train, evaluation), strict=True):
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    data = DataConfig("mbpp", *map(str, paths), eval_task="mbpp-plus", prompt_style="code")
+    loaded = load_data(RunConfig(data=data, train=TrainConfig(prompts_per_step=2), sandbox=Settings(workers=1)))
+    sandbox.stop()
+    assert [row["id"] for row in loaded.train] == ["mbpp/601", "mbpp/603", "mbpp/604"]
+    assert [row["id"] for row in loaded.eval] == ["mbpp/602", "mbpp/11"]
+    assert "dropped 1 training rows" in capsys.readouterr().err
