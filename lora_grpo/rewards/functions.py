@@ -4,17 +4,19 @@ A reward function has TRL's signature `(completions, **columns) -> list[float | 
 conversations that end with the answer. `columns` are the rows' columns, with one value per completion, and the grader's
 `verdicts`. None means that the row cannot be graded.
 
-Every built-in reward is between 0 and 1 and is multiplied by its weight, as in `--rewards correct_answer=2.0`. The
-logged mean of a reward is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the well-known GSM8K demo.
+Every built-in reward except the last three is between 0 and 1 and is multiplied by its weight, as in `--rewards
+correct_answer=2.0`. The logged mean is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the GSM8K demo.
 
-Source: the GSM8K demo by Will Brown, https://gist.github.com/willccbb/4676755236bb08cab5f4e54a0475d6fb. The format
-patterns in the demo never match an answer with more than one line.
+Sources: the GSM8K demo by Will Brown, https://gist.github.com/willccbb/4676755236bb08cab5f4e54a0475d6fb, whose format
+patterns never match an answer with more than one line; `trl.rewards`, TRL 1.14.2; and open-r1,
+https://github.com/huggingface/open-r1 (`src/open_r1/rewards.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,6 +122,14 @@ def think_answer_format(text: str) -> float:
     return 0.5 if _has_sections(text, "think") else 0.0
 
 
+@_of_text
+def think_format(text: str) -> float:
+    """Reward 1 for a text that starts with its only `<think>` section, as TRL's `think_format_reward` does."""
+    from trl import rewards
+
+    return rewards.think_format_reward([[{"content": text}]])[0]
+
+
 def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Return 1 or 0 with equal probability. Use it as a control: it has no signal, so any gain is due to chance.
 
@@ -149,6 +159,31 @@ def near_length(ideal: int, unit: str = "characters") -> RewardFunction:
     return _of_length(lambda length: max(0.0, 1.0 - abs(length - ideal) / ideal), unit)
 
 
+def cosine_scaled(longest: int = 1000, unit: str = "characters") -> RewardFunction:
+    """Return a reward function that prefers short correct answers, and long wrong ones.
+
+    The reward falls along a cosine from 1 to 0.5 at the length `longest` if the answer is correct, and rises from -1
+    to -0.5 if not. Longer answers get the same as `longest`; in open-r1, the cosine turns back for them.
+    """
+    shortness = _of_length(lambda length: (1 + math.cos(math.pi * min(1.0, length / longest))) / 2, unit)
+
+    def reward(completions: Sequence[Any], verdicts: Sequence[Any], **columns: Any) -> list[float | None]:
+        sizes = [(1 + (share or 0.0)) / 2 for share in shortness(completions=completions, **columns)]
+        return [size if verdict.passed else -size for size, verdict in zip(sizes, verdicts, strict=True)]
+
+    return reward
+
+
+def repetition_penalty(size: int = 3) -> RewardFunction:
+    """Return TRL's reward function that falls from 0 to -1 with the fraction of repeated n-grams of `size` tokens."""
+    return _of_trl("get_repetition_penalty_reward", size, -1.0)
+
+
+def soft_overlong_punishment(longest: int, margin: int) -> RewardFunction:
+    """Return TRL's reward function that falls linearly from 0 to -1 over the last `margin` of `longest` tokens."""
+    return _of_trl("get_soft_overlong_punishment", longest, margin)
+
+
 TEST_REWARDS = {"passes_tests": passes_tests, "share_of_tests_passed": share_of_tests_passed}
 """Rewards that require rows of code tasks."""
 
@@ -156,14 +191,16 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     function.__name__: function
     for function in (
         *(correct_answer, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format),
-        *(coin_flip, *TEST_REWARDS.values()),
+        *(think_format, coin_flip, *TEST_REWARDS.values()),
     )
 }
 """Rewards without an argument."""
 
-LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]]
-LENGTH_REWARDS = {"near_length": near_length, "longer_is_better": longer_is_better}
-"""Rewards with a length argument."""
+LENGTH_REWARDS: dict[str, Callable[..., RewardFunction]] = {
+    function.__name__: function
+    for function in (near_length, longer_is_better, cosine_scaled, repetition_penalty, soft_overlong_punishment)
+}
+"""Rewards with an argument."""
 
 DEFAULT_WEIGHTS = {"correct_answer": 2.0} | dict.fromkeys(
     ("integer_answer", "strict_xml_format", "soft_xml_format", "xml_tag_count"), 0.5
@@ -187,5 +224,16 @@ def _of_length(rate: Callable[[int], float], unit: str) -> RewardFunction:
 
     def reward(completions: Sequence[Any], completion_ids: Sequence[Any], **columns: Any) -> list[float | None]:
         return [rate(len(ids)) for ids in completion_ids]
+
+    return reward
+
+
+def _of_trl(factory: str, *arguments: float) -> RewardFunction:
+    """Return a reward function of TRL that reads token ids. TRL is imported when it is called."""
+
+    def reward(completions: Sequence[Any], completion_ids: Sequence[Any], **columns: Any) -> list[float | None]:
+        from trl import rewards
+
+        return getattr(rewards, factory)(*arguments)(completion_ids=completion_ids)
 
     return reward

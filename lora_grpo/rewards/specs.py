@@ -2,8 +2,9 @@
 
 A spec is `NAME` or `NAME=WEIGHT`. The weight multiplies the value of the function, which is 0 to 1 for built-in rewards
 and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` defines the default weights. NAME is one of
-`functions.PLAIN_REWARDS`, a length (`near_length:200`, `near_length:50tokens`, `longer_is_better`), `pattern:REGEX`
-(its weight is required), or a function that a Python file defines or imports (`my_rewards.py:my_reward`).
+`functions.PLAIN_REWARDS`, one of `functions.LENGTH_REWARDS` (`near_length:200`, `near_length:50tokens`,
+`longer_is_better`, `soft_overlong_punishment:1000,200`), `pattern:REGEX` (its weight is required), or a function that a
+Python file defines or imports (`my_rewards.py:my_reward`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,12 @@ RIGHT_REWARDS = ("correct_answer", *TEST_REWARDS)
 """The rewards that depend on a correct answer."""
 
 _FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
-_LENGTH = re.compile(r"([1-9][0-9]{0,8})(characters|tokens)?")
+_NUMBER = "([1-9][0-9]{0,8})"
+_ARGUMENTS = dict.fromkeys(LENGTH_REWARDS, (f"{_NUMBER}(characters|tokens)?", "200 or {}:50tokens")) | {
+    "repetition_penalty": (_NUMBER, "3"),
+    "soft_overlong_punishment": (f"{_NUMBER},{_NUMBER}", "1000,200"),
+}
+"""The form of the argument of each of `LENGTH_REWARDS`, and an example."""
 _KINDS = (*LENGTH_REWARDS, "pattern")
 _NAMES = [*PLAIN_REWARDS, *LENGTH_REWARDS, "pattern"]
 
@@ -138,10 +144,14 @@ def _built_in(name: str) -> tuple[str, RewardFunction]:
         except re.error as error:
             raise UserError(f"reward {name!r}: not a regular expression ({error})") from None
     if kind in LENGTH_REWARDS:
-        length = _LENGTH.fullmatch(argument)
-        if not length and (colon or kind == "near_length"):
-            raise UserError(f"reward {name!r} needs a length, got {argument!r}; write {kind}:200 or {kind}:50tokens")
-        return kind, LENGTH_REWARDS[kind](*[int(length[1]), length[2] or "characters"] if length else [])
+        form, example = _ARGUMENTS[kind]
+        found = re.fullmatch(form, argument)
+        given = [int(each) if each.isdigit() else each for each in (found.groups() if found else ()) if each]
+        is_backward = kind == "soft_overlong_punishment" and given != sorted(given, reverse=True)
+        if is_backward or (not found and (colon or kind in ("near_length", "soft_overlong_punishment"))):
+            example = f"{kind}:{example.format(kind)}"
+            raise UserError(f"reward {name!r} needs a length or number, got {argument!r}; write {example}")
+        return kind, LENGTH_REWARDS[kind](*given)
     hint = suggestion(kind, _NAMES, otherwise=f"expected one of {', '.join(_NAMES)}, or FILE.py:FUNCTION")
     raise UserError(f"unknown reward {name!r}; {hint}")
 

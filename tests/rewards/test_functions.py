@@ -1,7 +1,10 @@
+import math
+
 import pytest
+from trl import rewards as of_trl
 
 from lora_grpo import sandbox
-from lora_grpo.rewards import functions
+from lora_grpo.rewards import functions, parse_reward_specs, resolve
 from lora_grpo.tasks import code_grading, grade_all
 
 XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
@@ -130,10 +133,47 @@ def test_a_length_in_tokens_counts_the_trainers_ids(factory):
     assert reward(["a long text", "x"], completion_ids=[[1, 2], [1, 2, 3, 4]]) == [0.5, 1]
 
 
+def of_spec(item, lengths, **columns):
+    """Return the values of a reward for texts of such lengths, which repeat their tokens from the fifth on."""
+    (reward,) = resolve(parse_reward_specs([item]))
+    ids = [[min(position, 4) for position in range(length)] for length in lengths]
+    return reward.function(completions=["x" * length for length in lengths], completion_ids=ids, **columns), ids
+
+
+@pytest.mark.parametrize("text", [f"<think>\n{THOUGHT}\n</think>\n18", "<think>a<think>b</think>", "18", XML])
+def test_think_format_is_that_of_trl(text):
+    assert functions.think_format([text]) == of_trl.think_format_reward([chat(text)])
+
+
+LENGTHS = (0, 1, 3, 4, 8, 9, 10, 11, 30)
+
+
+def test_repetition_penalty_and_soft_overlong_punishment_are_those_of_trl():
+    values, ids = of_spec("repetition_penalty", LENGTHS)
+    assert values == of_trl.get_repetition_penalty_reward(3, -1.0)(ids)
+    assert values[0] == values[4 - 1] == 0 > values[5] > values[-1] > -1
+    values, ids = of_spec("repetition_penalty:1", LENGTHS)
+    assert values == of_trl.get_repetition_penalty_reward(1, -1.0)(ids)
+    values, ids = of_spec("soft_overlong_punishment:10,4", LENGTHS)
+    assert values == of_trl.get_soft_overlong_punishment(10, 4)(ids) == [0, 0, 0, 0, -0.5, -0.75, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("item", "longest"), [("cosine_scaled:10", 10), ("cosine_scaled:10tokens", 10)])
+@pytest.mark.parametrize("is_correct", [True, False])
+def test_cosine_scaled_is_that_of_open_r1(item, longest, is_correct):
+    verdicts = grade_all("gsm8k", ["#### 18" if is_correct else "no"] * len(LENGTHS), [{"answer": "18"}] * len(LENGTHS))
+    values, _ = of_spec(item, LENGTHS, verdicts=verdicts)
+    # open-r1's formula with its defaults, but for longer texts than `longest`.
+    min_value, max_value = (0.5, 1.0) if is_correct else (-0.5, -1.0)
+    for length, value in zip(LENGTHS, values, strict=True):
+        cosine = math.cos(min(length, longest) / longest * math.pi)
+        assert value == pytest.approx(min_value + 0.5 * (max_value - min_value) * (1.0 + cosine))
+
+
 @pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
 def test_formats_read_long_hostile_texts(unit):
     text = "<reasoning>\n<think>" + unit * 20_000
-    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
+    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format", "think_format"):
         assert functions.PLAIN_REWARDS[name]([text])[0] < 1
 
 
