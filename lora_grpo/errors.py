@@ -34,13 +34,7 @@ def first_line(error: BaseException) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a suggestion for a misspelled name: "did you mean 'gsm8k'?", or the list of known names.
-
-    Args:
-        name: the name that is not valid.
-        known: the valid names.
-        otherwise: text to return if no valid name is similar. If empty, list all valid names.
-    """
+    """Return what may be meant by a misspelled name: "did you mean 'gsm8k'?", else `otherwise` or all known names."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise or f"expected one of {', '.join(known)}"

@@ -23,11 +23,11 @@ from lora_grpo.files.tensors import (
     ITEM_SIZES,
     Rows,
     StoredTensor,
-    adapter_tensors,
     file_tensors,
     model_tensors,
     row_blocks,
     same_values,
+    unquantized,
     write_tensors,
 )
 from lora_grpo.files.text import markdown, markdown_table, printable

@@ -30,7 +30,7 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # libraries report a full disk with many types
         if full := disk_full(error, path):
             raise full from None
         raise

@@ -18,11 +18,7 @@ from lora_grpo.files import atomic
 def load(path: Path, expected: str) -> ModuleType:
     """Run a user's file, once per process. It may import modules of its folder.
 
-    Args:
-        expected: a description of the file, for the error message.
-
-    Raises:
-        UserError: the file cannot be read, is not Python, or raises an exception.
+    Raises UserError if the file, which is `expected` to be, for example, "a task file", cannot be read or run.
     """
     path = path.expanduser().resolve()
     if not path.is_file():

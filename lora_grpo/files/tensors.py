@@ -99,11 +99,10 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{path} is not a complete safetensors file ({first_line(error)})") from None
 
 
-def adapter_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of an adapter's file, as `file_tensors`. Raises UserError for quantized or integer weights."""
-    tensors = file_tensors(path)
+def unquantized(tensors: dict[str, StoredTensor], source: Path, fix: str) -> dict[str, StoredTensor]:
+    """Return the tensors of a file or folder, or raise a UserError that ends with `fix` if some are not in DTYPES."""
     if odd := next((tensor for tensor in tensors.values() if tensor.dtype not in DTYPES), None):
-        raise UserError(f"{path} stores {odd.name} as {odd.dtype}; expected one of {', '.join(DTYPES)}")
+        raise UserError(f"{source} is quantized ({odd.name} is {odd.dtype}, not {', '.join(DTYPES)}); {fix}")
     return tensors
 
 

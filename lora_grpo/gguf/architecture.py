@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.commands import command
 from lora_grpo.errors import UserError
-from lora_grpo.files import DTYPES, StoredTensor, same_values
+from lora_grpo.files import StoredTensor, same_values
 from lora_grpo.merging import empty_model
 
 ARCHITECTURES = {
@@ -100,7 +99,7 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
     """Return the model's tensors with their names in the GGUF file.
 
     Raises:
-        UserError: a tensor is missing, unknown, or quantized, or its shape does not match config.json.
+        UserError: a tensor is missing or unknown, or its shape does not match config.json.
     """
     import gguf
 
@@ -117,10 +116,6 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
     for name, tensor in stored.items():
         if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # inv_freq is in old checkpoints
             continue
-        if tensor.dtype not in DTYPES:
-            raise UserError(
-                f"{folder} contains quantized weights; merge into the 16-bit base first: {command('merge', 'RUN')}"
-            )
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if gguf_name is None or name not in expected:
             raise UserError(f"{folder} contains {name}, which a {config.architectures[0]} does not have in llama.cpp")

@@ -128,14 +128,9 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
 
 
 def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
-    """Return whether llama.cpp should add a space before text.
+    """Return whether llama.cpp should add a space before text. `opening` is a rendered chat.
 
-    Args:
-        spec: tokenizer.json.
-        opening: a rendered chat.
-
-    Raises:
-        UserError: tokenizer.json normalizes text differently from SentencePiece.
+    Raises UserError if tokenizer.json, `spec`, normalizes text differently from SentencePiece.
     """
     normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}

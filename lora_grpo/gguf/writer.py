@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.files import atomic, disk, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf import types as gguf_types
 from lora_grpo.gguf.architecture import Tensor
@@ -97,7 +98,8 @@ def _read_model(folder: Path, name: str) -> SourceModel:
 
     base_model.prepare_torch(seed=0)
     network = architecture.read_model(folder)
-    tensors = architecture.named_tensors(network, model_tensors(folder), folder)
+    fix = f"merge into the 16-bit base first: {command('merge', 'RUN')}"
+    tensors = architecture.named_tensors(network, unquantized(model_tensors(folder), folder, fix), folder)
     settings = ModelConfig(name=str(folder.absolute()))
     tokenizer = base_model.load_tokenizer(settings)
     eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))

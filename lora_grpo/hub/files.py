@@ -58,12 +58,9 @@ class UploadFile:
 
 
 def find(source: str, kind: str | None) -> tuple[Path, str]:
-    """Return the folder to push and its kind, one of `KINDS`.
+    """Return the folder to push and its kind, one of `KINDS`, or raise a UserError if it contains something else.
 
     If `kind` is None, it is the adapter of a run, or the kind of model in the folder.
-
-    Raises:
-        UserError: the folder does not exist or contains something else.
     """
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
@@ -84,10 +81,8 @@ def find(source: str, kind: str | None) -> tuple[Path, str]:
 def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[UploadFile], list[str]]:
     """Return the files of a folder to upload and the names of skipped files.
 
-    In adapter_config.json, `base_name` replaces the path of the base model.
-
-    Raises:
-        UserError: a file is damaged, or a link to a location outside the folder.
+    In adapter_config.json, `base_name` replaces the path of the base model. Raises UserError if a file is damaged, or a
+    link to a location outside the folder.
     """
     files, skipped = [], []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_grpo.errors import UserError
-from lora_grpo.files import DTYPES, StoredTensor, model_tensors
+from lora_grpo.files import StoredTensor, model_tensors, unquantized
 from lora_grpo.models import base_model
 
 MergeTarget = Literal["full", "dequantized"]
@@ -57,17 +56,12 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
     Raises:
         UserError: a tensor cannot be read, or the base is quantized.
     """
-    tensors = model_tensors(folder)
+    fix = "it cannot be merged into; pass the 16-bit model it was made from with --base and --force-base"
+    tensors = unquantized(model_tensors(folder), folder, fix)
     # A checkpoint of GPT-2 without its head has names without the prefix `transformer`, and transformers loads it.
     expected, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
     if not expected & tensors.keys():
         tensors = {prefix + name: tensor for name, tensor in tensors.items()}
-    for tensor in tensors.values():
-        if tensor.dtype not in DTYPES:
-            raise UserError(
-                f"{folder} is quantized ({tensor.name} is {tensor.dtype}) and cannot be merged into; pass the 16-bit "
-                "model it was made from with --base and --force-base"
-            )
     if onto == "dequantized":
         for name, transposed in _quantized_weights(model).items():
             if stored := tensors.get(name):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, adapter_tensors, same_values
+from lora_grpo.files import StoredTensor, file_tensors, same_values, unquantized
 from lora_grpo.merging.base_weights import weight_name
 from lora_grpo.merging.outputs import LowRank, Output
 from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
@@ -52,7 +52,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
 
     adapter = read_adapter(folder)
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
-    changes = _by_tensor(adapter_tensors(folder / ADAPTER_WEIGHTS))
+    weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
+    changes = _by_tensor(weights)
     embedding, head = (
         weight_name(model, module) for module in (model.get_input_embeddings(), model.get_output_embeddings())
     )

@@ -193,17 +193,16 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, widt
 
 
 def optimizer_bytes(size: int, name: str) -> int:
-    """Return the size of the optimizer state of one tensor, in bytes.
+    """Return the size of the optimizer state of one tensor, in bytes: two moments, or none for SGD.
 
     The 8-bit optimizers of bitsandbytes use 32-bit states for tensors of fewer than 4096 elements, and one float32
     scale per 256 elements of larger ones.
     """
     if name == "sgd":
         return 0
-    states = 1 if "lion" in name or name.startswith("rmsprop") else 2
     if "8bit" not in name or size < 4096:
-        return 4 * states * size
-    return states * (size + 4 * math.ceil(size / 256))
+        return 8 * size
+    return 2 * (size + 4 * math.ceil(size / 256))
 
 
 def _kept_by_layer(shape: Shape, step: Step) -> int:

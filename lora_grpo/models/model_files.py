@@ -90,9 +90,11 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     """Return a model's config.json, or raise HubUnavailable or a UserError. Imports neither torch nor transformers."""
     if settings.name == STARTER or is_folder_name(settings.name):
         return json_files.read_object(Path(source(settings.name)) / "config.json")
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    path = _cached(settings, "config.json") or _download(hf_hub_download, settings, filename="config.json")
+    path = try_to_load_from_cache(settings.name, "config.json", revision=settings.revision)
+    if not isinstance(path, str):  # not cached, or known to be missing
+        path = _download(hf_hub_download, settings, filename="config.json")
     return json_files.read_object(Path(path))
 
 
@@ -143,11 +145,3 @@ def _why_unavailable(settings: ModelConfig) -> str:
         reason = f"the Hub is unreachable ({first_line(error)})"
     fix = "; `make laptop-model` makes a folder of it" if settings.name == LAPTOP_MODEL else ""
     return reason and f"it is not cached, and {reason}{fix}"
-
-
-def _cached(settings: ModelConfig, file: str) -> str | None:
-    """Return the path of a file of a model in the Hub cache, if it is there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(settings.name, file, revision=settings.revision)
-    return path if isinstance(path, str) else None

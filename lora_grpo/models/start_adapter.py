@@ -13,7 +13,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError, first_line, suggestion
-from lora_grpo.files import adapter_tensors, atomic, json_files
+from lora_grpo.files import atomic, file_tensors, json_files, unquantized
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
 from lora_grpo.models.base_model import eos_token_ids
@@ -141,7 +141,8 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
             f"{path} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; expected names and a "
             "whole number of at least 1"
         )
-    adapter_tensors(adapter.folder / ADAPTER_WEIGHTS)  # raises UserError for a truncated file
+    weights = adapter.folder / ADAPTER_WEIGHTS
+    unquantized(file_tensors(weights), weights, "pass another adapter")  # raises UserError for a truncated file too
     return {
         "rank": adapter.r,
         "alpha": int(adapter.lora_alpha),

@@ -36,15 +36,10 @@ class Call(NamedTuple):
 
 
 def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float) -> list[Outcome]:
-    """Make the calls in order, in a child process that is killed at the first step that takes too long.
+    """Make the calls in order, in a child process, and return the outcomes of those that were made.
 
-    Args:
-        what: the subject of the error messages.
-        seconds: time limit of a step.
-        deadline: value of `time.monotonic` at which to stop.
-
-    Returns:
-        The outcomes of the calls that were made.
+    The process is killed at the first step that takes more than `seconds`, and at `deadline`, a value of
+    `time.monotonic`. `what` is the subject of the error messages.
     """
     outcomes: list[Outcome] = []
     step = ""

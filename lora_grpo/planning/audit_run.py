@@ -180,9 +180,7 @@ def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcom
 def _report_changes(findings: Findings, again: Sequence[Call], outcomes: Sequence[Outcome], number: int) -> None:
     """Add a finding if calls had another outcome when they were repeated.
 
-    Args:
-        again: the first calls in reverse order, as they were repeated.
-        outcomes: of the `number` calls, followed by those of the repeated ones.
+    `outcomes` are those of the `number` calls, then those of `again`: the first calls, repeated in reverse order.
     """
     repeats = zip(again, outcomes[: len(again)][::-1], outcomes[number:], strict=False)
     changed = [

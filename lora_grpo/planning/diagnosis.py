@@ -226,9 +226,7 @@ def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[
 def _difficulty(found: Summary, config: RunConfig, first: Sequence[str], finer: Sequence[str]) -> Finding | None:
     """Return the suggested changes if the problems are too hard, too easy, or both.
 
-    Args:
-        first: the suggested step before GRPO.
-        finer: rewards that give partial credit.
+    `first` is the suggested step before GRPO, and `finer` are rewards that give partial credit.
     """
     always, mixed, never = found.difficulty
     source, size = source_of_rows(config.data.task), found.size

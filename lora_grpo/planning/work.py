@@ -60,12 +60,8 @@ class Work:
 def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:
     """Return the size of a run's checkpoints and adapters, the largest files of its folder.
 
-    A new checkpoint or adapter is complete before the old one is deleted.
-
-    Args:
-        adapter: bytes of the adapter.
-        optimizer: bytes of the optimizer's state.
-        vocabulary: number of entries.
+    `adapter` and `optimizer` are the bytes of the adapter and of its optimizer's state, `vocabulary` is a number of
+    entries. A new checkpoint or adapter is complete before the old one is deleted.
     """
     saved = adapter + _VOCABULARY_BYTES * vocabulary
     checkpoints = (config.train.keep_checkpoints + 1) * (saved + optimizer)

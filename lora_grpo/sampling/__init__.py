@@ -10,9 +10,6 @@
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
-`load_adapter` loads an adapter into vLLM: in vllm_sampler.py for an engine in this process, in vllm_server.py for a
-server. Unsloth loads it into the engine that it starts; see unsloth_sampler.py.
-
     build.py                 chooses and loads the sampler for a policy or a model spec
     play.py                  the loop of rollouts and evaluations: the model's turns alternate with an environment
     sampler.py               the Sampler interface, and decoding with a key-value cache

@@ -159,15 +159,9 @@ def _forward(
 def prefill(
     model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices: range, num_samples: int, common: Any = None
 ) -> Batch:
-    """Run the model on the prompts of some completions, once per prompt.
+    """Run the model on the prompts of the completions `indices`, out of all B·G, once per prompt.
 
-    Args:
-        model: a transformers model.
-        pad_token_id: pads shorter prompts on the left, or after the common tokens.
-        prompts: token ids of all B prompts.
-        indices: the completions to start, out of all B·G.
-        num_samples: G.
-        common: result of `read_common_tokens`.
+    Shorter prompts are padded on the left, or after the common tokens, the result of `read_common_tokens`.
     """
     import torch
     from transformers import DynamicCache
