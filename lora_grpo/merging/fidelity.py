@@ -74,11 +74,12 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
             continue
         blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
         start, stop = blocks[(len(blocks) - 1) // 2]
-        merged, base, change = output.rows_and_change(start, stop)
+        base = output.base.rows(start, stop).float()
+        change = output.low_rank.change(start, stop, base)
         squares = _dot(change, change)
         if not math.isfinite(squares):
             raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
-        error = merged.to(getattr(torch, DTYPES[STORED[dtype]]))
+        error = (base + change).to(getattr(torch, DTYPES[STORED[dtype]]))
         if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
             error.nan_to_num_()
         error = error.float() - base

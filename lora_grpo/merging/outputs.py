@@ -3,8 +3,6 @@
 All values are computed in float32 (the DoRA factor in float64) and rounded once, when they are written.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +22,28 @@ class LowRank:
     magnitude: StoredTensor | None = None
     """DoRA's norms, one per output feature."""
 
+    def change(self, start: int, stop: int, weight: Any) -> Any:
+        """Return the change of rows `start` to `stop` in float32. `weight` has the base's values of these rows.
+
+        For LoRA, this is scale * B @ A itself, not the difference of two large numbers.
+        """
+        left, right, magnitude = _factors(self)
+        change = left[start:stop] @ right
+        if magnitude is None:
+            return change
+        weight, change = weight.double(), change.double()
+        factor = (magnitude[start:stop] / (weight + change).norm(dim=1)).unsqueeze(1)
+        return ((factor - 1) * weight + factor * change).float()
+
+
+@functools.lru_cache(maxsize=1)  # tensors are processed one at a time
+def _factors(update: LowRank) -> tuple[Any, Any, Any]:
+    """Return the (rows, r) and (r, columns) factors of the stored weight's change, and DoRA's norms or None."""
+    a, b = (tensor.read().float() for tensor in (update.a, update.b))
+    left, right = (a.T.contiguous(), b.T.contiguous()) if update.transposed else (b, a)
+    magnitude = update.magnitude.read().double().reshape(-1) if update.magnitude else None
+    return left * update.scale, right, magnitude
+
 
 @dataclass(frozen=True, eq=False)
 class Output:
@@ -40,48 +60,4 @@ class Output:
     def rows(self, start: int, stop: int) -> Any:
         """Return merged rows in float32, as the unmerged adapter computes them."""
         rows = self.base.rows(start, stop).float()
-        if self.low_rank:
-            _update(self).add_to(rows, start, stop)
-        return rows
-
-    def rows_and_change(self, start: int, stop: int) -> tuple[Any, Any, Any]:
-        """Return merged rows, base rows, and the adapter's change in float32. The output must have a low-rank update.
-
-        The change from LoRA is scale * B @ A itself, not the difference of two large numbers.
-        """
-        base = self.base.rows(start, stop).float()
-        change = _update(self).rows(start, stop, base)
-        return base + change, base, change
-
-
-@functools.lru_cache(maxsize=1)  # tensors are processed one at a time
-def _update(output: Output) -> _Update:
-    return _Update(output)
-
-
-class _Update:
-    """The LoRA or DoRA change of a weight."""
-
-    def __init__(self, output: Output) -> None:
-        low_rank = output.low_rank
-        assert low_rank is not None
-        a, b = (tensor.read().float() for tensor in (low_rank.a, low_rank.b))
-        left, right = (a.T.contiguous(), b.T.contiguous()) if low_rank.transposed else (b, a)
-        self._left, self._right = left * low_rank.scale, right  # (rows, r) and (r, columns) of the stored weight
-        self._magnitude = low_rank.magnitude.read().double().reshape(-1) if low_rank.magnitude else None
-
-    def add_to(self, weight: Any, start: int, stop: int) -> None:
-        """Add the change of the given rows to `weight`, their values in float32."""
-        if self._magnitude is None:
-            weight.addmm_(self._left[start:stop], self._right)
-        else:
-            weight += self.rows(start, stop, weight)
-
-    def rows(self, start: int, stop: int, weight: Any) -> Any:
-        """Return the change of the given rows. `weight` has their values in float32."""
-        change = self._left[start:stop] @ self._right
-        if self._magnitude is None:
-            return change
-        weight, change = weight.double(), change.double()
-        factor = (self._magnitude[start:stop] / (weight + change).norm(dim=1)).unsqueeze(1)
-        return ((factor - 1) * weight + factor * change).float()
+        return rows + self.low_rank.change(start, stop, rows) if self.low_rank else rows

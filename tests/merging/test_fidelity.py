@@ -11,7 +11,7 @@ from lora_grpo.merging import fidelity
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.fidelity import choose, measure
 from lora_grpo.merging.mapping import make_plan
-from lora_grpo.merging.outputs import Output
+from lora_grpo.merging.outputs import LowRank
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -78,13 +78,13 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
 def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tmp_path, monkeypatch):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.02)
     whole = measure(plan.outputs, "bf16")
-    read, rows_and_change = [], Output.rows_and_change
-    monkeypatch.setattr(Output, "rows_and_change", lambda *given: read.append(given) or rows_and_change(*given))
+    read, change, of = [], LowRank.change, {each.low_rank: each for each in plan.outputs.values() if each.low_rank}
+    monkeypatch.setattr(LowRank, "change", lambda *given: read.append(given) or change(*given))
     monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 256)
     monkeypatch.setattr(fidelity, "SAMPLE_ELEMENTS", 256)
     sample = measure(plan.outputs, "bf16")
-    assert len(read) == sum(bool(output.low_rank) for output in plan.outputs.values())
-    assert sum((stop - start) / output.shape[0] for output, start, stop in read) < 0.5 * len(read)
+    assert len(read) == len(of)
+    assert sum((stop - start) / of[update].shape[0] for update, start, stop, _ in read) < 0.5 * len(read)
     assert sample.overall == pytest.approx(whole.overall, abs=0.05) and sample.overall != whole.overall
 
 
