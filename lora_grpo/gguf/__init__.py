@@ -14,7 +14,7 @@ cli.py             command-line flags and printed output
 writer.py          writes a model
 files.py           the checks before a push, and one table of the files of a run
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
-types.py           chooses the type of each tensor and converts it
+types.py           chooses the type of each tensor, and converts it while it is written
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
 

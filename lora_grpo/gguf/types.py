@@ -7,11 +7,13 @@ Q6_K. A matrix becomes F16 if its row width is not a multiple of 32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import math
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, row_blocks
+from lora_grpo.files import row_blocks
+from lora_grpo.gguf.architecture import Tensor
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -25,38 +27,49 @@ OWN_TYPES = get_args(OwnType)
 LARGEST_F16 = 65504.0
 
 
-def tensor_type(file_type: str, name: str, shape: tuple[int, ...]) -> GGMLQuantizationType:
-    """Return the type of the tensor `name` in a file of type `file_type`, one of OWN_TYPES."""
-    from gguf import GGMLQuantizationType
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor in a file of one type. GGUFWriter treats it as an array, and it is converted while it is written."""
 
-    if len(shape) < 2:
-        return GGMLQuantizationType.F32
-    if file_type.startswith("q") and shape[-1] % 32:
-        return GGMLQuantizationType.F16
-    if file_type.startswith("q") and name in ("token_embd.weight", "output.weight"):
-        return GGMLQuantizationType.Q8_0
-    return GGMLQuantizationType[file_type.upper()]
+    tensor: Tensor
+    kind: GGMLQuantizationType
+    nbytes: int
 
+    @classmethod
+    def of(cls, tensor: Tensor, file_type: str) -> Encoded:
+        """Return a tensor as it is in a file of type `file_type`, one of OWN_TYPES."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import quant_shape_to_byte_shape
 
-def encoded(source: StoredTensor, kind: GGMLQuantizationType, heads: int | None) -> Iterator[Any]:
-    """Convert a tensor to a type, with the rows of `heads` interleaved, and yield NumPy arrays of a few rows each.
+        shape, kind = tensor.source.shape, GGMLQuantizationType[file_type.upper()]
+        if len(shape) < 2:
+            kind = GGMLQuantizationType.F32
+        elif file_type.startswith("q") and shape[-1] % 32:
+            kind = GGMLQuantizationType.F16
+        elif file_type.startswith("q") and tensor.name in ("token_embd.weight", "output.weight"):
+            kind = GGMLQuantizationType.Q8_0
+        return cls(tensor, kind, math.prod(quant_shape_to_byte_shape(shape, kind)))
 
-    Raises:
-        UserError: a weight is NaN, infinite, or too large for the type.
-    """
-    import numpy as np
-    from gguf.quants import quantize
+    def tofile(self, file: IO[bytes]) -> None:
+        """Convert and write a few rows at a time.
 
-    for start, stop in [(0, source.shape[0])] if heads else row_blocks(source.shape):
-        values = np.ascontiguousarray(source.rows(start, stop).float().numpy())
-        largest = float(np.abs(values).max(initial=0.0))
-        if not np.isfinite(largest):  # max() propagates NaN
-            raise UserError(f"{source.name} contains NaN or infinity; train or merge again")
-        if largest > LARGEST_F16 and kind.name not in ("F32", "BF16"):
-            raise UserError(
-                f"{source.name} has {largest:.3g}, and {kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
-            )
-        yield quantize(interleaved(values, heads) if heads else values, kind)
+        Raises:
+            UserError: a weight is NaN, infinite, or too large for the type.
+        """
+        import numpy as np
+        from gguf.quants import quantize
+
+        source, heads = self.tensor.source, self.tensor.heads
+        for start, stop in [(0, source.shape[0])] if heads else row_blocks(source.shape):
+            values = np.ascontiguousarray(source.rows(start, stop).float().numpy())
+            largest = float(np.abs(values).max(initial=0.0))
+            if not np.isfinite(largest):  # max() propagates NaN
+                raise UserError(f"{source.name} contains NaN or infinity; train or merge again")
+            if largest > LARGEST_F16 and self.kind.name not in ("F32", "BF16"):
+                limit = f"{self.kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
+                raise UserError(f"{source.name} has {largest:.3g}, and {limit}")
+            piece: Any = quantize(interleaved(values, heads) if heads else values, self.kind)
+            file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
 
 
 def interleaved(values: Any, heads: int) -> Any:

@@ -7,18 +7,18 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors, unquantized
 from lora_grpo.gguf import architecture
-from lora_grpo.gguf import types as gguf_types
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
+from lora_grpo.gguf.types import OWN_TYPES, Encoded
 from lora_grpo.merging import read_report
 from lora_grpo.models import base_model
 from lora_grpo.progress import Progress
@@ -58,11 +58,11 @@ def write_gguf(
         UserError: the model cannot be exported, or the disk does not have enough space.
         RunError: llama-quantize failed.
     """
-    k_quants, quantizer = [kind for kind in outputs if kind not in gguf_types.OWN_TYPES], shutil.which(QUANTIZE)
+    k_quants, quantizer = [kind for kind in outputs if kind not in OWN_TYPES], shutil.which(QUANTIZE)
     if k_quants and quantizer is None:
         raise UserError(
             f"--type {k_quants[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
-            f"another --type: {', '.join(gguf_types.OWN_TYPES)}"
+            f"another --type: {', '.join(OWN_TYPES)}"
         )
     kind, output = next(iter(outputs.items()))
     model = _read_model(folder, output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}"))
@@ -73,12 +73,13 @@ def write_gguf(
     if k_quants:
         dtypes = {tensor.source.dtype for tensor in model.tensors}
         files[lossless] = dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
-    sizes = {path: sum(size for _, size in _types(model, kind).values()) for path, kind in files.items()}
+    encoded = {path: [Encoded.of(tensor, kind) for tensor in model.tensors] for path, kind in files.items()}
+    sizes = {path: sum(tensor.nbytes for tensor in tensors) for path, tensors in encoded.items()}
     quantized = len(k_quants) * (sizes.get(lossless, 0) // 2)
     disk.check_free_space(output.parent, sum(sizes.values()) + quantized + len(outputs) * HEADER_BYTES)
     try:
         for path, kind in files.items():
-            _write(path, kind, model)
+            _write(path, kind, model, encoded[path])
         for kind in k_quants:
             with atomic.new_file(outputs[kind]) as temporary:
                 _quantize(str(quantizer), lossless, temporary, kind)
@@ -113,23 +114,12 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     return SourceModel(network, tensors, tokenizer, vocabulary, card, adapter)
 
 
-def _types(model: SourceModel, file_type: str) -> dict[str, tuple[Any, int]]:
-    """Return the type of each tensor in a file of a type, one of `types.OWN_TYPES`, and its size in bytes."""
-    from gguf.quants import quant_shape_to_byte_shape
-
-    types = {}
-    for tensor in model.tensors:
-        kind = gguf_types.tensor_type(file_type, tensor.name, tensor.source.shape)
-        types[tensor.name] = kind, math.prod(quant_shape_to_byte_shape(tensor.source.shape, kind))
-    return types
-
-
-def _write(output: Path, file_type: str, model: SourceModel) -> None:
-    """Write a file of one of `types.OWN_TYPES`: its metadata, and then tensor by tensor."""
+def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:
+    """Write a file of one of OWN_TYPES: its metadata, and then tensor by tensor."""
     import gguf
     import numpy as np
 
-    config, types = model.network.config, _types(model, file_type)
+    config = model.network.config
     writer: Any = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
     writer.add_type("model")
     model.card.set_gguf_meta_model(writer)
@@ -144,12 +134,12 @@ def _write(output: Path, file_type: str, model: SourceModel) -> None:
     factors = architecture.rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for tensor in model.tensors:
-        kind, size = types[tensor.name]
+    for each in tensors:
         # With a type given, this dtype only indicates that the shape counts weights, not bytes.
-        writer.add_tensor_info(tensor.name, tensor.source.shape, np.dtype("float32"), size, kind)
+        shape, dtype = each.tensor.source.shape, np.dtype("float32")
+        writer.add_tensor_info(each.tensor.name, shape, dtype, each.nbytes, each.kind)
 
-    progress = Progress(len(model.tensors), f"GGUF {file_type}")
+    progress = Progress(len(tensors), f"GGUF {file_type}")
     try:
         with atomic.new_file(output) as temporary, contextlib.closing(writer):
             writer.write_header_to_file(temporary)
@@ -157,22 +147,11 @@ def _write(output: Path, file_type: str, model: SourceModel) -> None:
             writer.write_ti_data_to_file()
             if factors is not None:
                 writer.write_tensor_data(factors)
-            for done, tensor in enumerate(model.tensors, 1):
-                writer.write_tensor_data(_Stream(tensor, *types[tensor.name]))
-                progress.show(done, tensor.name)
+            for done, each in enumerate(tensors, 1):
+                writer.write_tensor_data(each)
+                progress.show(done, each.tensor.name)
     finally:
         progress.close()
-
-
-class _Stream:
-    """A tensor that GGUFWriter treats as an array. It is converted while it is written."""
-
-    def __init__(self, tensor: Tensor, kind: Any, nbytes: int) -> None:
-        self._tensor, self._kind, self.nbytes = tensor, kind, nbytes
-
-    def tofile(self, file: IO[bytes]) -> None:
-        for piece in gguf_types.encoded(self._tensor.source, self._kind, self._tensor.heads):
-            file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
 
 
 def _quantize(program: str, source: Path, output: Path, kind: str) -> None:

@@ -118,7 +118,7 @@ def test_the_plan_bounds_the_checkpoints_and_adapters_that_a_run_writes(unbroken
 
 
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
-    options, encoded = ExportOptions(starter.model_path(), output_dir=small), types.encoded
+    options, tofile = ExportOptions(starter.model_path(), output_dir=small), types.Encoded.tofile
     file = small / f"{starter.model_path().name}.Q8_0.gguf"
     assert ended(lambda: export(options))[0] == 0
     before = file.read_bytes()
@@ -126,9 +126,9 @@ def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypat
     def fill_and_encode(*tensor):
         if not (small / ".filler").exists():
             fill(small, left=300_000)
-        return encoded(*tensor)
+        return tofile(*tensor)
 
-    monkeypatch.setattr(types, "encoded", fill_and_encode)
+    monkeypatch.setattr(types.Encoded, "tofile", fill_and_encode)
     code, said = ended(lambda: export(options))
     assert code == 1 and f"{file} cannot be written: No space left on device; {small} has 0.3" in said
     assert files(small) == {".filler", file.name} and file.read_bytes() == before

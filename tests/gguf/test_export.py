@@ -238,13 +238,13 @@ def test_what_would_be_wrong_is_refused_and_leaves_nothing(copy, tmp_path, spoil
 
 def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_begun(qwen2, tmp_path, monkeypatch):
     output, begun = tmp_path / "m.gguf", tmp_path / ".m.gguf.partial"
-    encoded = types.encoded
+    tofile = types.Encoded.tofile
 
     def interrupted(*given):
-        yield next(encoded(*given))
+        tofile(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(types, "encoded", interrupted)
+    monkeypatch.setattr(types.Encoded, "tofile", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_gguf(qwen2, {"f16": output})
     assert list(tmp_path.iterdir()) == []
