@@ -22,6 +22,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 ROOT = Path(__file__).resolve().parent.parent
 # Workers begin with the files that take longest, and so end together.
 LONGEST_FIRST = (
+    "test_real_model.py",
     "training/test_gain.py",
     "hub/test_run_to_hub.py",
     "training/test_resume.py",
