@@ -1,7 +1,5 @@
 """The tests' end of the socket: send requests to the candidate's process and proxy its objects."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 import itertools
@@ -32,7 +30,7 @@ class Link:
         self.gone: Gone | None = None
         self._descriptor = descriptor
 
-    def ask(self, operation: str, remote: Remote, /, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, operation: str, remote: "Remote", /, *args: Any, **kwargs: Any) -> Any:
         """Run an operation in the candidate's process and return its result.
 
         `candidate.OPERATIONS` lists the operations. See `reply` for in-place changes and exceptions.
@@ -110,7 +108,7 @@ class Link:
         # For example a function, or a list that is too deep.
         raise self._lose("broken", f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
-    def _remote(self, key: Any, abilities: Any = ()) -> Remote:
+    def _remote(self, key: Any, abilities: Any = ()) -> "Remote":
         if type(key) is not int:
             raise ValueError(f"{key!r} is not a handle")
         return remote(self, key, frozenset(abilities).intersection(ABILITIES))

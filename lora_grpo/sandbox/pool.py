@@ -89,7 +89,7 @@ class Pool:
             with contextlib.suppress(WorkerDied):
                 worker = worker or self._start()
                 if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                    return Verdict("crashed", f"{died} in each of {_ATTEMPTS} attempts", 0.0)
+                    return Verdict("crashed", f"{died} in each of {_ATTEMPTS} attempts")
             raise RunError(f"the sandbox's workers keep dying: {died}; check the machine's free memory")
         finally:
             self._idle.put(worker)

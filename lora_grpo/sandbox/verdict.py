@@ -57,8 +57,6 @@ class Verdict:
     tried something that the sandbox forbids), or `invalid` (not a Python program)."""
     message: str
     """One line with the failed assertion, the exception, or the blocked operation. Empty for a pass."""
-    seconds: float
-    """Wall time from submission to verdict."""
     passed_tests: int = 0
     """Number of assert statements that passed every time they ran; 0 without a result."""
     num_tests: int = 0

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 from lora_grpo.sandbox.launch import memory_file, start_process
 from lora_grpo.sandbox.verdict import LONGEST, BrokenTest, Program, Settings, Verdict
@@ -55,7 +54,7 @@ class Worker:
 
         The exception is CandidateKilled, after which both children are reaped as after a verdict.
         """
-        started, limit = time.monotonic(), max(self._settings.timeout_seconds, program.seconds)
+        limit = max(self._settings.timeout_seconds, program.seconds)
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -64,8 +63,8 @@ class Worker:
         # Always kill and reap both children before anything else runs.
         ends = self._stop()
         if output is None:
-            return Verdict("timeout", f"still running after {limit:g} s", time.monotonic() - started)
-        return self._decide(output, ends, program, time.monotonic() - started)
+            return Verdict("timeout", f"still running after {limit:g} s")
+        return self._decide(output, ends, program)
 
     def kill(self) -> None:
         """Kill both processes and their children."""
@@ -117,13 +116,13 @@ class Worker:
             raise WorkerDied("a process of the sandbox was killed")
         return {role: int.from_bytes(answer, sys.byteorder) for role, answer in answers.items()}
 
-    def _decide(self, output: bytes, ends: dict[str, int], program: Program, seconds: float) -> Verdict:
+    def _decide(self, output: bytes, ends: dict[str, int], program: Program) -> Verdict:
         """Derive the verdict from the tests' output and the wait statuses. Empty output never passes."""
         if not output:
             number = _signal(ends["examiner"])
             if number in (0, signal.SIGKILL):
                 raise WorkerDied("the tests' process exited without output")
-            return Verdict("crashed", f"the process of its tests was killed: {signal.strsignal(number)}", seconds)
+            return Verdict("crashed", f"the process of its tests was killed: {signal.strsignal(number)}")
         report = json.loads(output)
         status, message = report["status"], report["message"]
         if status == "broken":
@@ -140,7 +139,7 @@ class Worker:
                 raise CandidateKilled("its process was killed or closed its socket")
             else:
                 message = f"its process was killed: {signal.strsignal(number)}"
-        return Verdict(status, message, seconds, report["passed_tests"], report["num_tests"])
+        return Verdict(status, message, report["passed_tests"], report["num_tests"])
 
 
 def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

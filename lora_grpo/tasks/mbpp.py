@@ -10,10 +10,10 @@ question is the prompt in MBPP's README without `[BEGIN]`, which is for models t
 """
 
 import ast
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_extraction import bound_names
@@ -30,24 +30,19 @@ _QUESTION = (
     "You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n{tests}"
 )
 
-BROKEN_UPSTREAM = {("mbpp/123", "amicable_numbers_sum"): "its reference program takes 5 s; the limit is 3"}
-"""Rows excluded from both splits because the reference program fails its tests in the sandbox, with the reason. All 974
-rows were tested. The key includes the entry point because another file may use the same ids."""
+_SLOW = "amicable_numbers_sum"
+"""The function of MBPP/123, whose reference program takes 5 seconds. Those of all other rows pass in 3."""
 
 
 def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-    """Return the rows of a split, except those in `BROKEN_UPSTREAM`; see `Task.load`."""
+    """Return the rows of a split; see `Task.load`."""
     if sources.is_on_hub(source or HUB_DATASET):
-        rows = read(source, split, columns)
-    else:
-        rows = read(source, columns=columns)
-        ids = {_number(row) for row in rows}
-        if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
-            rows = [row for row in rows if _number(row) in _SPLIT_IDS[split]]
-    kept = [row for row in rows if (row["id"], row["entry_point"]) not in BROKEN_UPSTREAM]
-    if len(kept) < len(rows):
-        print(f"dropped {len(rows) - len(kept)} MBPP rows whose reference program fails its tests", file=sys.stderr)
-    return kept
+        return read(source, split, columns)
+    rows = read(source, columns=columns)
+    ids = {_number(row) for row in rows}
+    if ids <= {*_UPSTREAM_IDS} and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values()):
+        return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
+    return rows
 
 
 def load_plus(split: str, source: str | None = None) -> list[Row]:
@@ -61,7 +56,7 @@ def load_plus(split: str, source: str | None = None) -> list[Row]:
 def read(
     source: str | None, split: str = "train+validation+test+prompt", columns: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """Return the rows of a split, by default of all of them, including those of `BROKEN_UPSTREAM`."""
+    """Return the rows of a split, by default of all of them."""
     source = source or HUB_DATASET
     records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
     return sources.unique([_row(record, where) for where, record in records], source)
@@ -106,6 +101,7 @@ def _row(record: Row, where: str) -> Row:
         "test": test,
         # Tests use the real modules, even if the candidate assigns other values to their names.
         "prelude": "\n".join(map(ast.unparse, imports)),
+        **({"seconds": sandbox.LONGEST} if entry_point == _SLOW else {}),
     }
 
 

@@ -221,7 +221,7 @@ def test_rewards_of_unit_tests(completion, passes, share):
     ],
 )
 def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
-    verdict = sandbox.Verdict(status, "", 0.1, passed_tests, num_tests)
+    verdict = sandbox.Verdict(status, "", passed_tests, num_tests)
     monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
     assert rewards_of_tests(program("return 2 * x"), **TESTED)[1] == pytest.approx(share)
 

@@ -244,13 +244,15 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
     programs = [attack.program(canaries.words()), Program(RIGHT, TESTS, ("total",), name="right")]
     statuses = attack.words("status") or STATUSES
     for _ in range(3):  # On a busy machine, programs that end quickly may exceed the short limit.
+        started = time.monotonic()
         verdict, right = sandbox.run(programs)
+        took = time.monotonic() - started
         if (verdict.status != "timeout" or "timeout" in statuses) and right.status != "timeout":
             break
     assert not verdict.passed
     assert verdict.status in statuses, verdict
     assert verdict.message.isprintable() and len(verdict.message) <= 600
-    assert verdict.seconds < SETTINGS.timeout_seconds + 3
+    assert took < 2 * SETTINGS.timeout_seconds + 3
     assert right.passed, right
     canaries.check()
     assert settled(pool_processes) == pool_processes

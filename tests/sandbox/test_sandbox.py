@@ -55,7 +55,6 @@ def test_each_end_has_its_status_and_its_reason(source, status, message):
     found = verdict(source, "assert f(2) == 3")
     assert (found.status, found.passed) == (status, status == "passed")
     assert found.message.startswith(message) and found.message.isprintable() and bool(found.message) == bool(message)
-    assert 0 < found.seconds < 10
 
 
 @pytest.mark.parametrize(

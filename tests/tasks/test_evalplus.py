@@ -4,6 +4,7 @@ import json
 import os
 import random
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -231,13 +232,11 @@ def test_a_call_that_takes_a_second_more_than_the_reference_ends_the_tests(tmp_p
     slow = "import time\ndef f(x):\n    time.sleep(0.6)\n    return x / 2\n"
     sandbox.start(sandbox.Settings(timeout_seconds=1.0))
     try:
-        ended, passed, loading = code_grading.run_sources([endless, slow, f"while True: pass\n{slow}"], [row] * 3)
+        started = time.monotonic()
+        assert graded(row, slow, endless, f"while True: pass\n{slow}") == ["passed", "timeout", "timeout"]
+        assert time.monotonic() - started < 20  # not a minute
     finally:
         sandbox.stop()
-    assert (ended.status, passed.status, loading.status) == ("timeout", "passed", "timeout")
-    assert passed.seconds > 1.5
-    assert ended.seconds < 4
-    assert loading.seconds < 8
 
 
 def test_training_rows_are_mbpps_and_evaluation_rows_all(tmp_path):

@@ -74,21 +74,9 @@ def test_any_other_file_is_read_whole(numbers, tmp_path):
         assert ids(mbpp.load(split, path)) == [f"mbpp/{number}" for number in numbers]
 
 
-def test_broken_rows_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
-    path = write(tmp_path / "m.jsonl", *numbered(601, 602))
-    assert len(mbpp.load("train", path)) == 2
-    assert capsys.readouterr().err == ""
-    monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/601", "twice"), "a test")
-    monkeypatch.setitem(mbpp.BROKEN_UPSTREAM, ("mbpp/602", "thrice"), "of another file")
-    assert ids(mbpp.load("train", path)) == ["mbpp/602"]
-    assert capsys.readouterr().err == "dropped 1 MBPP rows whose reference program fails its tests\n"
-
-
-def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys):
+def test_every_row_passes_and_every_near_miss_fails(source):
     rows = mbpp.read(source)
     assert len(rows) == 974
-    broken = {name for name, _ in mbpp.BROKEN_UPSTREAM}
-    rows = [row for row in rows if row["id"] not in broken]
     gold = mbpp.check_many([mbpp.gold(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
     # Functions that return nothing fail, unless the tests expect None.
@@ -98,7 +86,6 @@ def test_every_row_that_is_kept_passes_and_every_near_miss_fails(source, capsys)
     assert [row["id"] for row in passed if "None" not in row["test"]] == []
 
 
-def test_the_real_splits(source, capsys):
+def test_the_real_splits(source):
     assert len(mbpp.load("train", source)) == 374
-    assert len(mbpp.load("eval", source)) == 499
-    assert "dropped 1 MBPP rows" in capsys.readouterr().err
+    assert len(mbpp.load("eval", source)) == 500
