@@ -17,8 +17,6 @@ architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectu
 types.py           chooses the type of each tensor, and converts it while it is written
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
-
-Use `sampling.read_header` to read the metadata of a GGUF file.
 """
 
 from lora_grpo.gguf.cli import ExportOptions, export

@@ -103,7 +103,7 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     tensors = architecture.named_tensors(network, unquantized(model_tensors(folder), folder, fix), folder)
     settings = ModelConfig(name=str(folder.absolute()))
     tokenizer = base_model.load_tokenizer(settings)
-    eos_token_ids = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, str(folder))
+    eos_token_ids = base_model.eos_token_ids(settings, tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
     # From README.md and generation_config.json: license, base model, sampling settings.
     card = gguf.Metadata.load(model_path=folder)

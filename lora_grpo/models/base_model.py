@@ -101,19 +101,22 @@ def load_tokenizer(settings: ModelConfig) -> Any:
     return tokenizer
 
 
-def generation_config(settings: ModelConfig) -> Any:
-    """Return the generation config of a model in a folder, or the one that its config.json implies."""
+def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]:
+    """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
+
+    They are those of the model's generation config, or those that its config.json implies, and the tokenizer's.
+    """
     from transformers import AutoConfig, GenerationConfig
 
-    with loading(f"the generation config of {settings.name}"):
-        if (Path(settings.name) / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(settings.name)
-        config = AutoConfig.from_pretrained(settings.name, trust_remote_code=settings.trust_remote_code)
-        return GenerationConfig.from_model_config(config)
-
-
-def eos_token_ids(generation_config: Any, tokenizer: Any, name: str) -> list[int]:
-    """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none."""
+    where, revision = source(settings.name), settings.revision
+    with loading(f"the generation config of {name}"):
+        try:
+            generation_config = GenerationConfig.from_pretrained(where, revision=revision)
+        except OSError:
+            if (Path(where) / "generation_config.json").is_file():  # a damaged one
+                raise
+            config = AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=settings.trust_remote_code)
+            generation_config = GenerationConfig.from_model_config(config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     declared = generation_config.eos_token_id

@@ -114,8 +114,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     if start:
         load_adapter(model, start)
     base_model.keep_frozen(model)
-    generation_config = base_model.generation_config(local.model)
-    eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, config.model.name)
+    eos_token_ids = base_model.eos_token_ids(local.model, tokenizer, config.model.name)
     # Read by TRL. The model that Unsloth builds from vLLM's weights has only the token in config.json.
     base.generation_config.eos_token_id = eos_token_ids
     saved = model.peft_config["default"]

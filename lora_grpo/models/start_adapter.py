@@ -101,8 +101,6 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, 
 
 def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> None:
     """Set `model.chat_template`, or check that the adapter `start` was trained with it."""
-    from transformers import GenerationConfig
-
     name, given = str(model.chat_template), f"--model.chat-template {model.chat_template}"
     folder = Path(str(find_spec("trl").origin)).with_name("chat_templates")  # type: ignore[union-attr]
     known = {path.stem: path for path in folder.glob("*.jinja")}
@@ -116,11 +114,7 @@ def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> Non
             raise UserError(f"{given} is not the template of the adapter in {start}; leave the flag out")
         return
     tokenizer.chat_template = template
-    try:
-        declared = GenerationConfig.from_pretrained(source(model.name), revision=model.revision)
-    except OSError:  # without this file, the tokenizer's token ends a completion
-        declared = GenerationConfig()
-    ends = tokenizer.convert_ids_to_tokens(eos_token_ids(declared, tokenizer, model.name))
+    ends = tokenizer.convert_ids_to_tokens(eos_token_ids(model, tokenizer, model.name))
     if (end := chat.end_of_turn(tokenizer)) not in ends:
         raise UserError(
             f"{given} ends an answer with {end or 'none of the special tokens of the model'}, and completions of "

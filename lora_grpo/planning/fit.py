@@ -103,10 +103,10 @@ class Fit:
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
         return {
-            **{
-                name: getattr(self, name)
-                for name in ("micro_batch_size", "max_num_seqs", "sampler", "gpu_memory_share")
-            },
+            "micro_batch_size": self.micro_batch_size,
+            "max_num_seqs": self.max_num_seqs,
+            "sampler": self.sampler,
+            "gpu_memory_share": self.gpu_memory_share,
             "gpu": self.device.name,
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),

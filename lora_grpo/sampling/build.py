@@ -88,8 +88,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. `seed` is the seed of the libraries.
     """
     base_model.prepare_torch(seed)
-    generation_config = base_model.generation_config(target.base)
-    eos_token_ids = base_model.eos_token_ids(generation_config, tokenizer, target.base_name)
+    eos_token_ids = base_model.eos_token_ids(target.base, tokenizer, target.base_name)
     if not getattr(tokenizer, "chat_template", None):
         print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":

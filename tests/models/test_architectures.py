@@ -4,6 +4,7 @@ docs/gpu.md has the results.
 """
 
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -198,7 +199,9 @@ def test_code_in_a_model_folder_does_not_run(tmp_path, monkeypatch):
         settings = json.loads((model / name).read_text())
         (model / name).write_text(json.dumps({**settings, "model_type": "trap", "auto_map": classes}))
     (model / "generation_config.json").unlink(missing_ok=True)
-    for load in (base_model.load_base, base_model.load_tokenizer, base_model.generation_config):
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    ends = functools.partial(base_model.eos_token_ids, tokenizer=tokenizer, name="trap")
+    for load in (base_model.load_base, base_model.load_tokenizer, ends):
         with contextlib.suppress(UserError):
             load(resolve(str(model), Overrides()).base)
     with pytest.raises(UserError, match="contains custom code"):

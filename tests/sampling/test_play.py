@@ -61,7 +61,7 @@ def starter_sampler():
     settings = ModelConfig(name=str(starter.model_path()), bits=16)
     tokenizer = base_model.load_tokenizer(settings)
     model = base_model.load_base(settings).eval()
-    eos = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, "starter")
+    eos = base_model.eos_token_ids(settings, tokenizer, "starter")
     return Sampler(model, tokenizer, eos)
 
 

@@ -143,7 +143,7 @@ def sampler():
     settings = ModelConfig(name=str(starter.model_path()), bits=16)
     tokenizer = base_model.load_tokenizer(settings)
     tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
-    eos = base_model.eos_token_ids(base_model.generation_config(settings), tokenizer, "starter")
+    eos = base_model.eos_token_ids(settings, tokenizer, "starter")
     return Sampler(base_model.load_base(settings).eval(), tokenizer, eos)
 
 
