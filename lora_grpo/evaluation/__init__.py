@@ -16,10 +16,12 @@ run.py           samples and grades rows, with one or several processes; the eva
 results.py       the files of an evaluation: results.jsonl, and evaluation.json with model, data and settings
 measurement.py   metrics of one model; compares two: paired tests, changed tasks, the gain from the answer format
 pass_at_k.py     pass@k, confidence intervals and paired tests, with references
+joint.py         several tasks in one table, with p-values adjusted by Holm's method
 report.py        the schema of report.json; makes, reads, writes and prints reports
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.joint import Joint
 from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, percent
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval

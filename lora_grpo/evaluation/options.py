@@ -29,9 +29,9 @@ class EvaluateOptions(Overrides):
 
     source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None
     """Folder of a run, an adapter or a model, a Hub id, `starter`, a GGUF file, or a file of samples."""
-    task: str | None = None
-    """Task to evaluate on: gsm8k, humaneval, humaneval-plus, mbpp, mbpp-plus, starter, or your file: my_task.py. By
-    default, the task of the run, unless it is a file, which is run only if it is named here."""
+    task: str | tuple[str, ...] | None = None
+    """Task to evaluate on, such as gsm8k, or several, for one table; `lora-grpo tasks` lists them. Your file, such as
+    my_task.py, is a task too. Default: the task of the run, unless it is a file, which is run only if it is named."""
     compare: str | None = None
     """Second model to compare with, on the same rows and with the same seeds: `base` (the base of the adapter, or
     the adapter that its run started from), or another run, adapter or model."""
@@ -121,6 +121,7 @@ class EvaluationSettings:
 def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> EvaluationSettings:
     """Combine the flags with the settings of the run that trained the model, given as its run.json."""
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
+    assert not isinstance(options.task, tuple)  # each task has its own settings
     task = options.task or (config.data.evaluation_task if run else None)
     if task is None:
         raise UserError(f"--task is missing; expected {', '.join(TASK_NAMES)}, or a file: my_task.py")

@@ -124,6 +124,20 @@ def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: in
     return num_as_extreme / (num_permutations + 1)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for several tests, in the same order.
+
+    Rejecting those below 5% rejects any true hypothesis with a probability of at most 5%.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
+    """
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
 def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | None:
     """Return the smallest change that is detected at p < 0.05 with 80% power; None if there are too few tasks.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, task_sha256, task_title
 
 REPORT = "report.json"
+_Read = TypeVar("_Read", bound=Schema)
 Table = tuple[list[str], list[tuple[str, ...]]]
 """Headings and rows."""
 
@@ -171,9 +172,7 @@ class Report(Schema):
 
     def show(self) -> None:
         """Print the title, the scores and a one-line summary."""
-        headings, rows = self.scores_table()
-        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        lines = [self.title, *("  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows))]
+        lines = [self.title, *text_table(*self.scores_table())]
         if self.table:
             lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
@@ -258,11 +257,16 @@ def write_report(folder: Path, report: Report) -> None:
 
 def read_report(folder: Path) -> Report | None:
     """Return the report in a folder, or None if there is none."""
+    return read_as(Report, folder)
+
+
+def read_as(kind: type[_Read], folder: Path) -> _Read | None:
+    """Return the report of a kind in a folder, or None if there is none."""
     path = folder / REPORT
     if not path.is_file():
         return None
     return json_files.validated(
-        json_files.read_object(path), Report, f"{path} is not an evaluation report", "evaluate again"
+        json_files.read_object(path), kind, f"{path} is not an evaluation report", "evaluate again"
     )
 
 
@@ -284,6 +288,12 @@ def read_reports(run: Path) -> dict[Path, Report]:
         elif report and report.protocol.sampling:
             reports[path] = report
     return reports
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for the terminal."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return ["  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows)]
 
 
 def _cell(name: str, counts: Mapping[str, float]) -> str:

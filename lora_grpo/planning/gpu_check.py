@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from lora_grpo.commands import command
+from lora_grpo.commands import command, recipe_file
 from lora_grpo.config import driver_problem, nvidia_gpus, use_one_gpu
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
@@ -82,7 +82,7 @@ class Options:
     """Test the default engine first, and stop each run after 5 minutes."""
 
 
-def check_gpu(options: Options, recipe: Path) -> None:
+def check_gpu(options: Options, recipe: Path | None = None) -> None:
     """Run the recipe with each engine and backend, write and print the table, and save the fastest for `auto`.
 
     The table is also printed if the check is interrupted.
@@ -97,6 +97,7 @@ def check_gpu(options: Options, recipe: Path) -> None:
         raise UserError(f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try {on_cpu}")
     if problem := driver_problem(gpus[0]):
         raise UserError(problem)
+    recipe = recipe or recipe_file("gsm8k")
     with lock.holding(options.output):
         for left in options.output.glob(".check-*"):  # models of checks that were killed
             shutil.rmtree(left)

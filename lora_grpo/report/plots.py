@@ -1,11 +1,13 @@
-"""Select the curves to plot: metrics over training steps, each with a hint on what to look for, and pass@k over k."""
+"""Select the curves to plot: the metrics over training steps of page/plots.toml, and pass@k over k."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lora_grpo.evaluation import Report
@@ -38,6 +40,8 @@ class Plot:
     """The metric of each curve, by the curve's name."""
     curves: list[Curve] = field(default_factory=list)
     x_unit: str = "step"
+    methods: Sequence[str] = ("grpo",)
+    """The training methods with these metrics: `grpo`, `sft`."""
     stacked: bool = False
 
     @property
@@ -47,81 +51,24 @@ class Plot:
         return f"{self.look_for} {band}".strip()
 
 
-GROUPS = LEARNING, SIGNAL, COMPLETIONS, STABILITY, TIME, EVALUATION = (
-    "Is it learning?",
-    "Is there a learning signal?",
-    "What does it write?",
-    "Is training stable?",
-    "Where does the time go?",
-    "How good is it with more samples?",
-)
-
-_SFT_PLOTS = (
-    Plot("sft-loss", LEARNING, "Loss on reference answers", "nats per token",
-         "Should fall. If the validation accuracy falls at the same time, the model memorizes its rows.",
-         {"loss": "loss"}),
-    Plot("token-accuracy", LEARNING, "Token accuracy", "fraction of tokens",
-         "How often the likeliest token is that of the reference answer.", {"token accuracy": "mean_token_accuracy"}),
-)  # fmt: skip
-_OF_SFT = ("validation-accuracy", "grad-norm")
-"""The plots of `_PLOTS` that are meaningful for SFT as well."""
-
-_PLOTS = (
-    Plot("reward", LEARNING, "Reward", "weighted sum",
-         "Should rise. At a standard deviation near 0, groups have no gradient.", {"reward": "reward"}),
-    Plot("validation-reward", LEARNING, "Validation reward", "reward",
-         "Should rise with the training reward; if it falls while the training reward rises, the reward is being "
-         "hacked.", {"validation reward": "validation/reward"}),
-    Plot("validation-accuracy", LEARNING, "Validation accuracy", "fraction passed",
-         "The best adapter is the one with the best validation results.",
-         {"validation accuracy": "validation/accuracy"}),
-    Plot("zero-variance", SIGNAL, "Groups without variance", "fraction of groups",
-         "A group whose completions all get the same reward has no gradient; above 0.8 little signal is left.",
-         {"groups without variance": "frac_reward_zero_std"}),
-    Plot("entropy", SIGNAL, "Entropy", "nats per token",
-         "Falls as the model becomes more certain; near 0 it has stopped exploring.", {"entropy": "entropy"}),
-    Plot("kl", SIGNAL, "KL from the start", "nats per token",
-         "Distance of the policy from the start; a sudden rise often coincides with broken text.",
-         {"kl from the start": "kl"}),
-    Plot("clipped", COMPLETIONS, "Truncated completions", "fraction",
-         "Near 1, most completions are truncated: raise --sampling.max-completion-tokens.",
-         {"truncated completions": "completions/clipped_ratio"}),
-    Plot("length", COMPLETIONS, "Completion length", "tokens",
-         "A mean that runs to the limit, or to almost nothing, suggests that a reward depends on length.",
-         {"mean": "completions/mean_length", "longest": "completions/max_length",
-          "shortest": "completions/min_length"}),
-    Plot("turns", COMPLETIONS, "Conversations", "per conversation",
-         "Turns of the model and its tool calls; failed calls are malformed or raised an exception.",
-         {"turns": "conversations/turns", "tool calls": "conversations/tool_calls",
-          "failed calls": "conversations/failed_calls"}),
-    Plot("ends", COMPLETIONS, "Ends of conversations", "fraction",
-         "By the environment or the model (reply), at the limit of turns, or at the limit of tokens (budget).",
-         {"reply": "conversations/ended_by_reply", "limit": "conversations/ended_by_limit",
-          "budget": "conversations/ended_by_budget"}),
-    Plot("mismatch", STABILITY, "Logprob mismatch", "nats per token",
-         "Difference between the log-probabilities of sampler and trainer: should stay small.",
-         {"logprob mismatch": "sampling/sampling_logp_difference/mean"}),
-    Plot("grad-norm", STABILITY, "Gradient norm", "before clipping",
-         "Spikes come from single batches; at 0 a step changes nothing.", {"gradient norm": "grad_norm"}),
-    Plot("step-time", TIME, "Step time", "seconds",
-         "The phases of a step.",
-         {"rollouts": "time/rollouts", "rewards": "time/rewards", "training": "time/training"}, stacked=True),
-)  # fmt: skip
+LEARNING, EVALUATION = "Is it learning?", "How good is it with more samples?"
+"""The headings of the first and the last section. The others are in page/plots.toml."""
 
 
 def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     """Return the plots for which a run has values, by group."""
     lines = [*_base(run.validation), *run.metrics]
-    plots, shown = [], [*_PLOTS, *_reward_plots(lines)]
-    if method(run) == "sft":
-        shown = [*_SFT_PLOTS, *(plot for plot in _PLOTS if plot.key in _OF_SFT)]
-    for plot in shown:
+    known = tomllib.loads((Path(__file__).parent / "page" / "plots.toml").read_text(encoding="utf-8"))["plots"]
+    shown = [plot for plot in (Plot(**entry) for entry in known) if method(run) in plot.methods]
+    sections = [*dict.fromkeys(plot.group for plot in shown), EVALUATION]
+    plots = []
+    for plot in [*shown, *(_reward_plots(lines) if method(run) == "grpo" else ())]:
         curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name))]
         if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
             plots.append(dataclasses.replace(plot, curves=curves))
     if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
         plots.append(_pass_at_k(evaluation))
-    return sorted(plots, key=lambda plot: GROUPS.index(plot.group))
+    return sorted(plots, key=lambda plot: sections.index(plot.group))
 
 
 def _base(validation: Sequence[Line]) -> Iterator[Line]:

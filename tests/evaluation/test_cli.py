@@ -13,11 +13,15 @@ from lora_grpo import starter
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.joint import Joint
 from lora_grpo.evaluation.options import EvaluateOptions
-from lora_grpo.evaluation.report import read_report
+from lora_grpo.evaluation.report import read_as, read_report, read_reports
 from lora_grpo.models import base_model, model_files
 from lora_grpo.sampling import build
 from lora_grpo.sampling.sampler import SampledTokens, Sampler
+from lora_grpo.tasks import mathematics
+
+TASK_FLAGS = {"data": "rows.jsonl", "columns": ("question=problem",), "options": ("level=1",), "style": "boxed"}
 
 
 def read(path):
@@ -56,7 +60,7 @@ def finished(run_folder, tmp_path_factory):
     )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        report = evaluate_and_report(options)
+        [report] = evaluate_and_report(options)
     return options, report, printed.getvalue()
 
 
@@ -107,8 +111,8 @@ def test_a_run_is_evaluated_as_it_was_trained_and_compared_with_its_base(finishe
 
 def test_a_finished_evaluation_answers_without_a_model(finished, copied, no_model):
     _, report, _ = finished
-    assert evaluate_and_report(copied) == report
-    one = evaluate_and_report(replace(copied, k=(1,), num_samples=2, compare=None))
+    assert evaluate_and_report(copied) == [report]
+    [one] = evaluate_and_report(replace(copied, k=(1,), num_samples=2, compare=None))
     assert one.evaluated.scores == {"pass@1": report.evaluated.scores["pass@1"]} and one.baseline is None
 
 
@@ -132,7 +136,7 @@ def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypat
 
     prompt_of = {row["task_id"]: row["prompt"].strip() for row in rows}
     monkeypatch.setattr(Sampler, "stream", says)
-    report = evaluate_and_report(
+    [report] = evaluate_and_report(
         EvaluateOptions("starter", "humaneval", data=str(few), output_dir=tmp_path / "out", max_completion_tokens=8)
     )
     samples = {sample["task_id"]: sample for sample in read(tmp_path / "out" / "results.jsonl")}
@@ -175,6 +179,58 @@ def test_a_mistake_is_one_line_and_writes_nothing(change, message, run_folder, t
 def test_the_best_adapter_is_evaluated_in_its_run(run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     shutil.copytree(run / "adapter", run / "best")
-    report = evaluate_and_report(EvaluateOptions(str(run), what="best", limit=1, max_completion_tokens=4))
+    [report] = evaluate_and_report(EvaluateOptions(str(run), what="best", limit=1, max_completion_tokens=4))
     (folder,) = (run / "evaluation").iterdir()
     assert read_report(folder) == report and report.evaluated.label == "best"
+
+
+@pytest.fixture
+def math_rows(tmp_path, monkeypatch):
+    """MATH-500 is a file with two rows of its form."""
+    rows = [{"problem": f"{n} + 1 =", "answer": str(n + 1), "solution": f"\\boxed{{{n + 1}}}"} for n in (2, 3)]
+    (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setitem(mathematics._DATASETS["math500"], "eval", str(tmp_path / "math500.jsonl"))
+
+
+def test_several_tasks_load_the_model_once_and_keep_their_folders(run_folder, tmp_path, monkeypatch, math_rows, capsys):
+    run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
+    loaded, load = [], build.load_sampler
+    monkeypatch.setattr(build, "load_sampler", lambda *given: loaded.append(given) or load(*given))
+    tasks = ("starter", "math500", "starter-code", "starter")
+    options = EvaluateOptions(str(run), task=tasks, compare="base", limit=4, max_completion_tokens=24)
+    reports = evaluate_and_report(options)
+    assert [report.protocol.task for report in reports] == ["starter", "math500", "starter-code"]
+    printed = capsys.readouterr().out
+    assert len(loaded) == 1 and printed.count("p (Holm)") == 1
+    joint = read_as(Joint, next((run / "evaluation" / "joint").iterdir()))
+    assert {row.task for row in joint.rows} == {*tasks} and joint.labels == ["base", "trained"]
+    assert joint.statement in printed
+    # Each folder is that of the task alone, whose samples are not sampled again.
+    monkeypatch.setattr(build, "load_sampler", None)
+    for report in reports:
+        assert evaluate_and_report(replace(options, task=report.protocol.task)) == [report]
+    assert evaluate_and_report(options) == reports
+    assert [report.protocol.task for report in read_reports(run).values()] == ["math500"]  # the others have a limit
+    assert "joint" not in capsys.readouterr().err
+    both = evaluate_and_report(replace(options, compare=None, task=("starter", "math500")))
+    assert [report.baseline for report in both] == [None, None]
+    assert capsys.readouterr().out.count("greedy, xml style") == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": ("starter", "nowhere")},
+        {"task": ("starter", "reasoning-gym:nowhere")},
+        {"task": ("starter", "missing.py")},
+        *({"task": ("starter", "math500"), name: value} for name, value in TASK_FLAGS.items()),
+        {"task": ("starter", "math500"), "max_completion_tokens": 5000},
+    ],
+    ids=str,
+)
+def test_a_mistake_in_one_of_several_tasks_loads_and_samples_nothing(change, run_folder, tmp_path, math_rows, no_model):
+    run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
+    with pytest.raises(UserError) as caught:
+        evaluate_and_report(replace(EvaluateOptions(str(run), compare="base", limit=2), **change))
+    assert "\n" not in str(caught.value)
+    assert [path for path in run.glob("evaluation/**/*.*") if path.name != ".lock"] == []

@@ -72,7 +72,7 @@ def runs(monkeypatch):
 def test_results_and_report_are_the_harnesss(asked):
     lines = read(asked.source)
     write(asked.source, [{**lines[0], "model": "half a pair: \ud800", "passed": "?"}, *lines[1:]])
-    report = evaluate_and_report(asked)
+    [report] = evaluate_and_report(asked)
     results = read(asked.output_dir / "results.jsonl")
     assert [result["completion"] for result in results] == [line["completion"] for line in read(asked.source)]
     assert [result["passed"] for result in results] == [True, True, True, False, False, False]
@@ -106,7 +106,7 @@ def test_nothing_is_extracted_or_cut(asked, runs):
 def test_a_solution_is_a_whole_program_as_in_evalplus(asked, runs):
     program = HUMANEVAL[0]["prompt"] + RIGHT.format(1)
     write(asked.source, [{"task_id": "HumanEval/1", "solution": program}])
-    report = evaluate_and_report(replace(asked, k=(1,)))
+    [report] = evaluate_and_report(replace(asked, k=(1,)))
     assert runs == [[program]] and report.evaluated.scores["pass@1"] == 1.0
 
 
@@ -115,7 +115,7 @@ def test_an_mbpp_completion_is_the_whole_program(name, asked, runs):
     data = write(Path(asked.data), MBPP)
     right = "def f11(x):\n    return x"
     write(asked.source, [{"task_id": name, "completion": text} for text in (right, "    return x")])
-    report = evaluate_and_report(replace(asked, task="mbpp", data=str(data)))
+    [report] = evaluate_and_report(replace(asked, task="mbpp", data=str(data)))
     assert runs == [[right, "    return x"]]
     assert [r["passed"] for r in read(asked.output_dir / "results.jsonl")] == [True, False]
     assert report.protocol.rows == 2
@@ -148,7 +148,7 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
     ]
     line = {"task_id": "gsm8k/test/0", "read_from": "a key of another tool"}
     write(asked.source, [{**line, "completion": text} for text in completions])
-    report = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), style=style))
+    [report] = evaluate_and_report(replace(asked, task="gsm8k", data=str(data), style=style))
     results = read(asked.output_dir / "results.jsonl")
     assert [result["strict"] for result in results] == strict
     assert [result["flexible"] for result in results] == [True, True, True, True, False]
@@ -170,7 +170,7 @@ def test_gsm8k_reports_its_rules_and_passes_by_the_robust_one(style, strict, ask
 
 @pytest.mark.parametrize("torn", [b"", b'{"task_id": "Human'])
 def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, runs, monkeypatch):
-    whole = evaluate_and_report(replace(asked, output_dir=asked.output_dir.with_name("whole")))
+    [whole] = evaluate_and_report(replace(asked, output_dir=asked.output_dir.with_name("whole")))
     monkeypatch.setattr(samples_file, "_CHUNK", 2)
     grade, graded = samples_file._grade_chunk, []
 
@@ -186,7 +186,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
     with (asked.output_dir / "results.jsonl").open("ab") as file:
         file.write(torn)
     graded[:] = [0] * 9
-    assert evaluate_and_report(asked) == whole
+    assert evaluate_and_report(asked) == [whole]
     assert graded == [0] * 9 + [2]
     assert (asked.output_dir / "results.jsonl").read_bytes() == (
         asked.output_dir.with_name("whole") / "results.jsonl"
@@ -196,7 +196,7 @@ def test_a_killed_evaluation_goes_on_after_its_last_whole_chunk(torn, asked, run
 
 @pytest.mark.parametrize("change", ["timeout_seconds", "samples_sha256", "data_sha256"])
 def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(change, asked, tmp_path):
-    report = evaluate_and_report(asked)
+    [report] = evaluate_and_report(asked)
     before = {path: path.read_bytes() for path in asked.output_dir.iterdir()}
     changes = {
         "timeout_seconds": {"sandbox": sandbox.Settings(timeout_seconds=2)},
@@ -207,7 +207,7 @@ def test_a_folder_with_another_evaluation_is_refused_naming_the_difference(chang
     with pytest.raises(UserError, match=f"contains another evaluation: {change} was .*; pass another --output-dir, or"):
         evaluate_and_report(other)
     assert {path: path.read_bytes() for path in asked.output_dir.iterdir()} == before
-    assert evaluate_and_report(asked) == report
+    assert evaluate_and_report(asked) == [report]
 
 
 def first_without_verdict(lines):

@@ -44,7 +44,7 @@ def evaluate(run, kind, **options):
     merged = EvaluateOptions(
         str(run / "gguf" / f"run.{kind.upper()}.gguf"), compare=str(run / "merged"), limit=ROWS, **options
     )
-    return evaluate_and_report(merged)
+    return evaluate_and_report(merged)[0]
 
 
 @pytest.fixture(scope="module")

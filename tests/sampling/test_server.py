@@ -78,9 +78,8 @@ def file(tmp_path):
 
 
 def evaluate(file, tmp_path, **options):
-    return evaluate_and_report(
-        EvaluateOptions(str(file), task="starter", limit=3, output_dir=tmp_path / "out", **options)
-    )
+    options = EvaluateOptions(str(file), task="starter", limit=3, output_dir=tmp_path / "out", **options)
+    return evaluate_and_report(options)[0]
 
 
 def asked(log):

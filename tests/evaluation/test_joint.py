@@ -1,0 +1,60 @@
+"""Several tasks in one table: the adjusted p-values, and what the statement may claim."""
+
+import json
+
+import pytest
+from helpers.graded_samples import samples
+
+from lora_grpo.evaluation.joint import Joint, make_joint
+from lora_grpo.evaluation.pass_at_k import holm
+from lora_grpo.evaluation.report import Graded, Protocol, make_report, read_as
+
+
+def report(task, before, after):
+    """One greedy sample per problem: `+` passes, `-` does not."""
+    protocol = Protocol(task=task, rows=len(before), data_sha256="", grading="", seed=0)
+    models = [Graded(name, samples(marks, []), {}, protocol) for name, marks in (("trained", after), ("base", before))]
+    return make_report((), *models)
+
+
+def row(joint, task):
+    return next(row for row in joint.rows if row.task == task)
+
+
+def test_holm_adjusts_as_in_r():
+    """`p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")`, and values that stay in order and below 1."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
+
+
+def test_losses_are_first_and_a_change_must_survive_the_adjustment():
+    gained = report("gained", "-" * 40, "+" * 20 + "-" * 20)
+    lost = report("lost", "+" * 40, "-" * 20 + "+" * 20)
+    unclear = report("unclear", "+" * 40, "-" * 6 + "+" * 34)  # p = 0.031 alone
+    same = report("same", "+-" * 20, "+-" * 20)
+    joint = make_joint([gained, same, unclear, lost])
+    assert [each.task for each in joint.rows] == ["lost", "unclear", "same", "gained"]
+    assert [each.direction for each in joint.rows] == [-1, 0, 0, 1]
+    alone = row(make_joint([unclear]), "unclear")
+    assert alone.direction == -1 and alone.adjusted_p == alone.p_value
+    assert row(joint, "unclear").adjusted_p == pytest.approx(2 * row(joint, "unclear").p_value)
+    worse, better, rest = joint.statement.split("; ")
+    assert "lost" in worse and "gained" in better
+    assert "unclear" in rest and "same" in rest and rest.count("points is possible") == 2
+
+
+def test_no_loss_is_not_claimed_where_an_interval_contains_one():
+    """Equal answers to a few problems exclude nothing."""
+    few = make_joint([report("few", "+" * 8, "+" * 8)])
+    assert row(few, "few").difference == 0 and row(few, "few").difference_interval[0] < -0.2
+    assert "points is possible" in few.statement
+    better = make_joint([report("better", "-" * 40, "+" * 40)])
+    assert "possible" not in better.statement
+
+
+def test_the_files_are_read_as_they_were_written(tmp_path):
+    joint = make_joint([report("a", "+-" * 10, "-+" * 10), report("b", "--" * 10, "++" * 10)])
+    joint.write(tmp_path)
+    assert read_as(Joint, tmp_path) == joint
+    assert json.loads((tmp_path / "report.json").read_text())["statement"] == joint.statement
+    assert (tmp_path / "report.md").read_text().count("\n| ") == 2
