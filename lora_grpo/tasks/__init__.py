@@ -15,8 +15,8 @@ loading.py           the rows of a run: columns, disjoint splits, validation row
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
-humaneval.py         functions to complete
-mbpp.py              short programs
+humaneval.py         functions to complete: HumanEval and HumanEval+
+mbpp.py              short programs: MBPP and MBPP+
 code_feedback.py     programs that may be repaired, in a conversation
 textarena_games.py   games of TextArena
 instructions.py      instructions that a program can check: IFEval and IFBench

@@ -12,7 +12,7 @@ learns neither the results of other asserts nor their number.
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,17 +86,9 @@ def problem(verdict: Verdict, row: Mapping[str, Any]) -> str:
     tested = max((line for line in lines if line and line[:_MOST_CHARACTERS] in detail), key=len, default="")
     raised = re.match(r"[A-Za-z_]\w*(?=:)", detail)
     try:
-        calls = [ast.unparse(call)[:_MOST_CHARACTERS] for call in _calls(ast.parse(tested), name)]
+        nodes = [node for node in ast.walk(ast.parse(tested)) if isinstance(node, ast.Call)]
+        calls = [ast.unparse(node)[:_MOST_CHARACTERS] for node in nodes if ast.unparse(node.func) == name]
     except SyntaxError:  # a line of a longer assert
         calls = []
     where = " or ".join(f"`{call}`" for call in calls) or f"`{name}`"
     return f"{where} raises {raised[0]}." if raised else f"{where} is wrong."
-
-
-def _calls(node: ast.AST, name: str) -> Iterator[ast.Call]:
-    """Yield the calls of a function, without those among their own arguments."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
-        yield node
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _calls(child, name)

@@ -120,8 +120,9 @@ def plus_columns(record: Row, where: str, reference: str, entry_point: str, conv
     """
     if "base_input" in record:
         parts, atol = (record["base_input"], record.get("plus_input") or []), record.get("atol", 0)
-        if not all(isinstance(part, list) for part in parts) or not isinstance(atol, (int, float)):
-            raise UserError(f"{where}: expected lists in 'base_input' and 'plus_input', and a number in 'atol'")
+        are_lists = all(isinstance(part, list) and all(isinstance(call, list) for call in part) for part in parts)
+        if not are_lists or not isinstance(atol, (int, float)):
+            raise UserError(f"{where}: expected a number as 'atol' and lists of lists as 'base_input' and 'plus_input'")
         inputs = [repr([*map(convert, part)]) for part in parts if part]
     else:
         (program,) = sources.texts(record, ("test",), where)

@@ -260,4 +260,4 @@ def test_a_tier_that_lets_something_out_is_not_used(monkeypatch):
         sandbox.start(Settings())
 
 
-PASSED = sandbox.Verdict("passed", "", 0.1)
+PASSED = sandbox.Verdict("passed", "")

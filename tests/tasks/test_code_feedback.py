@@ -89,7 +89,7 @@ def test_no_expected_value_reaches_the_model(test, program):
     [
         (WRONG, "assert f(1) == 2\nassert f(4) == 8", "`f(1)`"),
         ("def f(x):\n    return 2", "assert f(1) == 2\nassert f(4) == 8", "`f(4)`"),
-        (WRONG, "assert sorted(f(f(1))) == [2]", "`f(f(1))` raises TypeError"),
+        (WRONG, "assert sorted(f(f(1))) == [2]", "`f(f(1))` or `f(1)` raises TypeError"),
         (WRONG, "assert f(1) == f(4) + 1", "`f(1)` or `f(4)`"),
         (RAISES, "assert f(1) == 2", "`f` raises TypeError"),
         ("def f(x):\n    while True: pass", "assert f(1) == 2", "too long"),

@@ -87,7 +87,15 @@ def test_rows_of_the_hub_have_the_inputs_and_tolerance_of_their_test_program(tmp
 
 
 @pytest.mark.parametrize(
-    "change", [{"base_input": "[[2]]"}, {"atol": "0"}, {"plus_input": {"a": 1}}, {"entry_point": ""}, {"prompt": 1}]
+    "change",
+    [
+        {"base_input": "[[2]]"},
+        {"base_input": [2]},
+        {"atol": "0"},
+        {"plus_input": {"a": 1}},
+        {"entry_point": ""},
+        {"prompt": 1},
+    ],
 )
 def test_a_malformed_row_is_named(change, tmp_path):
     for task, record in (("humaneval-plus", HUMANEVAL), ("mbpp-plus", MBPP)):
@@ -109,6 +117,7 @@ RULES = [
     ("f", "return [[0.1]]", [], 0, "return [[0.1 + 1e-9]]", False),  # not a list of floats
     ("f", "return [[0.1]]", [], 0.01, "return [[0.1 + 1e-3]]", True),
     ("f", "return [[0.1], [0.1]]", [], 0.01, "return [[0.1], 0.1]", False),
+    ("f", "return [[0.1, 0.1]]", [], 0.01, "return [[0.1], [0.1001]]", False),  # another shape
     ("f", "return ['a', 0.5]", [], 0.01, "return ['a', 0.5001]", False),  # no array of numbers
     ("f", "return 1", [], 0.5, "return 1.0", True),
     ("f", "return 1.0", [], 0.5, "return 1", True),
