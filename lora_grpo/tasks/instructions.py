@@ -25,7 +25,7 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
-from lora_grpo.tasks.workers import TooSlow, Worker
+from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("prompt", "instruction_id_list", "kwargs")
 _DATASETS = {"ifeval": "google/IFEval@train", "ifbench": "allenai/IFBench_test@train"}

@@ -26,7 +26,7 @@ from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
 from lora_grpo.tasks.gsm8k import find_answers
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
-from lora_grpo.tasks.workers import TooSlow, Worker
+from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("question", "answer")
 _DATASETS = {

@@ -28,7 +28,7 @@ from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
 from lora_grpo.tasks.gsm8k import find_answers
 from lora_grpo.tasks.registry import Row, Verdict
-from lora_grpo.tasks.workers import TooSlow, Worker
+from lora_grpo.workers import TooSlow, Worker
 
 PREFIX = "reasoning-gym:"
 REFUSED = {

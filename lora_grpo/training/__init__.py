@@ -22,6 +22,7 @@ trl_compat.py        code that depends on private methods of TRL: hooks for the 
 trl_config.py        all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 logprob_check.py     before training: checks that the sampler samples from the policy being trained
 monitor.py           callback between steps: metrics, alarms, validation passes, the best adapter, early stopping
+trackers.py          callback of --train.report-to: metrics, final table and report
 time_budget.py       --hours: ends training in time for the final evaluation
 alarms.py            detects a run that goes wrong and suggests a fix
 completions.py       mixins: time per phase, logprob mismatch, and scores of every step; the validation set

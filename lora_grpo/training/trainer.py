@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from lora_grpo.training.logprob_check import check_logprobs, tolerance
 from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training.trackers import Trackers
 from lora_grpo.training.trl_config import grpo_arguments
 
 
@@ -47,8 +47,6 @@ def make_trainer(
     config, is_sft = run.config, run.config.method == "sft"
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
-    # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
     if policy.engine == "peft":
         trl_compat.ignore_installed_vllm()
     try:
@@ -73,6 +71,8 @@ def make_trainer(
     alarms = _alarms(run, policy, rewards, trainer)
     trainer.monitor = callback(run, trainer, alarms, validation, budget or TimeBudget(run))
     trainer.add_callback(trainer.monitor)
+    trainer.trackers = types.new_class("TrackersCallback", (Trackers, TrainerCallback))(run, trainer)
+    trainer.add_callback(trainer.trackers)  # after the monitor, which adds to the logs
     trainer.remove_callback(PrinterCallback)  # it prints every log as a dictionary
     return trainer
 

@@ -207,16 +207,15 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
 
     With Unsloth, `_generate_single_turn` wakes the engine up, loads the adapter, samples, and lets the engine sleep.
     """
-    generation, kept = trainer.vllm_generation, (trainer._last_loaded_step, trainer.args.report_to)
+    generation, kept = trainer.vllm_generation, trainer._last_loaded_step
     plain = {"max_completion_length": max_tokens, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
     settings = {name: getattr(generation, name) for name in (*plain, "generation_kwargs")}
     vars(generation).update(plain, generation_kwargs={})
-    trainer.args.report_to = []  # TRL would send durations to trackers that have not started
     try:
         token_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
     finally:
         vars(generation).update(settings)
-        trainer._last_loaded_step, trainer.args.report_to = kept  # the first step loads its adapter itself
+        trainer._last_loaded_step = kept  # the first step loads its adapter itself
     return [(list(ids), row) for ids, row in zip(token_ids, logprobs, strict=True)]
 
 

@@ -91,7 +91,7 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "save_steps": settings.checkpoint_steps,
         "logging_strategy": "steps",
         "logging_steps": 1,
-        "report_to": list(settings.report_to),
+        "report_to": [],  # see `Trackers`
         "disable_tqdm": True,
         "remove_unused_columns": False,
     }

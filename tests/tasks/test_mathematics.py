@@ -10,7 +10,7 @@ import pytest
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import chat, get_task, load_data, mathematics
-from lora_grpo.tasks.workers import TooSlow, Worker
+from lora_grpo.workers import TooSlow, Worker
 
 TASK = get_task("math")
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import get_task, load_data, load_split, reasoning_gym
-from lora_grpo.tasks.workers import Worker
+from lora_grpo.workers import Worker
 
 pytestmark = pytest.mark.engines
 library = pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed: make engines")
