@@ -1,7 +1,5 @@
 """Calls functions in a process that is killed when a call takes too long, whatever it does."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -12,8 +12,6 @@ patterns never match an answer with more than one line; `trl.rewards`, TRL 1.14.
 https://github.com/huggingface/open-r1 (`src/open_r1/rewards.py`).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

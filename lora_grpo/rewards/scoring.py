@@ -1,7 +1,5 @@
 """Score completions: grade each once, and call the rewards the way TRL does."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

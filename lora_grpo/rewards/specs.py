@@ -7,8 +7,6 @@ and has any range for user-defined rewards. `functions.DEFAULT_WEIGHTS` defines 
 Python file defines or imports (`my_rewards.py:my_reward`).
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

@@ -11,8 +11,6 @@ Each conversation has an instance of its own. `reset` must return the same text 
 conversations of a group start from the same prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

@@ -1,7 +1,5 @@
 """An episode: the prompt of a row and everything that follows it, one completion or a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -40,8 +40,6 @@ Source: the `#### N` format is from https://github.com/openai/grade-school-math 
 https://github.com/EleutherAI/lm-evaluation-harness (`lm_eval/tasks/gsm8k/gsm8k.yaml`, version 3).
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping

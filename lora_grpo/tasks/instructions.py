@@ -14,8 +14,6 @@ Sources: https://github.com/google-research/google-research/tree/master/instruct
 https://github.com/allenai/IFBench (arXiv:2507.02833), by way of the package if-verifiable, version 0.1.2.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Load the rows of a run: keep the splits disjoint, add prompts, and compute fingerprints."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

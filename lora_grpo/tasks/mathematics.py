@@ -12,8 +12,6 @@ Sources: https://github.com/huggingface/Math-Verify, version 0.9.0; Hendrycks et
 Lightman et al. 2023 (arXiv:2305.20050) for MATH-500.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path

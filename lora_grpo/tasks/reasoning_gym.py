@@ -14,8 +14,6 @@ answer is wrong.
 Source: https://github.com/open-thought/reasoning-gym, version 0.1.25.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The `Task` protocol, and lookup of tasks by name."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

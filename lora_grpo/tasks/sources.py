@@ -1,7 +1,5 @@
 """Read the records of a task from a file (JSON Lines, CSV, Parquet) or the Hub, validate them, and sample them."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io

@@ -23,8 +23,6 @@ and, optionally, any of these:
     SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -7,8 +7,6 @@ many games pay for a part of the way. A game that is not over pays 0. A conversa
 Source: https://github.com/LeonGuertler/TextArena, version 0.7.4.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

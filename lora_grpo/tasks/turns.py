@@ -5,8 +5,6 @@ follows them. (Templates that remove the thoughts of earlier turns would render 
 conversation, see docs/decisions/0029-conversations.md.)
 """
 
-from __future__ import annotations
-
 import json
 import types
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 docs/while-it-trains.md describes each alarm. An alarm is raised at most once in a run.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

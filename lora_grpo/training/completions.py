@@ -4,8 +4,6 @@ The validation set is taken out of the training rows and sampled during training
 rows that select the best adapter or trigger early stopping must not also be used to evaluate the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import statistics

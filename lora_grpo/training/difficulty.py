@@ -3,8 +3,6 @@
 GRPO learns little from other rows.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

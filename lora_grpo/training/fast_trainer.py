@@ -3,8 +3,6 @@
 This module imports TRL, so `lora_grpo.training` imports it only when FastGRPOTrainer is used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

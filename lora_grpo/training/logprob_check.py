@@ -6,19 +6,14 @@ the trainer's, with and without the perturbation. It then restores the adapter. 
 and slept before, as between two steps, because engines have also lost the adapter in their sleep (vllm#53888).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lora_grpo.errors import RunError
 from lora_grpo.models import base_model
 from lora_grpo.sampling import Decoded, Prompts, Sampler, SamplingParams, completion_seed
 from lora_grpo.training.trl_compat import sample_rollouts
-
-if TYPE_CHECKING:
-    import torch
 
 MOVED = 5
 """Smallest change of the trainer's logprobs that the perturbation must cause, in multiples of the tolerance."""

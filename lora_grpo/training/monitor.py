@@ -1,7 +1,5 @@
 """Monitor a training run: metrics, alarms, validation passes, the best adapter, early stopping."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Sequence

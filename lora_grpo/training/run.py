@@ -1,7 +1,5 @@
 """Train from step 0 or the newest checkpoint, and save the adapter."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import signal
@@ -9,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError
@@ -61,7 +59,7 @@ class StopOnSignal:
 
     caught = 0
 
-    def __enter__(self) -> StopOnSignal:
+    def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 

@@ -4,8 +4,6 @@ A row's tokens are those of an evaluation: its rendered prompt, then the complet
 is the mean over the completion's tokens; in a conversation, over those of the model's turns.
 """
 
-from __future__ import annotations
-
 import time
 import types
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Process each prompt once per group, in TRL's own trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

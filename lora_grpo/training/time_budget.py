@@ -4,8 +4,6 @@ Steps are the same as in a run without `--hours`; only their number depends on t
 All ranks read the clock of rank 0, so that they make the same decisions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Logprobs in less memory and time, for TRL's own trainer: in tiles, and without completions that have no gradient."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

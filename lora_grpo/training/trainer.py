@@ -1,7 +1,5 @@
 """Build TRL's GRPOTrainer or SFTTrainer from the configuration, policy, rows and rewards of a run."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ mixins of this folder override only the public names. The functions below it rea
 tests/training/test_trl_compat.py has one test for each item.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import types

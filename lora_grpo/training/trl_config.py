@@ -1,7 +1,5 @@
 """The arguments of TRL's GRPOConfig and SFTConfig, derived from a run's configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
