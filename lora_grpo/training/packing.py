@@ -1,5 +1,7 @@
 """A packed micro-batch: its layout, in which each prompt is stored once and nothing is padded, and its attention."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
