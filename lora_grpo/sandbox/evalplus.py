@@ -103,11 +103,12 @@ def _close(result: Any, expected: Any, atol: float) -> bool:
     )
 
 
-def _array(value: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the shape and the numbers of what NumPy reads as an array of numbers, or raise TypeError."""
-    if isinstance(value, (float, complex)) or (isinstance(value, int) and -(2**63) <= value < 2**64):
+def _array(value: Any, is_item: bool = False) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the shape and the numbers of what NumPy 2 reads as an array of numbers, or raise TypeError."""
+    too_large = is_item and isinstance(value, int) and not -(2**63) <= value < 2**64
+    if isinstance(value, (int, float, complex)) and not too_large:
         return (), [value]
-    parts = [_array(item) for item in value] if isinstance(value, (list, tuple)) else []
+    parts = [_array(item, True) for item in value] if isinstance(value, (list, tuple)) else []
     shapes = {shape for shape, _ in parts}
     if len(shapes) > 1 or not isinstance(value, (list, tuple)):
         raise TypeError

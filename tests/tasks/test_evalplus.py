@@ -122,7 +122,15 @@ RULES = [
     ("f", "return 1", [], 0.5, "return 1.0", True),
     ("f", "return 1.0", [], 0.5, "return 1", True),
     ("f", "return 2.0", [], 0.5, "return 1", False),
-    ("f", "return 10**30", [], 0.5, "return 10**30 + 1", False),
+    ("f", "return 10**30", [], 0.5, "return 10**30 + 1", True),
+    ("f", "return 10**30", [], 0.5, "return 10**30 + 10**25", False),
+    ("f", "return [10**30]", [], 0.5, "return [10**30 + 1]", False),  # no number of NumPy
+    ("f", "return [2**63]", [], 0.5, "return [2**63 + 1]", True),
+    ("f", "return True", [], 0.5, "return False", False),
+    ("f", "return {'a': 0.5}", [], 0.5, "return {'a': 0.4}", False),
+    ("f", "return [1, 2.0, 3j]", [], 0.5, "return [1.1, 2, 3.1j]", True),
+    ("f", "return [[], []]", [], 0.5, "return [[], []]", True),
+    ("f", "return ((1, 2.5), (3, 4))", [], 0.1, "return ([1, 2.45], [3, 4])", True),
     ("f", "return float('inf')", [], 0, "return 1e308", False),
     ("f", "return float('nan')", [], 0, "return float('nan')", False),
     ("f", "return None", [], 0, "return", True),
@@ -143,21 +151,24 @@ RULES = [
     ("find_zero", "return -0.5", [[1, 2]], 1e-4, "return -0.50001", True),
     ("find_zero", "return 9.0", [[-6, 11, -6, 1]], 1e-4, "return 3.0", True),
     ("find_zero", "return -0.5", [[1, 2]], 1e-4, "return -0.6", False),
-    ("find_zero", "return -0.5", [[1, 2]], 1e-4, "x.clear(); return 7", False),  # passes in EvalPlus
+    ("find_zero", "return -0.5", [[1, 2]], 1e-4, "x.clear(); return 7", False),
 ]
 
 
-def test_the_rules_are_those_of_evalplus(tmp_path):
+def ruled():
+    """Return the rows of the rules, in the form of a release, and the programs."""
     records, programs = [], []
     for number, (name, reference, call, atol, program, _) in enumerate(RULES, 900):
-        parameters = ", ".join("xy"[: len(call)])
-        records.append({**MBPP, "task_id": f"Mbpp/{number}", "entry_point": name, "base_input": [call]})
-        records[-1] |= {
-            "canonical_solution": f"def {name}({parameters}):\n    {reference}",
-            "plus_input": [],
-            "atol": atol,
-        }
-        programs.append(f"def {name}({parameters}):\n    {program}")
+        header = f"def {name}({', '.join('xy'[: len(call)])}):\n    "
+        inputs = {"base_input": [call], "plus_input": [], "atol": atol}
+        records.append({**MBPP, "task_id": f"Mbpp/{number}", "entry_point": name, **inputs})
+        records[-1]["canonical_solution"] = header + reference
+        programs.append(header + program)
+    return records, programs
+
+
+def test_the_rules_are_those_of_evalplus(tmp_path):
+    records, programs = ruled()
     verdicts = code_grading.run_sources(programs, load("mbpp-plus", tmp_path / "rows.jsonl", *records))
     assert [verdict.passed for verdict in verdicts] == [rule[-1] for rule in RULES]
 
@@ -256,13 +267,31 @@ def test_training_rows_are_mbpps_and_evaluation_rows_all(tmp_path):
     assert [row["id"] for row in rows] == ["mbpp/601", "mbpp/809"]
 
 
-@pytest.mark.slow
-def test_verdicts_are_those_of_evalplus(real_data, tmp_path):
-    """LORA_GRPO_EVALPLUS_PYTHON is an interpreter with evalplus 0.3.1."""
+@pytest.fixture
+def side():
+    """The command of EvalPlus's side."""
     python = os.environ.get("LORA_GRPO_EVALPLUS_PYTHON")
     if not python:
-        pytest.skip("LORA_GRPO_EVALPLUS_PYTHON is not set; see helpers/evalplus_side.py")
-    side = [python, str(Path(__file__).parents[1] / "helpers" / "evalplus_side.py")]
+        pytest.skip("LORA_GRPO_EVALPLUS_PYTHON, an interpreter with evalplus 0.3.1, is not set")
+    return [python, str(Path(__file__).parents[1] / "helpers" / "evalplus_side.py")]
+
+
+@pytest.mark.slow
+def test_evalplus_has_these_rules(side, tmp_path):
+    for name in ("humaneval.jsonl", "humaneval.programs.jsonl"):
+        (tmp_path / name).touch()
+    records, programs = ruled()
+    pairs = [[record["task_id"], program] for record, program in zip(records, programs, strict=True)]
+    for name, lines in (("mbpp.jsonl", records), ("mbpp.programs.jsonl", pairs)):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    subprocess.run([*side, "grade", str(tmp_path)], check=True)
+    theirs = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
+    compared = [(*rule, passed) for rule, passed in zip(RULES, theirs, strict=True) if rule[0] != "find_zero"]
+    assert [rule for rule in compared if rule[-1] != rule[-2]] == []  # HumanEval/32 has no verdict there
+
+
+@pytest.mark.slow
+def test_verdicts_are_those_of_evalplus(side, real_data, tmp_path):
     subprocess.run([*side, "rows", str(real_data), str(tmp_path)], check=True)
     ours, asked, rng = [], [], random.Random(0)
     for dataset in ("humaneval", "mbpp"):
