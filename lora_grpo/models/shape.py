@@ -1,13 +1,11 @@
 """The dimensions of a transformer, to count its parameters and those of an adapter; those of the presets' models."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lora_grpo.errors import UserError, suggestion
 
@@ -54,7 +52,7 @@ class Shape:
     """Tokens that attention reaches back to in some layers, if it does not reach all."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Shape:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Read the shape from a model's config.json, or raise UnknownFamily, or a UserError for a wrong size."""
         family = values.get("model_type")
         if family not in _FAMILIES:

@@ -1,12 +1,10 @@
 """Resolve a name to a model spec without importing torch. It can be a run, an adapter, a model or a Hub id."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
@@ -75,7 +73,7 @@ class ModelSpec:
         longest = (config.get("text_config") or config).get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
-    def without_adapter(self) -> ModelSpec:
+    def without_adapter(self) -> Self:
         """Return the model before training, with the same tokenizer: the base, or the base and an adapter."""
         if self.adapter is None:
             raise UserError(

@@ -1,8 +1,7 @@
 """The work of a run, with every completion at its maximum length, and the disk space of its files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.files import json_files
@@ -26,7 +25,7 @@ class Work:
     """Hours that are left for a run with `--hours`."""
 
     @classmethod
-    def of(cls, config: RunConfig, *, resumed: bool = False) -> Work:
+    def of(cls, config: RunConfig, *, resumed: bool = False) -> Self:
         """Return the work of a run, or the remaining work of a resumed one."""
         steps, hours, path = config.step_limit, config.hours, config.folder / "run.json"
         if resumed and path.is_file():
