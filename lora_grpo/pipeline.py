@@ -58,7 +58,7 @@ def run_recipe(
     def main() -> None:
         config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets, method=method)
         if invocation.audit:
-            start_sandbox(config.data, config.sandbox)
+            start_sandbox(config.data, config.sandbox, config.eval.also)
             return audit(config, load_data(config))
         if invocation.resume:
             check_settings(config)
@@ -70,7 +70,7 @@ def run_recipe(
         complete_plan(draft, Longest(rows=1, prompt=1, answered=1))  # refuse what never fits before it takes time
         if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
             typed_grpo_overrides(config.grpo)
-        start_sandbox(config.data, config.sandbox)
+        start_sandbox(config.data, config.sandbox, config.eval.also)
         data = load_data(config)
         if not (invocation.dry_run or invocation.preview):
             if not invocation.resume:
@@ -105,11 +105,11 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     run.begin(policy.record)
     keep_start(run, policy.start)
 
-    before = evaluate(run, sampler, data.eval, "base")
+    before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(run, policy, trainer, rows)
-    after = evaluate(run, sampler, data.eval, "trained")
+    after = evaluate(run, sampler, data.eval, "trained", data.also)
     finish_run(run, before, after)
     trainer.trackers.finish()
 
@@ -123,11 +123,12 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     """
     if not distributed.is_main():
         return
-    report = report_run(run, before, after)
+    report, joint = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
     lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
     change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
-    run.finish({"table": [row.model_dump() for row in report.table], metric: change})
+    also = joint and {"statement": joint.statement, **joint.model_dump()}
+    run.finish({"table": [row.model_dump() for row in report.table], "also": also, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
     report.show()
     print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
@@ -136,6 +137,9 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     print("", page, sep="\n")
     for name, value in _next_steps(run, none_right=not any(result["passed"] for result in after)).items():
         print(f"{name:9} {value}")
+    if joint:
+        print()
+        joint.show("What else changed")
 
 
 def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:

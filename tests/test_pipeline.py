@@ -115,3 +115,21 @@ def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
     assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
     assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
+
+
+def test_a_loss_in_another_task_is_the_last_line(run, capsys):
+    run.config = replace(run.config, {"eval": {"also": ("starter-code", "math500")}})
+    run.record["data"]["also"] = dict.fromkeys(run.config.eval.also, "cc")
+    also = run.evaluation / "joint" / "also"
+    also.mkdir(parents=True)
+    passed = {"starter-code": ("+" * 40, "+" * 10 + "-" * 30), "math500": ("+-" * 4, "+-" * 4)}
+    for task, marks in passed.items():
+        for name, of_model in zip(("base", "trained"), marks, strict=True):
+            lines = [json.dumps(sample) + "\n" for sample in samples(of_model)]
+            (also / f"{task}.{name}.samples.jsonl").write_text("".join(lines))
+    finish_run(run, samples("----", ["+-"] * 4), samples("+---", ["++"] * 4))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "worse in starter-code;" in last and "math500 (a loss of up to" in last and "better" not in last
+    (lost, unclear) = json.loads((run.folder / "run.json").read_text())["results"]["also"]["rows"]
+    assert (lost["task"], lost["difference"], unclear["adjusted_p"]) == ("starter-code", -0.75, 1.0)
+    assert lost["adjusted_p"] == 2 * lost["p_value"] < 0.05

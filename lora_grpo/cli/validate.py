@@ -20,7 +20,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file
+from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file, task_title
 
 
 def check(config: RunConfig) -> None:
@@ -41,7 +41,11 @@ def _check_tasks(config: RunConfig) -> None:
             f"{found.path} defines no gold(row), and SFT needs reference answers; define gold(row), or train with "
             f"GRPO: {command('train task', '--task', task)}"
         )
-    get_task(config.data.evaluation_task)
+    titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
+    for name in (config.data.evaluation_task, *config.eval.also):
+        get_task(name)
+        if titles.count(task_title(name)) > 1:
+            raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
     columns_of(config.data, "train")
     chat.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
@@ -130,6 +134,8 @@ def named_code(config: RunConfig) -> list[Code]:
     for name, task in (("--task", config.data.task), ("--data.eval-task", config.data.eval_task)):
         if task and is_task_file(task):
             found.append(Code(f"the task file {task}", _resolved(task), (name, task)))
+    for task in filter(is_task_file, config.eval.also):
+        found.append(Code(f"the task file {task}", _resolved(task), ("--eval.also", *config.eval.also)))
     for spec in parse_reward_specs(config.rewards):
         if spec.file:
             found.append(Code(f"the reward file {spec.file}", _resolved(spec.file), ("--rewards", *config.rewards)))
@@ -166,13 +172,9 @@ def resume_command(config: RunConfig) -> str:
 
 def user_files(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of the task file, the reward files and the modules beside them that they import, by path."""
-    names = [name for name in (config.data.task, config.data.evaluation_task) if is_task_file(name)]
-    names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]
     found: dict[str, str] = {}
-    for path in (Path(name).expanduser() for name in names):
-        main, *helpers = python_file.files(path)
-        found |= {str(path): atomic.sha256(main)}
-        found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
+    for path in (Path(code.key) for code in named_code(config) if code.key.endswith(".py")):
+        found |= {str(file): atomic.sha256(file) for file in python_file.files(path)}
     return found
 
 

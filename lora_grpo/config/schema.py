@@ -210,6 +210,10 @@ class EvalConfig:
     """Sampling temperature. Greedy decoding is always evaluated as well."""
     top_p: Share = 1.0
     """Nucleus sampling probability."""
+    also: tuple[str, ...] = ()
+    """Other tasks to evaluate greedily before and after training, to see what else changed, e.g. ifeval humaneval."""
+    also_limit: PositiveInt = 100
+    """Number of rows of each of these tasks."""
 
 
 @dataclass(frozen=True)

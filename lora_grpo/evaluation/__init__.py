@@ -21,7 +21,7 @@ report.py        the schema of report.json; makes, reads, writes and prints repo
 """
 
 from lora_grpo.evaluation.cli import evaluate_and_report
-from lora_grpo.evaluation.joint import Joint
+from lora_grpo.evaluation.joint import Joint, read_also
 from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, percent
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval

@@ -1,7 +1,4 @@
-"""`lora-grpo evaluate`: evaluate a model or a file of samples, or compare two of them, and write a report.
-
-With several tasks, each has the folder that it has alone, and a joint report has its own.
-"""
+"""`lora-grpo evaluate`: evaluate a model or a file of samples, or compare two of them, and write a report."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, load_evalu
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
     """Evaluate the targets given by the flags, write and print the report of each task, and return them.
 
-    Two models on several tasks get a joint report, which is printed in place of the others.
+    Two models on several tasks get a joint report in its own folder, which is printed in place of the others.
 
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, p_text, percent
 from lora_grpo.evaluation.pass_at_k import holm
-from lora_grpo.evaluation.report import REPORT, Report, Table, text_table
+from lora_grpo.evaluation.report import REPORT, Report, Table, read_as, text_table
 from lora_grpo.files import atomic, markdown, markdown_table, printable
+
+ALSO = Path("joint/also")
+"""Folder of the tasks in `eval.also`, in that of a run's evaluation."""
 
 
 class TaskComparison(Comparison):
@@ -75,6 +78,11 @@ class Joint(Schema):
         atomic.write_json(folder / REPORT, {"statement": self.statement, **self.model_dump()})
         lines = [*markdown_table(*self.table()), markdown(self.statement)]
         atomic.write_text(folder / "report.md", "".join(f"{line}\n" for line in lines))
+
+
+def read_also(evaluation: Path) -> Joint | None:
+    """Return the joint report of the tasks in `eval.also` from the folder of a run's evaluation, if there is one."""
+    return read_as(Joint, evaluation / ALSO)
 
 
 def make_joint(reports: Sequence[Report]) -> Joint:

@@ -17,7 +17,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
 from lora_grpo.models import Overrides, choose_adapter
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import CODE_TASKS, TASK_NAMES, chat, columns_of, get_task, is_task_file, same_task
+from lora_grpo.tasks import TASK_NAMES, chat, columns_of, get_task, is_task_file, other_task, same_task
 
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
 _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
@@ -136,8 +136,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
                 raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
             data = dataclasses.replace(data, task=task, eval_task=None)
     else:  # for other rows, only the run's answer style is used
-        style: Any = "xml" if config.data.prompt_style == "code" else config.data.prompt_style
-        data, defaults = DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style), RunConfig().eval
+        data, defaults = other_task(config.data, task), RunConfig().eval
     overrides: dict[str, Any] = {
         "eval": options.data,
         "columns": options.columns or None,

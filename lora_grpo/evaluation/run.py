@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import RunConfig
+from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.evaluation.joint import ALSO, Joint, make_joint
 from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
 from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
@@ -18,7 +19,7 @@ from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE, START, adapter_sha256
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play
-from lora_grpo.tasks import Episode, Row, chat, grade
+from lora_grpo.tasks import Episode, Row, chat, grade, other_task, task_title
 
 _UNIT = 256
 """Number of completions between two writes. A killed evaluation repeats at most this many."""
@@ -41,48 +42,68 @@ class _Unit:
         return [(task_id(row), index) for row in self.rows for index in self.indices]
 
 
-def evaluate(run: Run, sampler: Sampler, rows: Sequence[Row], name: str) -> list[Result]:
+def evaluate(
+    run: Run, sampler: Sampler, rows: Sequence[Row], name: str, also: Mapping[str, Sequence[Row]] | None = None
+) -> list[Result]:
     """Evaluate the policy of a run on its evaluation rows: one greedy sample and `eval.num_samples` others per row.
 
     Results are written to `evaluation/<name>.samples.jsonl`, rows to `evaluation/rows.jsonl`. The name is `base`
     (before training: without the adapter, or with the one that the run starts from) or `trained`. Returns
-    R x (num_samples + 1) results for R rows.
+    R x (num_samples + 1) results for R rows. Greedy samples of the tasks in `also` are in `evaluation/joint/also`.
     """
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
     if distributed.is_main():
         kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
-    path = run.evaluation / f"{name}.samples.jsonl"
-    task, params = config.data.evaluation_task, _params(config)
     from_adapter = config.lora.from_ is not None
     title = START if name == BASE and from_adapter else name
     seconds, began = run.record.get("evaluation_seconds", {}), run.seconds_worked
-    results = sample_and_grade(
-        path, sampler, rows, task, params, config.seed, title, adapter=title != BASE, greedy=True
-    )
+
+    def sample(path: Path, rows: Sequence[Row], task: str, params: SamplingParams, title: str) -> list[Result]:
+        adapter = from_adapter or name != BASE
+        return sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=adapter, greedy=True)
+
+    path, params = run.evaluation / f"{name}.samples.jsonl", _params(config)
+    results = sample(path, rows, config.data.evaluation_task, params, title)
+    for task, others in (also or {}).items():
+        (run.evaluation / ALSO).mkdir(parents=True, exist_ok=True)
+        path = run.evaluation / ALSO / f"{task_title(task)}.{name}.samples.jsonl"
+        sample(path, others, task, replace(params, num_samples=0), f"{title} on {task_title(task)}")
     if name not in seconds:
         run.update(evaluation_seconds=seconds | {name: round(run.seconds_worked - began, 3)})
     return results
 
 
-def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> Report:
-    """Compare the samples of a run's base and trained model, and write the report."""
+def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> tuple[Report, Joint | None]:
+    """Compare the samples of a run's base and trained model; write and return the report, and that of `eval.also`."""
     config, policy = run.config, run.record["policy"]
-    rows = len({sample["task_id"] for sample in before})
     base = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}
     trained = base | {"adapter_sha256": adapter_sha256(run.adapter)}
     label = BASE
     if start := policy.get("start_sha256"):
         label, base = START, base | {"adapter_sha256": start}
-    protocol = make_protocol(config.data, run.record["data"], _params(config), rows, config.seed)
-    report = make_report(
-        config.eval.k if config.eval.num_samples else (),
-        Graded("trained", after, trained, protocol),
-        Graded(label, before, base, protocol),
-    )
+
+    def compared(data: DataConfig, digest: Any, params: SamplingParams, *results: Sequence[Result]) -> Report:
+        rows = len({sample["task_id"] for sample in results[0]})
+        record = run.record["data"] | {"eval": {"sha256": digest}}
+        protocol = make_protocol(data, record, params, rows, config.seed)
+        models = Graded("trained", results[1], trained, protocol), Graded(label, results[0], base, protocol)
+        return make_report(config.eval.k if params.num_samples else (), *models)
+
+    params, record = _params(config), run.record["data"]
+    report = compared(config.data, record["eval"]["sha256"], params, before, after)
     write_report(run.evaluation, report)
-    return report
+    others, params = list[Report](), replace(params, num_samples=0)
+    for task in config.eval.also:
+        paths = [run.evaluation / ALSO / f"{task_title(task)}.{name}.samples.jsonl" for name in (BASE, "trained")]
+        found = map(json_files.read_finished_lines, paths)
+        others.append(compared(other_task(config.data, task), record["also"][task], params, *found))
+    if not others:
+        return report, None
+    joint = make_joint(others)
+    joint.write(run.evaluation / ALSO)
+    return report, joint
 
 
 def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:

@@ -11,7 +11,7 @@ from lora_grpo import starter
 from lora_grpo.commands import command
 from lora_grpo.config import STARTER
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.evaluation import Report, read_reports
+from lora_grpo.evaluation import Joint, Report, read_also, read_reports
 from lora_grpo.files import json_files
 from lora_grpo.gguf import GgufSection, gguf_section
 from lora_grpo.hub import token
@@ -73,6 +73,8 @@ class Facts:
 
     All texts are of a data set or a model, and must not be rendered.
     """
+    also: Joint | None = None
+    """What else changed, if the evaluations have that of the run itself."""
     ggufs: GgufSection | None = None
     """The GGUF files, if any of them was measured."""
 
@@ -106,6 +108,7 @@ def gather(folder: Path, kind: str) -> Facts:
         evaluations=tuple(evaluations),
         plot=_plot(run, record) if run else None,
         example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
+        also=read_also(run / "evaluation") if run and own in [each.report for each in evaluations] else None,
         ggufs=ggufs,
     )
 

@@ -53,7 +53,9 @@ class Work:
             line = f"{self.steps:,} steps x {self.completions_per_step} = {total:,} {trained_on}"
             line += f", at most {count(total * length)} tokens"
             line += "" if self.hours is None else f", or as many as fit in {time}"
-        return line + (f"; {self.evaluated:,} completions in each evaluation" if self.evaluated else "")
+        line += f"; {self.evaluated:,} completions in each evaluation" if self.evaluated else ""
+        also = config.eval.also_limit * len(config.eval.also)
+        return line + (f"; {also:,} more in each for --eval.also" if also else "")
 
 
 def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:

@@ -6,7 +6,6 @@ import json
 import shlex
 from typing import Any
 
-from lora_grpo import commands
 from lora_grpo.config import endless_steps
 from lora_grpo.evaluation import FORMAT_NOTE as FORMAT_NOTE
 from lora_grpo.report.plots import is_number, method, reward_names
@@ -15,19 +14,6 @@ from lora_grpo.tasks import task_title
 
 _ELSEWHERE = ("config", "changed_settings", "versions", "git_revision", "command", "alarms", "user_files", "results")
 """Entries of run.json that other parts of the page show, or that contain private paths."""
-
-
-def state(run: RunFiles) -> str:
-    """Return a sentence about how the run ended and, if it is incomplete, how to continue."""
-    update = commands.command("report", run.folder)
-    sentences = {
-        "complete": "Complete.",
-        "running": f"Still running. `{update}` updates this page.",
-        "killed": "The process was killed or the machine was shut down. Resume it with --resume.",
-        "interrupted": "Interrupted. Resume it with --resume.",
-        "failed": f"Failed: {run.record.get('error') or 'no reason was recorded'}",
-    }
-    return sentences.get(run.status, run.status)
 
 
 def headline(run: RunFiles) -> list[tuple[str, str]]:
@@ -84,12 +70,6 @@ def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
     values, of_preset = settings(run), run.record.get("changed_settings") or {}
     rows = [(name, values[name], shown(value)) for name, value in of_preset.items() if name in values]
     return f"preset {run.record['config'].get('preset')}", rows
-
-
-def versions(run: RunFiles) -> dict[str, str]:
-    """Return the version of each package, and the git commit if it is known."""
-    commit = run.record.get("git_revision")
-    return {**run.record["versions"], **({"commit": shown(commit)} if commit else {})}
 
 
 def others(run: RunFiles) -> dict[str, str]:

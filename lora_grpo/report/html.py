@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation import Report
+from lora_grpo.commands import command
+from lora_grpo.evaluation import Joint, Report
 from lora_grpo.files import printable
 from lora_grpo.gguf import GgufSection
 from lora_grpo.report import facts
@@ -28,7 +29,9 @@ _COLUMNS = (
 )
 
 
-def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart], ggufs: Sequence[GgufSection]) -> str:
+def report_html(
+    run: RunFiles, evaluation: Report | None, also: Joint | None, charts: Sequence[Chart], ggufs: Sequence[GgufSection]
+) -> str:
     """Return the page of a run."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -53,6 +56,7 @@ def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart
     return environment.get_template("report.html.jinja").render(
         run=run,
         page=evaluation,
+        also=also,
         groups=[(group, [*charts]) for group, charts in groupby(charts, lambda chart: chart.plot.group)],
         ggufs=ggufs,
         shown=len(texts["rows"]),
@@ -64,6 +68,7 @@ def report_html(run: RunFiles, evaluation: Report | None, charts: Sequence[Chart
         policy="default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'",
         facts=facts,
+        update=command("report", run.folder),
     )
 
 

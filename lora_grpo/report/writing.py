@@ -8,7 +8,7 @@ from typing import Annotated
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.evaluation import read_report
+from lora_grpo.evaluation import read_also, read_report
 from lora_grpo.files import atomic
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import gguf_sections
@@ -39,12 +39,12 @@ def write_report(folder: Path) -> Path:
     Raises:
         UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
-    run, evaluation = read_run(folder), read_report(folder / "evaluation")
+    run, evaluation, also = read_run(folder), read_report(folder / "evaluation"), read_also(folder / "evaluation")
     charts, ggufs = [draw(plot) for plot in plots_of(run, evaluation)], gguf_sections(folder)
     output = folder / "report"
     try:
         with atomic.new_folder(output) as staging:
-            (staging / "report.html").write_text(report_html(run, evaluation, charts, ggufs), encoding="utf-8")
+            (staging / "report.html").write_text(report_html(run, evaluation, also, charts, ggufs), encoding="utf-8")
             for chart in charts:
                 (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
     except OSError as error:

@@ -291,11 +291,13 @@ def _check_files(
     folder: Path, record: Mapping[str, Any], data_record: Mapping[str, Any], user_files: Mapping[str, str]
 ) -> None:
     """Raise a UserError if rows or Python files have changed since the run began. Print which packages have."""
-    for split in ("train", "eval"):
-        if record["data"][split]["sha256"] != data_record[split]["sha256"]:
-            raise UserError(
-                f"the {split} rows have changed since the run in {folder} began; restore the file, {_ELSEWHERE}"
-            )
+    before, now = record["data"], data_record
+    changed = [split for split in ("train", "eval") if before[split]["sha256"] != now[split]["sha256"]]
+    changed += [task for task, digest in now.get("also", {}).items() if before["also"][task] != digest]
+    if changed:
+        raise UserError(
+            f"the {changed[0]} rows have changed since the run in {folder} began; restore the file, {_ELSEWHERE}"
+        )
     for path, digest in user_files.items():
         if digest not in record.get("user_files", {}).values():
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {_ELSEWHERE}")

@@ -45,6 +45,7 @@ from lora_grpo.tasks.loading import (
     load_data,
     load_evaluation_rows,
     load_split,
+    other_task,
     preset_flags,
     prompt_order,
     sft_command,

@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lora_grpo import sandbox
@@ -39,6 +39,8 @@ class Data:
     eval: list[Row]
     record: dict[str, Any]
     """The `data` entry of run.json."""
+    also: dict[str, list[Row]] = field(default_factory=dict)
+    """The rows of each task in `eval.also`."""
     longest: Longest | None = None
     """None before `fit_data`."""
 
@@ -48,16 +50,22 @@ _ENDLESS = 10**9
 _Sized = tuple[Row, int, int]
 
 
-def start_sandbox(data: DataConfig, settings: sandbox.Settings) -> None:
-    """Start the sandbox if grading these tasks requires running programs, and print its isolation."""
-    if runs_programs(data):
+def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[str] = ()) -> None:
+    """Start the sandbox if grading these tasks, and others, requires running programs, and print its isolation."""
+    if runs_programs(data, also):
         print(f"sandbox: {sandbox.start(settings)}", file=sys.stderr)
 
 
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
     data = _load(config.data, config.seed, train_seed=config.seed)
-    if any("reset_text" in row for row in (*data.train[:1], *data.eval[:1])) and choose_engine(config) == "unsloth":
+    tasks = {name: other_task(config.data, name, config.eval.also_limit) for name in config.eval.also}
+    loaded = {name: load_evaluation_rows(task, config.seed, config.seed) for name, task in tasks.items()}
+    digests = {name: other.record["eval"]["sha256"] for name, other in loaded.items()}
+    also = {name: other.eval for name, other in loaded.items()}
+    data = replace(data, also=also, record={**data.record, "also": digests})
+    firsts = [rows[0] for rows in (data.train, data.eval, *also.values()) if rows]
+    if any("reset_text" in row for row in firsts) and choose_engine(config) == "unsloth":
         raise UserError("conversations cannot be sampled by Unsloth's trainer; pass --model.engine peft")
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
@@ -65,6 +73,12 @@ def load_data(config: RunConfig) -> Data:
             f"{config.train.prompts_per_step}; add rows with {source_of_rows(config.data.task)} or lower it"
         )
     return data
+
+
+def other_task(data: DataConfig, task: str, limit: int | None = None) -> DataConfig:
+    """Return the data for an evaluation on another task than that of a run: of the run, only the answer style."""
+    style: Any = "xml" if data.prompt_style == "code" else data.prompt_style
+    return DataConfig(task=task, prompt_style="code" if task in CODE_TASKS else style, eval_limit=limit)
 
 
 def load_evaluation_rows(data: DataConfig, seed: int, train_seed: int) -> Data:
@@ -229,9 +243,12 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     """Return the rows of both splits that fit the context, and the longest of them. See `fit_to_context`."""
     train = _fitting(data.train, tokenizer, config, "train")
     evaluation = _fitting(data.eval, tokenizer, config, "eval")
-    prompt = max(prompt for _, prompt, _ in (*train, *evaluation))
-    longest = Longest(len(train) + len(evaluation), prompt, max(answered for *_, answered in train))
-    return replace(data, train=[row for row, *_ in train], eval=[row for row, *_ in evaluation], longest=longest)
+    also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
+    sized = [*train, *evaluation, *(row for rows in also.values() for row in rows)]
+    longest = Longest(len(sized), max(prompt for _, prompt, _ in sized), max(answered for *_, answered in train))
+    kept = {name: [row for row, *_ in rows] for name, rows in also.items()}
+    fitting = [row for row, *_ in train], [row for row, *_ in evaluation]
+    return replace(data, train=fitting[0], eval=fitting[1], also=kept, longest=longest)
 
 
 def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:

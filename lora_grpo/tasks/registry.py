@@ -111,9 +111,9 @@ class Task(Protocol):
         """
 
 
-def runs_programs(data: DataConfig) -> bool:
-    """Return whether grading these tasks requires running programs written by the model."""
-    return bool({data.task, data.evaluation_task} & {*CODE_TASKS})
+def runs_programs(data: DataConfig, also: Sequence[str] = ()) -> bool:
+    """Return whether grading these tasks, and others, requires running programs written by the model."""
+    return bool({data.task, data.evaluation_task, *also} & {*CODE_TASKS})
 
 
 def is_task_file(name: str) -> bool:
