@@ -5,6 +5,8 @@ The contract is that of TRL's `environment_factory`, with the addition of `reply
     reset(**row)       called first, with the row's columns; text that it returns is added to the question
     public methods     tools, with type hints and a Google-style docstring
     reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation
+    take_calls(calls)  optional: gets all calls of a turn, which ends the conversation; no tool is run
+    tools_of(row)      optional static method: JSON schemas of the tools of a row, if they are not the public methods
     get_reward()       called last: True, False, a number from 0 to 1, or a `Verdict`
 
 Each conversation has an instance of its own. `reset` must return the same text for the same row, because the
@@ -30,7 +32,7 @@ from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
 
-_METHODS = ("reset", "reply", "get_reward")
+_METHODS = ("reset", "reply", "take_calls", "tools_of", "get_reward")
 """Public methods that are not tools."""
 
 
@@ -133,6 +135,10 @@ class Session:
     def answer(self, message: Mapping[str, Any]) -> list[dict[str, str]]:
         """Return the messages that follow the model's message: results of its tool calls, or a reply. [] ends."""
         if calls := message.get("tool_calls"):
+            if hasattr(self.environment, "take_calls"):
+                self.calls += len(calls)
+                self._run("take_calls", self.environment.take_calls, copy.deepcopy(calls))
+                return []
             return [self._call(each) for each in calls]
         if not self._class.replies:
             return []

@@ -132,7 +132,9 @@ class TaskFile:
         if not prompt[-1]["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
         question = row["question"] + text
-        return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": self.environment.schemas}
+        own = getattr(self.environment.kind, "tools_of", None)
+        tools = own(self._given(row)) if own else self.environment.schemas
+        return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": tools}
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
         name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
