@@ -5,9 +5,12 @@ from pathlib import Path
 
 import bfcl
 import pytest
+from trl import chat_template_utils
 
+from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import Session, get_task
+from lora_grpo.models import base_model
+from lora_grpo.tasks import Session, get_task, gold_episodes
 
 FILE = Path(bfcl.__file__)
 BOOK = {
@@ -83,6 +86,19 @@ def test_rows_of_a_file_become_prompts_with_their_own_tools_and_their_references
     assert not wrong.verdict("reply").passed
     unplayed = Session(task.environment, evaluated[1]["loaded_row"])
     assert not unplayed.verdict("budget").passed
+
+
+def test_calls_are_parsed_in_the_format_of_the_chat_template(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    row = {"question": "Book it.", "functions": [BOOK], "ground_truth": [{"hotel.book": TRUTH}]}
+    path.write_text(json.dumps(row) + "\n")
+    task = get_task(str(FILE))
+    rows = [{**task.open(each), "task": str(FILE)} for each in task.load("eval", str(path))]
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
+    [episode] = gold_episodes(tokenizer, rows)
+    assert '"name": "hotel.book"' in episode.prompt and "<tool_call>" in tokenizer.decode(episode.token_ids)
+    assert episode.verdict.passed and episode.session.calls == 1
 
 
 def test_a_folder_without_the_wheel_and_an_unknown_category_are_refused(tmp_path):
