@@ -1,7 +1,5 @@
 """Atomic training checkpoints: each is either complete or absent."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """run.json: its schema and the versions in it. Reads the folder of a run in any state: complete, running, killed."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """The open run of this process: create, resume and close its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Chat messages and prompt styles: build and render the prompt of a row, write and parse completions."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
