@@ -45,9 +45,21 @@ def train(arguments: Sequence[str]) -> NoReturn:
     raise UserError(f"{path} does not call run_recipe; end it with `if __name__ == '__main__': run_recipe(...)`")
 
 
+def tasks(names: Sequence[str]) -> str:
+    """Return the entries of tasks.toml without the members of families, or all of some entries."""
+    texts = Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8").split("\n\n")[1:]
+    known = {text.split('"')[1]: f"{text.rstrip()}\n\n" for text in texts}
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown task {name!r}; {suggestion(name, known)}")
+    return "".join(known[name] if names else known[name].partition("members")[0] for name in names or known)
+
+
 def _run(verb: str, arguments: Sequence[str]) -> None:
     if verb == "train":
         train(arguments)
+    if verb == "tasks":
+        return print(HELP[verb] if arguments[:1] in (["-h"], ["--help"]) else tasks(arguments), end="")
     room, kind, function = VERBS[verb]
     folder = importlib.import_module(f"lora_grpo.{room}")
     if verb == "push":
@@ -66,7 +78,7 @@ VERBS = {
     "report": ("report", "ReportOptions", "report"),
     "check-gpu": ("planning", "Options", "check_gpu"),
 }
-"""The folder of each command but `train`, the class of its flags, and the function that gets them."""
+"""The folder of each command but `train` and `tasks`, the class of its flags, and the function that gets them."""
 
 
 def run_front_door(arguments: Sequence[str]) -> int:

@@ -32,8 +32,6 @@ from lora_grpo.tasks import CODE_TASKS, Data, Row, chat, fingerprint, load_evalu
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
     """Evaluate the targets given by the flags, write and print the report of each task, and return them.
 
-    Two models on several tasks get a joint report in its own folder, which is printed in place of the others.
-
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.
         RunError: out of memory, or programs cannot be run.

@@ -7,7 +7,7 @@ unchanged task better or worse is at most 5% for all tasks together. The interva
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, p_text, percent
+from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, percent
 from lora_grpo.evaluation.pass_at_k import holm
 from lora_grpo.evaluation.report import REPORT, Report, Table, read_as, text_table
 from lora_grpo.files import atomic, markdown, markdown_table, printable
@@ -40,10 +40,9 @@ class TaskComparison(Comparison):
 
 
 class Joint(Schema):
-    """Two models on several tasks."""
+    """Two models on several tasks: the labels of the baseline and the evaluated model, and a row per task."""
 
     labels: list[str]
-    """The baseline and the evaluated model."""
     rows: list[TaskComparison]
     """Losses first."""
 
@@ -55,7 +54,7 @@ class Joint(Schema):
                 percent(row.before, row.before_interval),
                 percent(row.after, row.after_interval),
                 percent(row.difference, row.difference_interval, "+"),
-                *(row.p_text, p_text(row.adjusted_p)),
+                *(row.p_text, row.model_copy(update={"p_value": row.adjusted_p}).p_text),
             )
             for row in self.rows
         ]

@@ -98,7 +98,7 @@ class Comparison(Schema):
 
     @property
     def p_text(self) -> str:
-        return p_text(self.p_value)
+        return "<0.001" if self.p_value < 0.001 else f"{self.p_value:.3f}"
 
     @property
     def verdict(self) -> str:
@@ -303,11 +303,6 @@ def split_gain(before: Sequence[Result], after: Sequence[Result], seed: int) -> 
         interval = pass_at_k.difference_interval(np.zeros(changes.size), changes, seed=seed)
         parts.append(Part(name=name, value=float(changes.mean()), interval=list(interval)))
     return parts
-
-
-def p_text(p_value: float) -> str:
-    """Format a p-value with three decimals."""
-    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
 def percent(value: float, interval: Sequence[float], sign: str = "") -> str:

@@ -1,0 +1,56 @@
+"""`lora-grpo tasks`, and the page that is made from the same table."""
+
+import importlib.util
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lora_grpo.cli import verbs
+from lora_grpo.commands import RECIPES
+from lora_grpo.tasks import TASK_NAMES
+from lora_grpo.tasks.reasoning_gym import REFUSED
+from lora_grpo.tasks.textarena_games import GAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = tomllib.loads((ROOT / "lora_grpo" / "cli" / "tasks.toml").read_text(encoding="utf-8"))
+
+
+def test_every_task_and_every_recipe_is_in_the_list():
+    families = {"reasoning-gym", "textarena", "my_task.py"}
+    recipes = {f"recipes/{RECIPES[name]}" for name in ("guess", "length", "laptop", "sql")}
+    assert TASKS.keys() == {*TASK_NAMES} | families | recipes
+    for task in TASKS.values():
+        assert task.keys() - {"members"} == {"about", "check", "model", "needs", "start"}
+        verb, first, *_ = shlex.split(task["start"])[1:]
+        assert (verb, first) == ("evaluate", "RUN") or (verb == "train" and first in {*RECIPES, "my_task.py"})
+
+
+def test_the_list_and_more_of_one_are_printed(capsys):
+    assert verbs.run_front_door(["tasks"]) == 0
+    printed = capsys.readouterr().out
+    assert [name for name, task in TASKS.items() if name not in printed or task["start"] not in printed] == []
+    assert verbs.run_front_door(["tasks", "textarena"]) == 0
+    assert "Mastermind-v0" in capsys.readouterr().out
+    assert verbs.run_front_door(["tasks", "gsm8k"]) == 0
+    assert "Mastermind-v0" not in capsys.readouterr().out
+
+
+def test_the_members_are_those_of_the_packages():
+    assert TASKS["textarena"]["members"].split() == [*GAMES]
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    assert {*TASKS["reasoning-gym"]["members"].split()} == {*reasoning_gym.factory.DATASETS} - {*REFUSED}
+
+
+@pytest.mark.parametrize("name", ["gsm", "nowhere", "", "starter:x", "textarena:Nowhere-v0"])
+def test_an_unknown_name_is_one_line(name, capsys):
+    assert verbs.run_front_door(["tasks", name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("write_tasks_page", ROOT / "tools" / "write_tasks_page.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page()

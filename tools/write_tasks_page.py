@@ -1,0 +1,34 @@
+"""Write docs/tasks.md from the table of `lora-grpo tasks`.
+
+python tools/write_tasks_page.py
+"""
+
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "tasks.md"
+TASKS = tomllib.loads((ROOT / "lora_grpo" / "cli" / "tasks.toml").read_text(encoding="utf-8"))
+
+
+def page() -> str:
+    """Return the page."""
+    rows = [
+        f"|`{name}`|{task['about']}|{task['check']}|{task['model']}|{task['needs']}|" for name, task in TASKS.items()
+    ]
+    return "\n".join(
+        [
+            "# Tasks",
+            "",
+            "`lora-grpo tasks` prints this list with the command that starts each, `lora-grpo tasks NAME` more of one.",
+            "",
+            "|task|problems|checked by|model|needs|",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
