@@ -13,17 +13,15 @@ TASKS = tomllib.loads((ROOT / "lora_grpo" / "cli" / "tasks.toml").read_text(enco
 
 def page() -> str:
     """Return the page."""
-    rows = [
-        f"|`{name}`|{task['about']}|{task['check']}|{task['model']}|{task['needs']}|" for name, task in TASKS.items()
-    ]
+    rows = [f"|`{name}`|{task['about']}|{task['model']}|{task['needs']}|" for name, task in TASKS.items()]
     return "\n".join(
         [
             "# Tasks",
             "",
-            "`lora-grpo tasks` prints this list with the command that starts each, `lora-grpo tasks NAME` more of one.",
+            "`lora-grpo tasks [NAME]` also prints how each is checked and the command that starts it.",
             "",
-            "|task|problems|checked by|model|needs|",
-            "|---|---|---|---|---|",
+            "|task|problems|model|needs|",
+            "|---|---|---|---|",
             *rows,
             "",
         ]
