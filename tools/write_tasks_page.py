@@ -13,15 +13,15 @@ TASKS = tomllib.loads((ROOT / "lora_grpo" / "cli" / "tasks.toml").read_text(enco
 
 def page() -> str:
     """Return the page."""
-    rows = [f"|`{name}`|{task['about']}|{task['model']}|" for name, task in TASKS.items()]
+    rows = [f"|`{name}`|{task['about']}|{task['model']}|`{task['start']}`|" for name, task in TASKS.items()]
     return "\n".join(
         [
             "# Tasks",
             "",
-            "`lora-grpo tasks [NAME]` also prints how each is checked, what it needs and how to start it.",
+            "`lora-grpo tasks NAME` also prints how one is checked and what it needs.",
             "",
-            "|task|problems|model|",
-            "|---|---|---|",
+            "|task|problems|model|command|",
+            "|---|---|---|---|",
             *rows,
             "",
         ]

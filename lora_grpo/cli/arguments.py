@@ -1,7 +1,5 @@
 """The command line of a recipe: preset, then `--config` file, then flags; later ones override earlier ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """`lora-grpo chat`: ask a model questions, and watch the answers before and after training as they are generated."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

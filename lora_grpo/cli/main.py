@@ -1,7 +1,5 @@
 """Runs a command, turns errors into one line and an exit code, and closes an unfinished run."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

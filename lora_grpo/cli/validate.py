@@ -5,8 +5,6 @@ code of a model's repository) runs only if the command line names it too. The co
 it, and run.json contains the digests of its files.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys

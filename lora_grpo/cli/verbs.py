@@ -3,8 +3,6 @@
 Their descriptions are in help.toml. A script in `scripts/` runs one of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import runpy
@@ -46,13 +44,19 @@ def train(arguments: Sequence[str]) -> NoReturn:
 
 
 def tasks(names: Sequence[str]) -> str:
-    """Return the entries of tasks.toml without the members of families, or all of some entries."""
-    texts = Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8").split("\n\n")[1:]
-    known = {text.split('"')[1]: f"{text.rstrip()}\n\n" for text in texts}
+    """Return two lines for each task, or all entries of tasks.toml for some of them."""
+    known = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
     for name in names:
         if name not in known:
             raise UserError(f"unknown task {name!r}; {suggestion(name, known)}")
-    return "".join(known[name] if names else known[name].partition("members")[0] for name in names or known)
+    lines = []
+    for name in names or known:
+        task = known[name]
+        if names:
+            lines += [name, *(f"  {key:8} {value}" for key, value in task.items())]
+        else:
+            lines += [f"{name:24} {task['about']} ({task['model']})", f"{'':24} {task['start']}"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _run(verb: str, arguments: Sequence[str]) -> None:

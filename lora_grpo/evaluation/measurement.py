@@ -13,8 +13,6 @@ a readable answer: an answer that was read and is wrong, a hedge or a truncated 
 files without a `flexible` rule, are graded in one way only, so their format is not separated.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report of an evaluation: the schema of report.json, and tables for the terminal and for Markdown."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

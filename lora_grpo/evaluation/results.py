@@ -4,8 +4,6 @@ A folder contains one evaluation. An evaluation with other settings needs anothe
 may change; its results have their own file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

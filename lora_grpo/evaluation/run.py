@@ -1,7 +1,5 @@
 """Sample and grade evaluation rows, and append the results to a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

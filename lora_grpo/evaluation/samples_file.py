@@ -12,8 +12,6 @@ The meaning of `completion` depends on the task:
 Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Draw a plot as a PNG image, for the page and as a file."""
 
-from __future__ import annotations
-
 import base64
 import io
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Summarize a run in sentences and tables, for the HTML page and the Markdown report."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """Render the page: a single HTML file that makes no network requests, with all completions for its browser."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Select the curves to plot: the metrics over training steps of page/plots.toml, and pass@k over k."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """`lora-grpo report`: write the report to the `report` folder of a run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
