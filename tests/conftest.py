@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
+from lora_grpo import commands
 from lora_grpo.config import nvidia_gpus
 from lora_grpo.runs import run
 
@@ -53,8 +54,9 @@ def real_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def no_run_is_open(monkeypatch):
-    """A process has one run, which its end closes and reports on; a test must not end that of another."""
+    """A process has one run, which its end closes and reports on, and one command; a test has its own."""
     monkeypatch.setattr(run, "_opened", [])
+    monkeypatch.setattr(commands, "_entered", [])
 
 
 @functools.cache
