@@ -170,9 +170,14 @@ def resume_command(config: RunConfig) -> str:
 
 def user_files(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of the task file, the reward files and the modules beside them that they import, by path."""
+    # As they are named: run.json is published, and an absolute path would be with it.
+    names = filter(is_task_file, (config.data.task, config.data.evaluation_task, *config.eval.also))
+    rewards = (spec.file for spec in parse_reward_specs(config.rewards) if spec.file)
     found: dict[str, str] = {}
-    for path in (Path(code.key) for code in named_code(config) if code.key.endswith(".py")):
-        found |= {str(file): atomic.sha256(file) for file in python_file.files(path)}
+    for path in (Path(name).expanduser() for name in (*names, *rewards)):
+        main, *helpers = python_file.files(path)
+        found |= {str(path): atomic.sha256(main)}
+        found |= {str(path.parent / file.relative_to(main.parent)): atomic.sha256(file) for file in helpers}
     return found
 
 
