@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.tiny_runs import run_tiny
 
-from lora_grpo import commands
 from lora_grpo.cli import verbs
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge
@@ -16,11 +15,6 @@ from lora_grpo.sampling import SamplingParams, build
 from lora_grpo.tasks import chat
 
 QUESTION = "Omar buys 3 apples at $10 each. How much does Omar pay?"
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch):
-    monkeypatch.setattr(commands, "_entered", [])
 
 
 @pytest.fixture(scope="module")

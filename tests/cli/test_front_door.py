@@ -39,8 +39,7 @@ def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main(
         (("push", "run", "me/x", "--token", "hf_x"), 2, "hf auth login"),
     ],
 )
-def test_a_command_line_ends_with_its_exit_code(arguments, code, said, capsys, monkeypatch):
-    monkeypatch.setattr(commands, "_entered", [])
+def test_a_command_line_ends_with_its_exit_code(arguments, code, said, capsys):
     try:
         ended = verbs.run_front_door(arguments)
     except SystemExit as stop:
@@ -87,7 +86,6 @@ def test_a_recipe_of_ones_own_runs_with_the_files_beside_it(tmp_path):
 
 
 def test_commands_are_named_as_the_process_was_started(monkeypatch):
-    monkeypatch.setattr(commands, "_entered", [])
     monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py", "--seed", "1"])
     assert commands.command("export-gguf", "a b") == "python scripts/export_gguf.py 'a b'"
     assert commands.command("train sft", "--seed", 1) == "python recipes/sft_lora.py --seed 1"
