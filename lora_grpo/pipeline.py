@@ -127,7 +127,7 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     metric = "loss" if run.config.method == "sft" else "reward"
     lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
     change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
-    also = joint and {"statement": joint.statement, **joint.model_dump()}
+    also = joint and joint.record
     run.finish({"table": [row.model_dump() for row in report.table], "also": also, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
     report.show()

@@ -6,6 +6,7 @@ unchanged task better or worse is at most 5% for all tasks together. The interva
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, percent
 from lora_grpo.evaluation.pass_at_k import holm
@@ -68,13 +69,18 @@ class Joint(Schema):
                 found.append(f"{text} {', '.join(names)}")
         return f"{self.labels[1]} against {self.labels[0]} (p adjusted by Holm): {'; '.join(found)}"
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The statement and all fields, as in report.json and run.json."""
+        return {"statement": self.statement, **self.model_dump()}
+
     def show(self, title: str) -> None:
         """Print the table below a title, and the statement."""
         print("\n".join(map(printable, (title, *text_table(*self.table()), self.statement))))
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.md to a folder."""
-        atomic.write_json(folder / REPORT, {"statement": self.statement, **self.model_dump()})
+        atomic.write_json(folder / REPORT, self.record)
         lines = [*markdown_table(*self.table()), markdown(self.statement)]
         atomic.write_text(folder / "report.md", "".join(f"{line}\n" for line in lines))
 

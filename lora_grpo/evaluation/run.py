@@ -65,8 +65,8 @@ def evaluate(
     path, params = run.evaluation / f"{name}.samples.jsonl", _params(config)
     results = sample(path, rows, config.data.evaluation_task, params, title)
     for task, others in (also or {}).items():
-        (run.evaluation / ALSO).mkdir(parents=True, exist_ok=True)
-        path = run.evaluation / ALSO / f"{task_title(task)}.{name}.samples.jsonl"
+        path = _also_path(run, task, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         sample(path, others, task, replace(params, num_samples=0), f"{title} on {task_title(task)}")
     if name not in seconds:
         run.update(evaluation_seconds=seconds | {name: round(run.seconds_worked - began, 3)})
@@ -94,14 +94,18 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> t
     write_report(run.evaluation, report)
     others, params = list[Report](), replace(params, num_samples=0)
     for task in config.eval.also:
-        paths = [run.evaluation / ALSO / f"{task_title(task)}.{name}.samples.jsonl" for name in (BASE, "trained")]
-        found = map(json_files.read_finished_lines, paths)
+        found = (json_files.read_finished_lines(_also_path(run, task, name)) for name in (BASE, "trained"))
         others.append(compared(other_task(config.data, task), record["also"][task], params, *found))
     if not others:
         return report, None
     joint = make_joint(others)
     joint.write(run.evaluation / ALSO)
     return report, joint
+
+
+def _also_path(run: Run, task: str, name: str) -> Path:
+    """Return the file with the samples of a task in `eval.also`; `name` is `base` or `trained`."""
+    return run.evaluation / ALSO / f"{task_title(task)}.{name}.samples.jsonl"
 
 
 def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.errors import first_line
 from lora_grpo.evaluation import read_report
+from lora_grpo.files import markdown_table
 from lora_grpo.runs import Run
 
 
@@ -44,8 +45,7 @@ class Trackers:
             # The end of training has closed the tracker. This opens it again.
             callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
             if name == "tensorboard":  # it shows no pages
-                lines = [columns, ["---"] * len(columns), *cells]
-                callback.tb_writer.add_text("evaluation", "\n".join(f"| {' | '.join(line)} |" for line in lines))
+                callback.tb_writer.add_text("evaluation", "\n".join(markdown_table(columns, cells)))
             else:
                 tracker = sys.modules[name]
                 tracker.log({"evaluation": tracker.Table(columns=columns, data=cells)})
