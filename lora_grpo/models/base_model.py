@@ -183,8 +183,10 @@ def hide_flashinfer() -> None:
 
     FlashInfer's sampler is never used, as requests have seeds or logprobs, and its kernels are compiled with nvcc. On
     Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start. Unsloth hides it too late:
-    vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner.
+    vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner. Unless its sampler is
+    off, vLLM imports it without asking whether it is there.
     """
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]  # Python's mark for "cannot be imported"
 
 

@@ -90,6 +90,7 @@ def main():
     from vllm.entrypoints import llm
     from vllm.platforms import cuda
     from vllm.utils.flashinfer import has_flashinfer
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     from lora_grpo.models import policy
     from lora_grpo.sampling import build
@@ -107,6 +108,7 @@ def main():
         return expected
 
     llm.LLM.__init__ = start
+    topk_topp_sampler.current_platform = cuda.CudaPlatform()  # here, vLLM's is the CPU
     approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
     load = {"unsloth": policy.load_policy, "peft": build._engine}
     print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
@@ -129,10 +131,11 @@ def main():
                 "plan": plan.fit.record(),
                 "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
                 "has_flashinfer": has_flashinfer(),
-                "flashinfer_sampler": os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None),
+                "flashinfer_sampler": topk_topp_sampler.flashinfer_sampler_supported(),
                 "kv_cache_gib": expected and expected[3],
             }
             print(json.dumps(line, default=str))
+            os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None)  # each engine sets it
     print(json.dumps({"gpu": "WSL2", "engine": "peft", "pins_memory": pins_memory_on_wsl()}))
 
 

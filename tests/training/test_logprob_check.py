@@ -1,6 +1,7 @@
 """The logprob check on the real trainer, and with vLLM if it is installed."""
 
 import copy
+import dataclasses
 import functools
 import json
 
@@ -16,7 +17,7 @@ from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks.chat import render_row
 from lora_grpo.tasks.loading import load_data
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import logprob_check, make_trainer, train
 from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance
 
 BACKENDS = [
@@ -85,6 +86,28 @@ def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
     assert torch.equal(torch.get_rng_state(), state)
     assert found["difference"] < 2e-5 < MOVED * found["tolerance"] <= found["moved"]
     assert found["tokens"] >= 8
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.8, True), (1.5, False)])
+def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monkeypatch, share, passes):
+    _, _, trainer, sampler, _, _ = parts
+    monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.05)
+    found = check_logprobs(trainer, sampler, prompts)
+    assert found["tolerance"] == pytest.approx(found["moved"] / MOVED) and found["tolerance"] >= 0.05
+    real, error = sampler.sample, share * found["tolerance"]
+
+    def rounded(*arguments):
+        return [
+            [dataclasses.replace(each, logprobs=[value + error for value in each.logprobs]) for each in rollouts]
+            for rollouts in real(*arguments)
+        ]
+
+    monkeypatch.setattr(sampler, "sample", rounded)
+    if passes:
+        assert check_logprobs(trainer, sampler, prompts)["difference"] == pytest.approx(error, rel=0.01)
+    else:
+        with pytest.raises(RunError):
+            check_logprobs(trainer, sampler, prompts)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
