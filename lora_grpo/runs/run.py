@@ -187,7 +187,8 @@ def check_settings(config: RunConfig) -> None:
             f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "
             "spans the whole run; pass another --output-dir"
         )
-    before, after = flat(record["config"]), flat(config.to_dict())
+    # A setting that did not exist when the run was started had its default.
+    before, after = flat(RunConfig().to_dict()) | flat(record["config"]), flat(config.to_dict())
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         same = old == new

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
+from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
 from lora_grpo.runs import close_run, open_run, read_record, versions
@@ -182,6 +182,20 @@ def test_going_on_may_change_what_alters_no_step_that_is_done(tmp_path, changes)
     open_in(tmp_path, RESUME, train=asked).begin(BASE)
     (name, value), *_ = changes.items()
     assert read_record(tmp_path)["config"]["train"][name] == (list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path, temperature):
+    finished(tmp_path)
+    record = read_record(tmp_path)
+    assert record["config"]["sampling"].pop("temperature") == 1.0
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    changes = {"sampling": SamplingConfig(temperature=temperature)}
+    if temperature == 1.0:
+        open_in(tmp_path, RESUME, **changes).begin(BASE)
+        assert read_record(tmp_path)["config"]["sampling"]["temperature"] == 1.0
+    else:
+        assert "has sampling.temperature=1.0, this command has 0.5" in refusal(tmp_path, RESUME, **changes)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
