@@ -5,8 +5,8 @@ SFT on reference conversations teaches the calls. GRPO continues from that adapt
 the reward is 1 if the answer is the result of the reference query, else 0. Queries can only read.
 
     python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py \\
-        --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4
-    python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora
+        --train.prompts-per-step 4 --train.max-steps 64 --train.learning-rate 5e-4
+    python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora --seed 1   # other rows first than in SFT
 """
 
 import random
@@ -126,9 +126,10 @@ def gpu(model: str) -> dict:
 PRESETS = {
     "laptop": laptop_preset(
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 768},
-        data={"task": __file__, "eval_limit": 100},
-        sampling={"max_completion_tokens": 384, "max_turn_tokens": 96},
-        train={"max_steps": 10, "prompts_per_step": 4, "micro_batch_size": 4},
+        data={"task": __file__, "eval_limit": 200},
+        sampling={"max_completion_tokens": 304, "max_turn_tokens": 96, "temperature": 0.9},
+        train={"max_steps": 20, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 2e-4},
+        eval={"num_samples": 0},
     ),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
