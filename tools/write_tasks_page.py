@@ -13,15 +13,18 @@ TASKS = tomllib.loads((ROOT / "lora_grpo" / "cli" / "tasks.toml").read_text(enco
 
 def page() -> str:
     """Return the page."""
-    rows = [f"|`{name}`|{task['about']}|{task['model']}|`{task['start']}`|" for name, task in TASKS.items()]
+    rows = [
+        f"|`{name}`|{task['about']}|{task['example']}|{task['model']}|`{task['start']}`|"
+        for name, task in TASKS.items()
+    ]
     return "\n".join(
         [
             "# Tasks",
             "",
-            "`lora-grpo tasks NAME` also prints how one is checked and what it needs.",
+            "`lora-grpo tasks NAME` also prints how one is checked and the data it needs.",
             "",
-            "|task|problems|model|command|",
-            "|---|---|---|---|",
+            "|task|problems|example|model|command|",
+            "|---|---|---|---|---|",
             *rows,
             "",
         ]

@@ -36,7 +36,8 @@ def train(arguments: Sequence[str]) -> NoReturn:
                 flags = ["--output-dir", f"outputs/{Path(name).stem}", *flags]
     else:
         known = [each for each in commands.RECIPES if each != "task"]
-        raise UserError(f"unknown recipe {name!r}; {suggestion(name, [*known, 'my_task.py'])}")
+        hint = suggestion(name, [*known, "my_task.py"])
+        raise UserError(f"unknown recipe {name!r}; {hint}; `lora-grpo tasks` prints the command of each task")
     sys.argv[1:] = flags
     sys.path.insert(0, str(path.resolve().parent))  # as for `python path`: a recipe may import the files beside it
     runpy.run_path(str(path), run_name="__main__")
@@ -44,22 +45,27 @@ def train(arguments: Sequence[str]) -> NoReturn:
 
 
 def tasks(names: Sequence[str]) -> str:
-    """Return two lines for each task, or all entries of tasks.toml for some of them."""
+    """Return two lines for each task, or all that tasks.toml says of some, which may be members: `countdown`."""
     known = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
-    for name in names:
-        if name not in known:
-            raise UserError(f"unknown task {name!r}; {suggestion(name, known)}")
+    if not names:
+        rows = [f"{name:24} {row['about']} ({row['model']})\n{'':24} {row['start']}\n" for name, row in known.items()]
+        return "".join(rows) + HELP["tasks"].partition("\n")[2]
+    for family, task in [*known.items()]:
+        for member in task.get("members", "").split():
+            start = re.sub(rf"(?<={family}:)\S+", member, task["start"])
+            known[f"{family}:{member}"] = {**task, "start": start, "members": "", "example": f"{start} --dry-run"}
+    full = {each: name for name in known for each in (name, re.sub(r"^recipes/|_lora\.py$|^[a-z-]+:", "", name))}
     lines = []
-    for name in names or known:
-        task = known[name]
-        if names:
-            lines += [name, *(f"  {key:8} {value}" for key, value in task.items())]
-        else:
-            lines += [f"{name:24} {task['about']} ({task['model']})", f"{'':24} {task['start']}"]
+    for name in names:
+        if name not in full:
+            raise UserError(f"unknown task {name!r}; {suggestion(name, full, '`lora-grpo tasks` lists them')}")
+        lines += [full[name], *(f"  {key:8} {value.strip()}" for key, value in known[full[name]].items() if value)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def _run(verb: str, arguments: Sequence[str]) -> None:
+    if verb not in HELP:
+        raise UserError(f"unknown command {verb!r}; {suggestion(verb, HELP)}")
     if verb == "train":
         train(arguments)
     if verb == "tasks":
@@ -98,9 +104,6 @@ def run_front_door(arguments: Sequence[str]) -> int:
     if name == "--version":
         print(f"lora-grpo {__version__}")
         return 0
-    if name not in HELP:
-        print(f"error: unknown command {name!r}; {suggestion(name, HELP)}", file=sys.stderr)
-        return UserError.exit_code
     return run_command(lambda: _run(name, rest))
 
 

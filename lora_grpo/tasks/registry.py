@@ -148,8 +148,8 @@ def get_task(name: str) -> Task:
     if reader:
         return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
     if name not in TASK_NAMES:
-        hint = suggestion(name, TASK_NAMES, otherwise=f"expected one of {', '.join(TASK_NAMES)}, or a file: my_task.py")
-        raise UserError(f"unknown task {name!r}; {hint}")
+        expected = f"expected one of {', '.join(TASK_NAMES)}, reasoning-gym:NAME, textarena:NAME, or a file: my_task.py"
+        raise UserError(f"unknown task {name!r}; {suggestion(name, [*TASK_NAMES, *_READERS], expected)}")
     if not name.startswith("starter"):
         module = importlib.import_module(f"lora_grpo.tasks.{name.removesuffix('-plus')}")
         if not name.endswith("-plus"):

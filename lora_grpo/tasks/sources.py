@@ -4,6 +4,7 @@ import ast
 import csv
 import io
 import json
+import logging
 import random
 import warnings
 from collections import Counter
@@ -16,7 +17,6 @@ from lora_grpo.files import json_files
 from lora_grpo.tasks.registry import Row
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
-_HUB_SPLITS = {"train": "train", "eval": "test"}
 
 
 def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
@@ -131,7 +131,8 @@ def _plain(record: Row) -> Row:
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
     name, _, given = source.partition("@")
-    split = given or _HUB_SPLITS.get(split, split)
+    flag, split = "--data.train" if split == "train" else "--data.eval", given or ("test" if split == "eval" else split)
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # two lines for each of many retries
     name, _, config = name.partition(":")
     try:
         import datasets
@@ -143,7 +144,7 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
         reason = " ".join(str(error).split("Example of usage")[0].split())
         raise UserError(
             f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
-            "JSON Lines, CSV or Parquet file"
+            f"JSON Lines, CSV or Parquet file, with {flag}"
         ) from error
     return [(f"{source} ({split}) row {index}", _plain(record)) for index, record in enumerate(records)]
 

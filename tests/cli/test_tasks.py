@@ -22,7 +22,8 @@ def test_every_task_and_every_recipe_is_in_the_list():
     recipes = {f"recipes/{RECIPES[name]}" for name in ("guess", "length", "laptop", "sql")}
     assert TASKS.keys() == {*TASK_NAMES} | families | recipes
     for task in TASKS.values():
-        assert task.keys() - {"members"} == {"about", "check", "model", "needs", "start"}
+        optional = {"members", "first", "train"}
+        assert task.keys() - optional == {"about", "example", "check", "model", "needs", "start"}
         verb, first, *_ = shlex.split(task["start"])[1:]
         assert (verb, first) == ("evaluate", "RUN") or (verb == "train" and first in {*RECIPES, "my_task.py"})
 
@@ -35,6 +36,35 @@ def test_the_list_and_more_of_one_are_printed(capsys):
     assert "Mastermind-v0" in capsys.readouterr().out
     assert verbs.run_front_door(["tasks", "gsm8k"]) == 0
     assert "Mastermind-v0" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("countdown", "lora-grpo train task --task reasoning-gym:countdown\n"),
+        ("reasoning-gym:chain_sum", "lora-grpo train task --task reasoning-gym:chain_sum\n"),
+        ("textarena:Mastermind-v0", "lora-grpo train task --task textarena:Mastermind-v0 --sampling.max-turn-tokens "),
+        ("sql", "lora-grpo train sql\n"),
+    ],
+)
+def test_a_member_and_a_recipe_are_found_by_their_names(name, start, capsys):
+    assert verbs.run_front_door(["tasks", name]) == 0
+    printed = capsys.readouterr().out
+    assert f"  start    {start}" in printed and "members" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["tasks", "countdwon"], "did you mean 'countdown'?"),
+        (["tasks", "qqqq"], "`lora-grpo tasks`"),
+        (["train", "countdown"], "`lora-grpo tasks`"),
+    ],
+)
+def test_a_wrong_name_says_how_to_go_on(arguments, fix, capsys):
+    assert verbs.run_front_door(arguments) == 2
+    error = capsys.readouterr().err
+    assert fix in error and error.count("\n") == 1
 
 
 def test_the_members_are_those_of_the_packages():
