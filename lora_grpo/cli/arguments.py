@@ -25,7 +25,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.flags import flag, read_given
 from lora_grpo.models import check_model, with_start
 from lora_grpo.runs import check_resume, flat
-from lora_grpo.tasks import TaskFile, get_task, is_task_file
+from lora_grpo.tasks import TaskFile, get_task, is_task_file, task_title
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "hours", "rewards", "model.name", "data.task", "data.train", "data.eval"),
@@ -102,7 +102,7 @@ def parse(
     check(config)
     if not (how.plan or how.audit):  # which need neither weights nor engines
         check_model(config)
-    print(f"{reason}; model {config.model.name}", file=sys.stderr)
+    print(f"{reason}; task {task_title(config.data.task)}, model {config.model.name}", file=sys.stderr)
     return config, how
 
 

@@ -131,7 +131,8 @@ def _plain(record: Row) -> Row:
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
     name, _, given = source.partition("@")
-    flag, split = "--data.train" if split == "train" else "--data.eval", given or ("test" if split == "eval" else split)
+    flag = "--data.train" if split == "train" else "--data.eval, which is for one task and none of --eval.also"
+    split = given or ("test" if split == "eval" else split)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # two lines for each of many retries
     name, _, config = name.partition(":")
     try:
@@ -139,8 +140,7 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
 
         records = datasets.load_dataset(name, config or hub_config, split=split)
     except Exception as error:
-        # Offline, missing, gated, and misspelled datasets raise many exception types, including httpx's and OSError.
-        # ValueError names the configs or splits that exist, on one of its first lines.
+        # Offline, missing and gated datasets raise many types. ValueError names the existing configs or splits first.
         reason = " ".join(str(error).split("Example of usage")[0].split())
         raise UserError(
             f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "

@@ -323,6 +323,11 @@ def test_a_run_of_another_recipe_is_not_resumed():
 # Help and endings
 
 
+def test_the_first_line_names_the_task_that_the_preset_chose(capsys):
+    read("--preset", "starter")
+    assert "; task starter, model starter\n" in capsys.readouterr().err
+
+
 def test_help_shows_the_main_flags_and_help_all_every_flag(capsys):
     shown = {}
     for name in ("--help", "--help-all"):

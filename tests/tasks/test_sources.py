@@ -161,5 +161,5 @@ def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
         with pytest.raises(UserError) as error:
             gsm8k.load("eval", source)
         assert there in str(error.value) and "pass own/sums:CONFIG@SPLIT" in str(error.value)
-        assert str(error.value).endswith("--data.eval")
+        assert "with --data.eval" in str(error.value) and "--eval.also" in str(error.value)
         assert "\n" not in str(error.value)
