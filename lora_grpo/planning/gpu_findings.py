@@ -46,7 +46,7 @@ def _notes(result: Result) -> str | None:
         notes.append("the step includes compilation")
     check, mismatch = result.get("logprob_check", {}), result.get("logprob_mismatch")
     if "difference" in check:
-        notes.append(f"logprob check {check['difference']:.2g} of {check['tolerance']:g}")
+        notes.append(f"logprob check {check['difference']:.2g} of {check['tolerance']:.2g}")
     if mismatch is not None:
         notes.append(f"logprob mismatch {mismatch:.2g}")
     return "; ".join([*notes, *result.get("packing", [])[:_MOST_NOTES]]) or None

@@ -19,7 +19,7 @@ MOVED = 5
 """Smallest change of the trainer's logprobs that the perturbation must cause, in multiples of the tolerance."""
 _MAX_MOVED = 0.75
 """Largest change that it may cause, in nats. Implementations differ more if the perturbation breaks the model."""
-_EXACT, _ROUNDED = 1e-4, 0.05
+_EXACT, _ROUNDED = 1e-4, 0.05  # tolerances in float32 and in 16 bits
 _PROMPTS, _MAX_TOKENS = 8, 32
 _FIRST_NOISE, _TRIALS = 1e-2, 14
 
@@ -92,7 +92,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str
                 served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
                 raise RunError(
                     f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-                    f"nats per token ({name}), expected at most {allowed:g}; it must load the same base in the same "
+                    f"nats per token ({name}), expected at most {allowed:.2g}; it must load the same base in the same "
                     "precision and decode it as TRL does; --sampling.backend transformers samples without vLLM"
                 )
     return found
