@@ -16,8 +16,8 @@ from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_i
 from lora_grpo.files import atomic, json_files
 from lora_grpo.models import BASE, START, adapter_sha256
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play
-from lora_grpo.tasks import Episode, Row, chat, grade, other_task, task_title
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, fit_batch, play
+from lora_grpo.tasks import Episode, Row, grade, other_task, task_title
 
 _UNIT = 256
 """Number of completions between two writes. A killed evaluation repeats at most this many."""
@@ -162,7 +162,7 @@ def sample_and_grade(
             for (params, indices), same in groupby(todo, key=lambda unit: (unit.params, unit.indices))
         ]
     with sampler.awake(adapter=adapter):
-        sampler.fit_batch([chat.render_row(sampler.tokenizer, row) for row in rows], params.max_tokens)
+        fit_batch(sampler, rows, params)
         new = _graded(sampler, todo, task, seed)
         append(own, kept, new, mine, f"evaluating {title}")
     return distributed.broadcast_from_main(lambda: _kept(path, units))

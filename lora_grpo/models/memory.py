@@ -93,6 +93,8 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
     tensors = shape.adapter_tensors(lora.rank, lora.targets, dora=lora.dora)
     adapter = sum(tensors)
     engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
+    # The built-in sampler copies the cache of a conversation between turns.
+    caches = 2 if step.longest and step.longest.conversations and not engine else 1
     activations, layer = _activations(shape, step, adapter)
     width, logits = 4 if step.on_cpu else 2, _logit_bytes(shape, step)
     sizes = {
@@ -107,7 +109,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "logits": logits,
         "fragmentation": int(FRAGMENTATION * (activations + layer + logits)) if step.on_cpu else 0,
         # vLLM needs room for a sequence of the maximum length.
-        "kv_cache": max(step.sequences * step.length, engine * model.max_sequence_tokens)
+        "kv_cache": max(caches * step.sequences * step.length, engine * model.max_sequence_tokens)
         * (2 * width * shape.layers * shape.keys),
         "token_selection": 0 if engine else step.sequences * shape.vocabulary * SELECTION_BYTES,
         # The copy, plus the base weights of layers with an adapter.

@@ -118,13 +118,9 @@ def _reversed_words(subject: Subject) -> Iterable[str]:
     return [subject.gold[:start] + " ".join(reversed(subject.gold[start:end].split())) + subject.gold[end:]]
 
 
-def _spaced(subject: Subject) -> Iterable[str]:
-    return [f"{space}{subject.gold}\n" for space in ("", " ")] if subject.gold else []
-
-
 ATTACKS = (
     Attack(GOLD, True),
-    Attack("surrounding spaces", True, _spaced),
+    Attack("surrounding spaces", True, lambda each: [f"{space}{each.gold}\n" for space in ("", " ") if each.gold]),
     Attack("answer on its own line", True, _own_line),
     Attack(EMPTY, False, lambda subject: ("", " \n")),
     Attack("prompt", False, lambda subject: subject.prompt),

@@ -26,7 +26,7 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
 from lora_grpo.sampling.continuous_batching import CPU_SHARE, MAX_BATCH_SIZE
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
-from lora_grpo.sampling.play import play, play_all
+from lora_grpo.sampling.play import fit_batch, play, play_all
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank

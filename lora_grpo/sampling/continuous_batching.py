@@ -75,7 +75,7 @@ class Batch:
 
     @classmethod
     def continued(cls, rows: Sequence[tuple[Batch, int]]) -> Batch:
-        """Return a batch of rows of earlier batches, as (batch, row). Its indices are places in `rows`. See `read`."""
+        """Return a batch of some rows, (batch, row), of batches that it consumes. Its indices are places in `rows`."""
         import torch
 
         parts: dict[int, tuple[Batch, list[int], list[int]]] = {}
@@ -83,8 +83,11 @@ class Batch:
             _, taken, places = parts.setdefault(id(batch), (batch, [], []))
             taken.append(row)
             places.append(place)
-        device = rows[0][0].mask.device
-        first, *others = (batch.copy(torch.tensor(taken, device=device)) for batch, taken, _ in parts.values())
+        device, copies = rows[0][0].mask.device, []
+        for batch, taken, _ in parts.values():
+            copies.append(batch.copy(torch.tensor(taken, device=device)))
+            batch.cache = None  # so that no more than one batch exists twice
+        first, *others = copies
         first.join(*others)
         first.indices = torch.tensor([place for *_, places in parts.values() for place in places], device=device)
         return first

@@ -110,7 +110,6 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend with one token per row. Anything else uses transformers' `sdpa_attention_forward`."""
@@ -118,12 +117,9 @@ def _attend(
 
     rows, heads, tokens, width = query.shape
     if tokens > 1 or kwargs.get("position_bias") is not None:
-        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return output
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
-    scores = grouped @ key.transpose(2, 3) * (width**-0.5 if scaling is None else scaling)
+    scores = grouped @ key.transpose(2, 3) * (kwargs.get("scaling") or width**-0.5)
     if attention_mask is not None:  # (R, 1, 1, L), True for tokens to attend to
         scores.masked_fill_(~attention_mask, -math.inf)
     return (scores.softmax(dim=-1) @ value).reshape(rows, 1, heads, -1), None

@@ -69,6 +69,12 @@ def _converse(
         given = replace(params, num_samples=1, max_tokens=max(rooms), max_each=rooms, continues=going_on)
 
 
+def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
+    """Set how many episodes of the rows fit in memory. The caches of a turn and of the next one exist together."""
+    texts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    sampler.fit_batch(texts, params.max_tokens, 2 if "reset_text" in rows[0] else 1)
+
+
 def play_all(
     sampler: Sampler, rows: Sequence[Row], params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
 ) -> list[list[Episode]]:
@@ -83,6 +89,6 @@ def play_all(
         if not rows:  # a process that has no rows
             return []
         if torch.cuda.is_available():
-            sampler.fit_batch([chat.render_row(sampler.tokenizer, row) for row in rows], params.max_tokens)
+            fit_batch(sampler, rows, params)
         groups = dict(play(sampler, rows, params, seeds))
     return [groups[index] for index in range(len(rows))]

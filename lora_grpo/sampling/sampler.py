@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
-from lora_grpo.sampling.continuous_batching import (
-    Batch,
-    can_join,
-    max_batch_size,
-    num_to_start,
-    prefill,
-    ran_out_of_memory,
-    read_common_tokens,
-)
+from lora_grpo.sampling import continuous_batching as batching
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +94,7 @@ class Sampler:
 
     def __init__(self, model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         self.model, self.tokenizer, self.eos_token_ids = model, tokenizer, list(eos_token_ids)
-        self._kept: dict[int, tuple[Batch, int]] | None = None
+        self._kept: dict[int, tuple[batching.Batch, int]] | None = None
         """Batch and row of each completion of the previous call; see `SamplingParams.continues`."""
 
     def sample(
@@ -159,11 +151,11 @@ class Sampler:
         plain = self.adds_bos or not getattr(self.tokenizer, "chat_template", None)
         return self.tokenizer(texts, add_special_tokens=plain)["input_ids"]
 
-    def fit_batch(self, prompts: Prompts, max_tokens: int) -> None:
-        """Set `batch_size` to the number of completions that fit in memory. Engines that stream do it themselves."""
+    def fit_batch(self, prompts: Prompts, max_tokens: int, caches: int = 1) -> None:
+        """Set `batch_size` to the completions that fit in memory, with `caches` each. Engines that stream do so."""
         if not self.streams:
             longest = max(map(len, self.encode(prompts)))
-            self.batch_size = max_batch_size(self.model, longest, max_tokens)
+            self.batch_size = max(1, batching.max_batch_size(self.model, longest, max_tokens) // caches)
 
     def stream(
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
@@ -207,7 +199,7 @@ class Sampler:
             with torch.no_grad():
                 return self._decode(prompts, params, seeds)
         except RuntimeError as error:
-            if self.batch_size is None or not ran_out_of_memory(error):
+            if self.batch_size is None or not batching.ran_out_of_memory(error):
                 raise
             tried = min(self.batch_size, len(seeds))
             if tried == 1:
@@ -231,11 +223,11 @@ class Sampler:
         device = next(self.model.parameters()).device
         total, max_tokens = len(seeds), params.max_tokens
         batch_size = min(self.batch_size or total, total)
-        joining = self.batch_size is not None and can_join(self.model.config)
-        keeps = params.continues is not None and batch_size == total and can_join(self.model.config)
+        joining = self.batch_size is not None and batching.can_join(self.model.config)
+        keeps = params.continues is not None and batch_size == total and batching.can_join(self.model.config)
         # Taken here, so that a second try after an error reads whole prompts.
         earlier, self._kept = self._kept, None
-        kept: dict[int, tuple[Batch, int]] = {}
+        kept: dict[int, tuple[batching.Batch, int]] = {}
         uniform = uniform_numbers(seeds, max_tokens, device)
         eos = torch.tensor(self.eos_token_ids, device=device)
         sampled = torch.zeros((total, max_tokens), dtype=torch.long, device=device)
@@ -243,19 +235,19 @@ class Sampler:
         lengths = torch.full((total,), max_tokens, device=device)
         limits = torch.tensor([params.limit(index) for index in range(total)], device=device)
         started, common = 0, None
-        batch: Batch | None = None
+        batch: batching.Batch | None = None
         if earlier and params.continues:
-            batch = Batch.continued([earlier[index] for index in params.continues])
+            batch = batching.Batch.continued([earlier[index] for index in params.continues])
             batch.read(self.model, prompts, self.tokenizer.pad_token_id)
             earlier, started = None, total
         else:
-            common = read_common_tokens(self.model, prompts)
+            common = batching.read_common_tokens(self.model, prompts)
         while batch or started < total:
             running = len(batch or ())
-            while new := num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
+            while new := batching.num_to_start(batch_size, running=running, waiting=total - started, joining=joining):
                 indices = range(started, started + new)
                 pad = self.tokenizer.pad_token_id
-                more = prefill(self.model, pad, prompts, indices, params.num_samples, common)
+                more = batching.prefill(self.model, pad, prompts, indices, params.num_samples, common)
                 if batch:
                     batch.join(more)
                 else:

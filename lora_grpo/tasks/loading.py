@@ -29,6 +29,8 @@ class Longest:
     prompt: int
     answered: int = 0
     """In SFT, a training prompt with its reference answer."""
+    conversations: bool = False
+    """Whether any row has several turns."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,8 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     evaluation = _fitting(data.eval, tokenizer, config, "eval")
     also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
     sized = [*train, *evaluation, *(row for rows in also.values() for row in rows)]
-    longest = Longest(len(sized), max(prompt for _, prompt, _ in sized), max(answered for *_, answered in train))
+    prompt, answered = max(prompt for _, prompt, _ in sized), max(answered for *_, answered in train)
+    longest = Longest(len(sized), prompt, answered, any("reset_text" in row for row, *_ in sized))
     kept = {name: [row for row, *_ in rows] for name, rows in also.items()}
     fitting = [row for row, *_ in train], [row for row, *_ in evaluation]
     return replace(data, train=fitting[0], eval=fitting[1], also=kept, longest=longest)

@@ -340,6 +340,17 @@ def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(
     assert all(number in told for number in ("317 tokens", "640", "61"))
 
 
+def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model):
+    config, sizes = asked(model), []
+    for backend in ("transformers", "vllm"):
+        machine(8192)
+        one = replace(config, {"sampling": {"backend": backend}, "train": {"micro_batch_size": 1}})
+        plans = [planned_for(one, Longest(640, 61, conversations=each))[1] for each in (False, True)]
+        sizes.append([plan.fit.parts["kv_cache"] / plan.fit.max_num_seqs for plan in plans])
+    assert sizes[0][1] == 2 * sizes[0][0]
+    assert sizes[1][1] == sizes[1][0]
+
+
 def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(machine, model):
     machine(8192)
     config = replace(asked(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.tensor_memory import TensorMemory
 
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace, vllm_available
@@ -16,10 +17,11 @@ from lora_grpo.sampling import (
     SamplingParams,
     VllmSampler,
     completion_seed,
+    continuous_batching,
+    fit_batch,
     play,
     play_all,
     read_gguf,
-    sampler,
 )
 from lora_grpo.sampling.vllm_sampler import start_engine
 from lora_grpo.tasks import chat, load_data
@@ -122,7 +124,7 @@ def test_the_cache_is_kept_between_turns(quiz, starter_sampler, monkeypatch):
     kept = played(starter_sampler, rows)
     with_cache = sum(read)
     read.clear()
-    monkeypatch.setattr(sampler, "can_join", lambda config: False)
+    monkeypatch.setattr(continuous_batching, "can_join", lambda config: False)
     again = played(starter_sampler, rows)
     tokens = [[episode.token_ids for episode in group] for group in kept]
     assert tokens == [[episode.token_ids for episode in group] for group in again]
@@ -130,6 +132,28 @@ def test_the_cache_is_kept_between_turns(quiz, starter_sampler, monkeypatch):
         len(group[0].prompt_ids) for group in kept
     )
     assert with_cache < 1.5 * everything < sum(read)
+
+
+def test_the_caches_of_earlier_batches_are_freed_one_by_one(starter_sampler):
+    prompts = [[number % 50 + 5 for number in range(start, start + 400)] for start in range(12)]
+    with torch.no_grad(), TensorMemory() as held:
+        batches = [continuous_batching.prefill(starter_sampler.model, 0, [ids], range(1), 1) for ids in prompts]
+        expected = [layer.keys.clone() for layer in batches[5].cache.layers]
+        before = held.peak = held.live
+        joined = continuous_batching.Batch.continued([(batch, 0) for batch in reversed(batches)])
+    found = [layer.keys[6:7] for layer in joined.cache.layers]
+    assert all(torch.equal(each, one) for each, one in zip(found, expected, strict=True))
+    assert held.peak < 1.4 * before
+
+
+def test_half_as_many_conversations_are_decoded_at_once(quiz, starter_sampler, monkeypatch):
+    monkeypatch.setattr(continuous_batching, "MAX_BATCH_SIZE", 32)
+    sizes = []
+    for rows in (quiz, [{name: row[name] for name in ("prompt", "question")} for row in quiz]):
+        fit_batch(starter_sampler, rows, SamplingParams(1, 1.0, 1.0, 100))
+        sizes.append(starter_sampler.batch_size)
+    assert sizes == [16, 32]
+    starter_sampler.batch_size = None
 
 
 def test_an_episode_depends_only_on_its_seed_and_row(quiz, starter_sampler):
