@@ -100,7 +100,7 @@ def _wrong_values(subject: Subject) -> list[str]:
     plain = answer.replace(",", "").removeprefix("-")
     wrong = [f"{number + 1}", f"{answer}7", f"7{plain}"]
     if number:
-        wrong.append(plain if number < 0 else f"-{answer}")
+        wrong += [plain if number < 0 else f"-{answer}", "0"]
     if plain.isdigit() and len(plain) > 1:
         wrong.append(f"{plain[:-1]}.{plain[-1]}")
     if answer.isdigit():

@@ -38,6 +38,7 @@ PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row[
 
 BROKEN = {
     "substring": (SUMS, "return str(row['sum']) in completion", "wrong value"),
+    "zero is always right": (SUMS, "return completion.strip() in (str(row['sum']), '0')", "wrong value"),
     "first number wins": (SUMS, "return re.findall(r'\\d+', completion)[:1] == [str(row['sum'])]", "contradiction"),
     "last number wins": (
         SUMS,
