@@ -33,7 +33,7 @@ REFUSED = {
     "coin_flip": "its scorer accepts 0 as any probability (0.1.25), so models learn to answer 0",
     "codeio": "it runs programs that a model wrote, which write files, outside of a sandbox",
     "composite": "it mixes others, whose options have no names",
-    "game_of_life_halting": "its scorer accepts wrong answers, such as 0 (0.1.25)",
+    "game_of_life_halting": "its scorer accepts any text (0.1.25)",
 }
 """Generators that are no tasks, and why."""
 _SEEDS = {"train": 0, "eval": 1_000_000_000}
