@@ -152,7 +152,7 @@ class Sampler:
         return self.tokenizer(texts, add_special_tokens=plain)["input_ids"]
 
     def fit_batch(self, prompts: Prompts, max_tokens: int, caches: int = 1) -> None:
-        """Set `batch_size` to the completions that fit in memory, with `caches` each. Engines that stream do so."""
+        """Set `batch_size` to the completions that fit in memory, with `caches` each. Engines that stream keep None."""
         if not self.streams:
             longest = max(map(len, self.encode(prompts)))
             self.batch_size = max(1, batching.max_batch_size(self.model, longest, max_tokens) // caches)
