@@ -69,6 +69,8 @@ class Measurement(Schema):
     samples: int
     sample_stats: dict[str, dict[str, float]]
     """Counts of `greedy` samples, if the model also has others, and of `sampled` ones; see `_counts`."""
+    usual_answer: str | None = None
+    """The answer of at least 90% of the samples of ten or more tasks, if there is one."""
     source: dict[str, Any]
     """Where the samples come from: the model, SHA-256 of its weights, adapter or samples file, engine, hardware."""
 
@@ -142,14 +144,16 @@ def measure(
     by_kind: dict[str, list[Result]] = {}
     for result in results:
         by_kind.setdefault(GREEDY if is_greedy(result) else "sampled", []).append(result)
+    [(answer, most)] = Counter(str(result.get("extracted") or "") for result in results).most_common(1)
     return Measurement(
         label=label,
         scores={name: metric.mean for name, metric in found.items()},
         intervals={name: list(metric.interval) for name, metric in found.items()},
         curve=curve,
-        tasks=len({result["task_id"] for result in results}),
+        tasks=(tasks := len({result["task_id"] for result in results})),
         samples=len(results),
         sample_stats={kind: _counts(of_kind) for kind, of_kind in sorted(by_kind.items(), reverse=True)},
+        usual_answer=answer if answer and most >= 0.9 * len(results) and tasks >= 10 else None,
         source=dict(source),
     )
 
@@ -292,7 +296,9 @@ def split_gain(before: Sequence[Result], after: Sequence[Result], seed: int) -> 
         return np.array([passed / total for total, passed in _main_counts(results).values()])
 
     def in_any_format(results: Sequence[Result]) -> list[Result]:
-        return [{**result, "passed": result["passed"] or _is_hidden(result)} for result in results]
+        hidden = [each.get("flexible") is True and each["status"] in UNPARSED for each in results]
+        correct = [hides and not each.get("truncated") for each, hides in zip(results, hidden, strict=True)]
+        return [{**each, "passed": each["passed"] or also} for each, also in zip(results, correct, strict=True)]
 
     gain, other = rates(after) - rates(before), rates(in_any_format(after)) - rates(in_any_format(before))
     parts = []
@@ -306,8 +312,3 @@ def split_gain(before: Sequence[Result], after: Sequence[Result], seed: int) -> 
 def percent(value: float, interval: Sequence[float], sign: str = "") -> str:
     """Format a fraction and its interval as percentages, such as "37.5 [12.0, 61.3]"."""
     return f"{100 * value:{sign}.1f} [{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
-
-
-def _is_hidden(result: Result) -> bool:
-    """Return whether a sample ended with the correct answer in a format that the rule could not read."""
-    return result["status"] in UNPARSED and result.get("flexible") is True and not result.get("truncated")

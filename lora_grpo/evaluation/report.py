@@ -141,7 +141,13 @@ class Report(Schema):
         """The numbers of fixed and regressed problems, and the definition of a solved problem."""
         answers = "sampled" if "sampled" in self.models[0].sample_stats else "greedy"
         counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
-        return f"{counts} (solved: at least half of the {answers} answers pass)"
+        return "; ".join([f"{counts} (solved: at least half of the {answers} answers pass)", *self.guess])
+
+    @property
+    def guess(self) -> list[str]:
+        """A sentence if the evaluated model gives one answer to nearly all tasks: training can teach to guess."""
+        label, answer = self.evaluated.label, self.evaluated.usual_answer
+        return [f"{label} answers {answer!r:.40} in at least 90% of the samples, whatever is asked"] if answer else []
 
     @property
     def cost(self) -> str | None:
@@ -160,7 +166,7 @@ class Report(Schema):
         for table in (self.scores_table(), self.details_table(), *([self.gain_table()] if self.gain else [])):
             lines += markdown_table(*table)
         sentences = [self.cost] if self.cost else []
-        sentences += [*(row.verdict for row in self.table), *([FORMAT_NOTE] if self.gain else [])]
+        sentences += [*(row.verdict for row in self.table), *([FORMAT_NOTE] if self.gain else []), *self.guess]
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
             names = ", ".join(change.task_id for change in changes)
             sentences += [f"{len(changes)} {word}: {names}"] if changes else []
@@ -177,6 +183,7 @@ class Report(Schema):
             for kind, counts in self.evaluated.sample_stats.items():
                 names = [name for name in ("unparsed", "truncated", "mean tokens", "mean turns") if name in counts]
                 lines.append(f"% of {kind} samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
+            lines += self.guess
         lines += [self.cost] if self.cost else []
         print("\n".join(map(printable, lines)))
 

@@ -61,21 +61,15 @@ class Encoded:
 
         source, heads = self.tensor.source, self.tensor.heads
         for start, stop in [(0, source.shape[0])] if heads else row_blocks(source.shape):
-            values = np.ascontiguousarray(source.rows(start, stop).float().numpy())
+            values: Any = np.ascontiguousarray(source.rows(start, stop).float().numpy())
             largest = float(np.abs(values).max(initial=0.0))
             if not np.isfinite(largest):  # max() propagates NaN
                 raise UserError(f"{source.name} contains NaN or infinity; train or merge again")
             if largest > LARGEST_F16 and self.kind.name not in ("F32", "BF16"):
                 limit = f"{self.kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
                 raise UserError(f"{source.name} has {largest:.3g}, and {limit}")
-            piece: Any = quantize(interleaved(values, heads) if heads else values, self.kind)
+            if heads:  # llama.cpp's `llama` rotates a head's rows 2i and 2i + 1 together; Hugging Face, i and i + d/2.
+                halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+            piece: Any = quantize(values, self.kind)
             file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
-
-
-def interleaved(values: Any, heads: int) -> Any:
-    """Reorder each head's d rows as in Meta's checkpoints: 0, d/2, 1, d/2 + 1, ...
-
-    Hugging Face rotates rows i and i + d/2 together. llama.cpp's `llama` rotates rows 2i and 2i + 1 together.
-    """
-    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-    return halves.swapaxes(1, 2).reshape(values.shape)

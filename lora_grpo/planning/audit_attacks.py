@@ -155,8 +155,9 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[Any], chosen: 
     answers = {text: Subject({}, text, values[text]).answer.replace(",", "").casefold() for text in texts}
     subjects = []
     for row, gold, turns in ((rows[index], last[index] or "", golds[index] or ()) for index in chosen):
-        others = [text for text in texts if answers[text] != answers.get(gold) and not _contains(_tokens(text), gold)]
-        others = others[:_NUM_OTHERS]
+        wanted, others = {*_tokens(gold)}, [text for text in texts if answers[text] != answers.get(gold)]
+        # An answer with all words and numbers of the reference could be correct.
+        others = [text for text in others if not (wanted and wanted <= {*_tokens(text)})][:_NUM_OTHERS]
         other_values = [text[slice(*span)] for text in others if (span := values[text])]
         subjects.append(Subject(row, gold or None, values.get(gold), others, other_values, turns))
     return subjects
@@ -187,9 +188,3 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
 
 def _tokens(text: str) -> list[str]:
     return [token.casefold() for token in TOKEN.findall(text)]
-
-
-def _contains(tokens: Sequence[str], gold: str | None) -> bool:
-    """Return whether all words and numbers of the reference are among the tokens, so that they could be correct."""
-    wanted = set(_tokens(gold or ""))
-    return bool(wanted) and wanted <= set(tokens)

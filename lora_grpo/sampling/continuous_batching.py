@@ -180,7 +180,8 @@ def prefill(
     cache = growing_cache(model.config) if can_join(model.config) else DynamicCache(config=model.config)
     if common:
         for layer, shared in zip(cache.layers, common.layers, strict=True):
-            layer.start_with(shared, len(needed))
+            layer.lazy_initialization(shared.keys, shared.values)
+            layer.keys, layer.values = (each.expand(len(needed), -1, -1, -1) for each in (shared.keys, shared.values))
     logits = _forward(model, input_ids, mask, positions, cache, logits_to_keep=1)
     rows = torch.arange(indices.start, indices.stop, device=device)
     prompt = rows // num_samples - first
@@ -242,11 +243,6 @@ class GrowingLayer:
     lazy_initialization: Callable[..., None]
     _spare = 0
     """Number of columns on the right that are not used yet."""
-
-    def start_with(self, other: GrowingLayer, count: int) -> None:
-        """Fill an empty layer with `count` rows, each of which has the tokens of the only row of `other`."""
-        self.lazy_initialization(other.keys, other.values)
-        self.keys, self.values = (tensor.expand(count, -1, -1, -1) for tensor in (other.keys, other.values))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

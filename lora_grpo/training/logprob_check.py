@@ -19,7 +19,7 @@ MOVED = 5
 """Smallest change of the trainer's logprobs that the perturbation must cause, in multiples of the tolerance."""
 _MAX_MOVED = 0.75
 """Largest change that it may cause, in nats. Implementations differ more if the perturbation breaks the model."""
-_EXACT, _ROUNDED = 1e-4, 0.05  # tolerances in float32 and in 16 bits
+_EXACT, _ROUNDED = 1e-4, 0.1  # tolerances in float32 and in 16 bits
 _PROMPTS, _MAX_TOKENS = 8, 32
 _FIRST_NOISE, _TRIALS = 1e-2, 14
 
@@ -28,8 +28,8 @@ def tolerance(trainer: Any = None) -> float:
     """Return the largest mean absolute logprob difference that rounding may cause, in nats per token.
 
     In float32 the difference is about 1e-6 (docs/results.md), and a single update changes the policy by more than
-    the tolerance. In 16 bits, two implementations of the same model differ by about 0.01. A sampler that misses one
-    step may go unnoticed, but a sampler that uses the base will not.
+    the tolerance. In 16 bits, two implementations of the same model differ by about 0.01, and by up to 0.057 if a small
+    model writes improbable tokens. A sampler that misses one step may go unnoticed, one that uses the base will not.
     """
     import torch
 
@@ -79,7 +79,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str
                 f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
                 "model (--lora.targets)"
             )
-        if allowed == _ROUNDED:  # Rounding grows with the noise: to 0.06 nats where SmolLM2-135M moves by 0.58.
+        if allowed == _ROUNDED:  # Rounding grows with the noise: to 0.08 nats where SmolLM2-135M moves by 0.51.
             allowed = moved / MOVED
         found = {"moved": moved, "tolerance": allowed, "tokens": sum(len(ids) for ids, _ in first)}
         for name, sample in paths.items():

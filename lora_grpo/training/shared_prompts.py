@@ -10,6 +10,8 @@ from lora_grpo.training.packing import ATTENTION, pack, register_attention
 from lora_grpo.training.token_logprobs import logprob_tolerance
 from lora_grpo.training.trl_compat import TrlHooks
 
+_TEXT = "The children walked along the river to the old mill, where their friends were baking bread for all of them."
+
 
 def base_of(model: Any) -> Any:
     """Return the base of a PEFT model, or the model itself if it is none."""
@@ -29,6 +31,7 @@ class SharedPrompts(TrlHooks):
         why_padded: the reason why the model cannot read packed rows, or "" if it can.
     """
 
+    processing_class: Any
     longest_row = math.inf
     why_padded = ""
     keeps_groups_together = True
@@ -93,10 +96,10 @@ class SharedPrompts(TrlHooks):
         window = getattr(config, "sliding_window", None)
         if window and window < self.longest_row and getattr(config, "use_sliding_window", True):
             return f"the model attends to the last {window} tokens, and rows may be longer"
-        device = next(model.parameters()).device
-        rows = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [7, 8, 9, 5], [7, 8, 9, 4, 3, 2]]
-        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row, device=device) for row in rows], batch_first=True)
-        mask = (tokens > 0).long()
+        # Two prompts of eight tokens. In 16 bits, rounding moves the logprobs of improbable tokens by up to 5 nats.
+        ids = torch.tensor(self.processing_class(text=_TEXT)["input_ids"], device=next(model.parameters()).device)
+        tokens = torch.nn.utils.rnn.pad_sequence([ids[:11], ids[:9], ids[11:20], ids[11:22]], True, -1)
+        mask, tokens = (tokens >= 0).long(), tokens.clamp(min=0)
         score = super().token_logprobs
         self.model.eval()
         with torch.no_grad(), self.accelerator.autocast():
@@ -107,8 +110,8 @@ class SharedPrompts(TrlHooks):
             try:
                 with self._packed(3):
                     packed = score(self.model, tokens, mask, 3)[0]
-                apart = (packed.float() - padded.float()).abs().max().item()
-                if apart > logprob_tolerance(model):
+                apart = (packed.float() - padded.float()).abs().mean().item()
+                if not apart <= logprob_tolerance(model):  # also NaN
                     failure = f"packed rows change the model's logprobs by {apart:.2g} nats"
             except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
                 failure = f"the model does not take packed rows ({' '.join(str(error).split())})"

@@ -1,7 +1,7 @@
 import pytest
 from helpers.graded_samples import samples
 
-from lora_grpo.evaluation.measurement import compare, task_changes
+from lora_grpo.evaluation.measurement import compare, measure, task_changes
 
 
 def rows_of(before, after, k=()):
@@ -80,3 +80,20 @@ def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
 def test_a_verdict_says_what_can_be_said(before, after, said):
     (row,) = compare(samples(before), samples(after), (), 0)
     assert row.verdict.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("answers", "usual"),
+    [
+        (["Yes"] * 9 + ["No"], "Yes"),
+        (["Yes"] * 8 + ["No"] * 2, None),
+        ([None] * 10, None),  # no answer could be read
+        (["Yes"] * 9, None),  # nine tasks may well have the same answer
+        ([["Yes"]] * 10, "['Yes']"),  # a file of other tools
+    ],
+)
+def test_one_answer_to_nearly_all_tasks_is_named(answers, usual):
+    results = samples("+" * len(answers))
+    for result, answer in zip(results, answers, strict=True):
+        result |= {} if answer is None else {"extracted": answer}
+    assert measure("trained", results, {}, (1,), 0).usual_answer == usual

@@ -51,7 +51,7 @@ def with_adapter(model, targets="all-linear", **settings):
     return model
 
 
-def random_model(family="llama", vocabulary=300, dtype=torch.float32, **changes):
+def random_model(family="llama", vocabulary=768, dtype=torch.float32, **changes):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": vocabulary, "pad_token_id": 0}

@@ -91,9 +91,9 @@ def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
 @pytest.mark.parametrize(("share", "passes"), [(0.8, True), (1.5, False)])
 def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monkeypatch, share, passes):
     _, _, trainer, sampler, _, _ = parts
-    monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.05)
+    monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.1)
     found = check_logprobs(trainer, sampler, prompts)
-    assert found["tolerance"] == pytest.approx(found["moved"] / MOVED) and found["tolerance"] >= 0.05
+    assert found["tolerance"] == pytest.approx(found["moved"] / MOVED) and found["tolerance"] >= 0.1
     real, error = sampler.sample, share * found["tolerance"]
 
     def rounded(*arguments):

@@ -163,8 +163,12 @@ def test_which_models_read_prompts_once(name, tmp_path, capsys):
         assert "last 16 tokens" in reason(config, tmp_path, longest_row=17)
 
 
-def test_a_model_that_does_not_pass_the_packing_on_is_padded(tmp_path, capsys):
-    model = random_model()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_pass_the_packing_on_is_padded(dtype, tmp_path, capsys):
+    model = random_model().to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():  # as in trained models, attention moves logprobs by more than rounding
+            parameter.mul_(4)
     for layer in model.model.layers:
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *a, packing=None, forward=forward, **k: forward(*a, **k)
