@@ -69,7 +69,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         code = f"from lora_grpo.workers import serve; serve({self._function!r}, {[*self._imports]!r})"
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-W", "ignore::SyntaxWarning", "-c", code]
         # In a session of its own, so that Ctrl-C reaches only the caller. The process ends when the caller does.
         # The order of sets is that of every other worker: some libraries draw from sets.
         process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal, cast
 
 from lora_grpo import distributed
 from lora_grpo.cli.validate import check, refuse_unnamed_code
+from lora_grpo.commands import recipe_file
 from lora_grpo.config import (
     UNUSED_BY_SFT,
     Invocation,
@@ -62,6 +64,11 @@ def parse(
         _show_help(base, arguments, description, presets)
     given = read_given(_Flags, arguments)
     how = Invocation(**{field.name: given.pop(field.name, False) for field in dataclasses.fields(Invocation)})
+    task = Path(given.get("data", {}).get("task") or "")
+    if task.parent.name == "recipes" and not task.exists():  # as `lora-grpo tasks` prints it, in another folder
+        given["data"]["task"] = str(recipe_file("task").with_name(task.name))
+    if recipe == "your_task" and task.stem:  # runs of different tasks have different folders
+        base = replace(base, {"output_dir": f"outputs/{task.stem.rpartition(':')[2]}"})
     actions = [flag(name) for name, is_given in dataclasses.asdict(how).items() if is_given]
     if how.resume and how.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
@@ -133,8 +140,8 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
         return replace(config, {"rewards": file.constants.REWARDS})
     own = getattr(file.module, "PRESETS", {}).get(preset, {})
     limits = {name: own[name] for name in ("model", "sampling") if name in own}
-    size = {name: value for name, value in own.get("train", {}).items() if name == "micro_batch_size"}
-    return replace(config, {**limits, "train": size})
+    size = math.gcd(own.get("train", {}).get("micro_batch_size") or 0, config.train.micro_batch_size or 0) or None
+    return replace(config, {**limits, "train": {"micro_batch_size": size}})
 
 
 def _show_help(base: RunConfig, arguments: Sequence[str], description: str, presets: Mapping[str, Overrides]) -> None:
@@ -171,10 +178,7 @@ def _settle_task(config: RunConfig) -> RunConfig:
     if data.task not in ("starter", "starter-code") or not (data.train or data.eval):
         return config
     if data.task == "starter-code" or not (data.train and data.eval):
-        raise UserError(
-            "--data.train and --data.eval need each other, and another task than starter-code; pass both, or a "
-            "--data.task with its own data"
-        )
+        raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
     return replace(config, {"data": {"task": "gsm8k"}})
 
 

@@ -32,8 +32,6 @@ def train(arguments: Sequence[str]) -> NoReturn:
             raise UserError(f"{name}: no such file; expected a task file or a recipe")
         if "run_recipe(" not in path.read_text(encoding="utf-8", errors="replace"):  # a task, not a recipe
             path, flags = commands.recipe_file("task"), ["--data.task", name, *flags]
-            if not any(re.match("--(output[-_]dir|config)(=|$)", flag) for flag in flags):
-                flags = ["--output-dir", f"outputs/{Path(name).stem}", *flags]
     else:
         known = [each for each in commands.RECIPES if each != "task"]
         hint = suggestion(name, [*known, "my_task.py"])

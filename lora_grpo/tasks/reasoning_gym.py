@@ -165,7 +165,8 @@ def read(name: str) -> Generator:
     if generator in REFUSED:
         raise UserError(f"{name} cannot be used: {REFUSED[generator]}")
     if generator not in known:
-        raise UserError(f"reasoning-gym has no generator {generator!r}; {suggestion(generator, known)}")
+        hint = suggestion(generator, known, "`lora-grpo tasks reasoning-gym` lists them")
+        raise UserError(f"reasoning-gym has no generator {generator!r}; {hint}")
     return Generator(generator)
 
 

@@ -131,7 +131,7 @@ def _plain(record: Row) -> Row:
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
     name, _, given = source.partition("@")
-    flag = "--data.train" if split == "train" else "--data.eval, which is for one task and none of --eval.also"
+    flag = "--data.train" if split == "train" else "--data.eval (not for a task of --eval.also)"
     split = given or ("test" if split == "eval" else split)
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # two lines for each of many retries
     name, _, config = name.partition(":")

@@ -8,7 +8,7 @@ from helpers.flags import flag_names
 
 from lora_grpo.cli.arguments import changed_settings, parse
 from lora_grpo.cli.main import run_command
-from lora_grpo.config import endless_steps, replace
+from lora_grpo.config import endless_steps, replace, starter_preset
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 
@@ -101,6 +101,19 @@ def test_sft_has_the_model_and_the_limits_of_the_preset_in_the_task_file():
     grpo = config("--preset", "starter", "--task", "mine.py")
     assert (grpo.model.bits, grpo.rewards) == (4, ("coin_flip=2",))
     assert sft("laptop", "--task", str(recipes / "sql_lora.py"), "--plan").model.chat_template == "qwen2_5"
+    # Its micro-batches of 32 completions do not divide the 16 reference answers of a step.
+    assert sft("starter", "--task", str(recipes / "guess_lora.py")).train.micro_batch_size == 16
+
+
+def test_a_recipe_is_a_task_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    presets = {"starter": starter_preset()}
+    made, _ = parse(["--task", "recipes/guess_lora.py"], recipe="your_task", description="", presets=presets)
+    assert Path(made.data.task).is_file() and made.output_dir == "outputs/guess_lora"
+    made, _ = parse(["--task", "gsm8k", "--plan"], recipe="your_task", description="", presets=presets)
+    assert made.output_dir == "outputs/gsm8k"
+    with pytest.raises(UserError):
+        parse(["--task", "recipes/unknown.py"], recipe="your_task", description="", presets=presets)
 
 
 def test_a_flag_goes_over_the_file_and_the_file_over_the_preset():
