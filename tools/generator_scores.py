@@ -81,7 +81,8 @@ def page(found: Sequence[tuple[str, ...]]) -> str:
         names = [
             cells[0] for cells in found if cells not in passed and (message in cells[1] if message else len(cells) > 2)
         ]
-        lines += [*textwrap.wrap(f"{title} ({len(names)}): {', '.join(f'`{name}`' for name in names)}.", 120), ""] if names else []
+        listed = ", ".join(f"`{name}`" for name in names)
+        lines += [*textwrap.wrap(f"{title} ({len(names)}): {listed}.", 120), ""] if names else []
     others = [f"{name}: {error}" for name, *rest in found if len(rest) == 1 for error in rest]
     lines += [line for line in others if TOO_LONG not in line and NO_REFERENCE not in line]
     return "\n".join(lines).rstrip("\n") + "\n"
