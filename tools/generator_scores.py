@@ -31,12 +31,11 @@ the rows easier with `--data.options`. Questions with two or three possible answ
 intervals. Measured on {device} with PyTorch {version}.
 """
 COLUMNS = ("generator", "reward", "passed", "no answer", "groups with equal rewards")
-TOO_LONG, NO_REFERENCE = "their prompts have more than", "no reference answers"
-LISTS = {
-    "Nothing passed": "",
-    "With two examples, most prompts have more than 700 tokens": TOO_LONG,
-    "No reference answers, which examples and SFT need": NO_REFERENCE,
+REASONS = {
+    "their prompts have more than": "With two examples, most prompts have more than 700 tokens",
+    "no reference answers": "No reference answers, which examples and SFT need",
 }
+"""Titles of the lists of generators that cannot be measured, by a part of the error."""
 FLAGS = (
     *("--preset", "laptop", "--data.few-shot", "2", "--data.options", "size=64", "--data.eval-limit", "1"),
     *("--sampling.max-completion-tokens", "48", "--model.max-sequence-tokens", "748", "--rewards", "correct_answer=1"),
@@ -74,18 +73,18 @@ def page(found: Sequence[tuple[str, ...]]) -> str:
     Args:
         found: the cells of each generator, or its name and an error.
     """
-    passed = [cells for cells in found if len(cells) == len(COLUMNS) and not cells[2].startswith("0%")]
-    passed.sort(key=lambda cells: -int(cells[2].split("%")[0]))
+    passed, lists = [], dict[str, list[str]]()
+    for name, *cells in found:
+        if len(cells) > 1 and not cells[1].startswith("0%"):
+            passed.append((name, *cells))
+            continue
+        title = next((title for part, title in REASONS.items() if part in cells[0]), cells[0])
+        lists.setdefault("Nothing passed" if len(cells) > 1 else title, []).append(f"`{name}`")
+    passed.sort(key=lambda cells: int(cells[2].split("%")[0]), reverse=True)
     lines = ["", *markdown_table(COLUMNS, passed)]
-    for title, message in LISTS.items():
-        names = [
-            cells[0] for cells in found if cells not in passed and (message in cells[1] if message else len(cells) > 2)
-        ]
-        listed = ", ".join(f"`{name}`" for name in names)
-        lines += [*textwrap.wrap(f"{title} ({len(names)}): {listed}.", 120), ""] if names else []
-    others = [f"{name}: {error}" for name, *rest in found if len(rest) == 1 for error in rest]
-    lines += [line for line in others if TOO_LONG not in line and NO_REFERENCE not in line]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    for title, names in lists.items():
+        lines += [*textwrap.wrap(f"{title} ({len(names)}): {', '.join(names)}.", 120), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

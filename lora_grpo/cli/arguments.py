@@ -65,7 +65,7 @@ def parse(
     given = read_given(_Flags, arguments)
     how = Invocation(**{field.name: given.pop(field.name, False) for field in dataclasses.fields(Invocation)})
     task = Path(given.get("data", {}).get("task") or "")
-    if task.parent.name == "recipes" and not task.exists():  # as `lora-grpo tasks` prints it, in another folder
+    if task.parent == Path("recipes") and not task.exists():  # as `lora-grpo tasks` prints it, in another folder
         given["data"]["task"] = str(recipe_file("task").with_name(task.name))
     if recipe == "your_task" and task.stem:  # runs of different tasks have different folders
         base = replace(base, {"output_dir": f"outputs/{task.stem.rpartition(':')[2]}"})
@@ -130,7 +130,7 @@ def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dic
 def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = None) -> RunConfig:
     """Return a configuration with the defaults of its task file, or of `task`; unchanged for built-in tasks.
 
-    These are its `REWARDS`, and in SFT the model and the limits of its own preset, with which GRPO continues.
+    These are its `REWARDS`; in SFT, the model and limits that GRPO continues with, and micro-batches that fit both.
     """
     task = task or config.data.task
     if not is_task_file(task):

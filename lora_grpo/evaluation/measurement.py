@@ -296,9 +296,10 @@ def split_gain(before: Sequence[Result], after: Sequence[Result], seed: int) -> 
         return np.array([passed / total for total, passed in _main_counts(results).values()])
 
     def in_any_format(results: Sequence[Result]) -> list[Result]:
-        hidden = [each.get("flexible") is True and each["status"] in UNPARSED for each in results]
-        correct = [hides and not each.get("truncated") for each, hides in zip(results, hidden, strict=True)]
-        return [{**each, "passed": each["passed"] or also} for each, also in zip(results, correct, strict=True)]
+        def is_hidden(result: Result) -> bool:  # it ended with the correct answer, which the rule could not read
+            return result["status"] in UNPARSED and result.get("flexible") is True and not result.get("truncated")
+
+        return [{**result, "passed": result["passed"] or is_hidden(result)} for result in results]
 
     gain, other = rates(after) - rates(before), rates(in_any_format(after)) - rates(in_any_format(before))
     parts = []

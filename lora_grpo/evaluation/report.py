@@ -138,7 +138,7 @@ class Report(Schema):
 
     @property
     def changed(self) -> str:
-        """The numbers of fixed and regressed problems, and the definition of a solved problem."""
+        """The numbers of fixed and regressed problems, the definition of a solved problem, and `guess`."""
         answers = "sampled" if "sampled" in self.models[0].sample_stats else "greedy"
         counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
         return "; ".join([f"{counts} (solved: at least half of the {answers} answers pass)", *self.guess])

@@ -112,8 +112,9 @@ def test_a_recipe_is_a_task_from_any_folder(tmp_path, monkeypatch):
     assert Path(made.data.task).is_file() and made.output_dir == "outputs/guess_lora"
     made, _ = parse(["--task", "gsm8k", "--plan"], recipe="your_task", description="", presets=presets)
     assert made.output_dir == "outputs/gsm8k"
-    with pytest.raises(UserError):
-        parse(["--task", "recipes/unknown.py"], recipe="your_task", description="", presets=presets)
+    for wrong in ("recipes/unknown.py", str(tmp_path / "recipes" / "guess_lora.py")):  # another folder is not ours
+        with pytest.raises(UserError):
+            parse(["--task", wrong], recipe="your_task", description="", presets=presets)
 
 
 def test_a_flag_goes_over_the_file_and_the_file_over_the_preset():
