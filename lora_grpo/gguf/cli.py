@@ -11,6 +11,7 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.flags import Flag
+from lora_grpo.gguf.architecture import read_model
 from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
@@ -47,7 +48,7 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
-    folder = merged_model(folder).resolve()
+    folder = merged_model(folder, read_model).resolve()
     run, parent, name = folder.parent, folder.with_name(f"{folder.name}-gguf"), folder.name
     if (run / "run.json").is_file():
         is_best = source_adapter(folder).name == BEST

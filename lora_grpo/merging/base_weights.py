@@ -1,6 +1,7 @@
 """The base model: its modules without weights, and its tensors as stored or as rounded in 4-bit training."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +15,12 @@ MergeTarget = Literal["full", "dequantized"]
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Return a model whose parameters have shapes but use no memory. Raises UserError if it cannot be built."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     with base_model.loading(f"the model in {folder}"), init_empty_weights(include_buffers=False):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).eval()
+        model = base_model.auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+        return base_model.text_only(model).eval()
 
 
 def weight_name(model: Any, module: Any) -> str:
@@ -30,9 +32,6 @@ def weight_name(model: Any, module: Any) -> str:
 class Nf4Tensor(StoredTensor):
     """A linear weight as used in 4-bit training: rounded to NF4, in float32."""
 
-    transposed: bool
-    """Whether it is stored as (in, out), as in GPT-2's Conv1D. It is rounded in blocks along the inputs."""
-
     def rows(self, start: int, stop: int) -> Any:
         return _rounded_to_nf4(self)[start:stop].clone()
 
@@ -41,11 +40,8 @@ class Nf4Tensor(StoredTensor):
 def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    weight = tensor.read().float()
-    weight = weight.T.contiguous() if tensor.transposed else weight
-    packed, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
-    rounded = dequantize_4bit(packed, state)
-    return rounded.T if tensor.transposed else rounded
+    packed, state = quantize_4bit(tensor.read().float(), quant_type="nf4", compress_statistics=True)
+    return dequantize_4bit(packed, state)
 
 
 def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, StoredTensor]:
@@ -57,28 +53,32 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
         UserError: a tensor cannot be read, or the base is quantized.
     """
     fix = "it cannot be merged into; pass the 16-bit model it was made from with --base and --force-base"
-    tensors = unquantized(model_tensors(folder), folder, fix)
-    # A checkpoint of GPT-2 without its head has names without the prefix `transformer`, and transformers loads it.
-    expected, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
-    if not expected & tensors.keys():
-        tensors = {prefix + name: tensor for name, tensor in tensors.items()}
+    tensors = by_module(unquantized(model_tensors(folder), folder, fix), model)
     if onto == "dequantized":
-        for name, transposed in _quantized_weights(model).items():
-            if stored := tensors.get(name):
-                tensors[name] = Nf4Tensor(**vars(stored), transposed=transposed)
+        tensors |= {name: Nf4Tensor(**vars(tensors[name])) for name in _quantized_weights(model) & tensors.keys()}
     return tensors
 
 
-def _quantized_weights(model: Any) -> dict[str, bool]:
-    """Return the weights that transformers quantizes when it loads a model in 4 bits, and if they are transposed."""
+def by_module(tensors: Mapping[str, StoredTensor], model: Any) -> dict[str, StoredTensor]:
+    """Return tensors by their names in the model. transformers renames those of some checkpoints when it loads them."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    for rename in get_model_conversion_mapping(model):
+        if not isinstance(rename, WeightConverter):
+            tensors = {rename.rename_source_key(name)[0]: tensor for name, tensor in tensors.items()}
+    return dict(tensors)
+
+
+def _quantized_weights(model: Any) -> set[str]:
+    """Return the weights that transformers quantizes when it loads a model in 4 bits."""
     import torch
-    from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     skipped = get_keys_to_not_convert(model)
     return {
-        f"{name}.weight": isinstance(module, Conv1D)
+        f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and should_convert_module(name, skipped)
+        if isinstance(module, torch.nn.Linear) and should_convert_module(name, skipped)
     }

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -77,8 +78,11 @@ def merge(options: MergeOptions) -> Path:
     return output
 
 
-def merged_model(folder: Path) -> Path:
-    """Return a model folder unchanged, or the merged model of a run or an adapter, merging it first if needed."""
+def merged_model(folder: Path, check: Callable[[Path], object] | None = None) -> Path:
+    """Return a model folder unchanged, or the merged model of a run or an adapter, merging it first if needed.
+
+    `check` is called with the folder of the base before a merge.
+    """
     is_run = (folder / "run.json").is_file()
     if not is_run and not (folder / ADAPTER_CONFIG).is_file():
         return folder
@@ -87,6 +91,8 @@ def merged_model(folder: Path) -> Path:
         check_current(merged)
         return merged
     try:
+        if check:
+            check(Path(resolve(str(folder), Overrides()).base.name))
         return merge(MergeOptions(str(folder)))
     except UserError as error:  # names flags of merge, which the caller's command does not have
         raise UserError(f"{command('merge', folder)}: {error}") from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors, row_blocks
-from lora_grpo.merging.base_weights import MergeTarget, base_tensors, weight_name
+from lora_grpo.merging.base_weights import MergeTarget, base_tensors, by_module, weight_name
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import ModelSpec, base_model, run_of
@@ -49,7 +49,8 @@ def measure_divergences(
         tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
         run = run_of(target.adapter) if target.run else None
         ids, keep = _texts(base_model.load_tokenizer(tokenizer), run)
-        weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": model_tensors(merged), "base": base}
+        written = by_module(model_tensors(merged), model)
+        weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": written, "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
@@ -101,7 +102,8 @@ class StreamedModel:
         import torch
 
         head, self._embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if any(parameter.dim() > 2 for parameter in model.parameters()):
+        modules = [module for module in model.modules() if not isinstance(module, torch.nn.Conv1d)]
+        if any(parameter.dim() > 2 for module in modules for parameter in module.parameters(recurse=False)):
             raise UserError("the model is a mixture of experts")
         if head.bias is not None:
             raise UserError(f"{type(model).__name__} has a head with a bias")
@@ -114,8 +116,10 @@ class StreamedModel:
         self._weights: Weights = {}
         for name, module in model.named_modules():
             if module is not self._embedding and next(module.parameters(recurse=False), None) is not None:
-                module.register_forward_pre_hook(functools.partial(self._read, name))
-                module.register_forward_hook(_drop)
+                # Recurrent layers use the weight of their convolution without calling it.
+                user = model.get_submodule(name.rpartition(".")[0]) if isinstance(module, torch.nn.Conv1d) else module
+                user.register_forward_pre_hook(functools.partial(self._read, name, module))
+                user.register_forward_hook(functools.partial(_drop, module))
 
     def states(self, weights: Weights, ids: Sequence[Sequence[int]], keep: int) -> States:
         """Run texts of at least `keep` tokens through all layers before the head. Keep that many states of each text.
@@ -144,7 +148,7 @@ class StreamedModel:
         hidden = after.gather(1, indices.unsqueeze(-1).expand(-1, -1, after.shape[-1])).flatten(0, 1)
         return States(hidden, weights.get(self._head_name) or rows)
 
-    def _read(self, name: str, module: Any, inputs: Any) -> None:
+    def _read(self, name: str, module: Any, *_: Any) -> None:
         import torch
 
         for part, _ in list(module.named_parameters(recurse=False)):
@@ -155,7 +159,7 @@ class StreamedModel:
             setattr(module, part, _parameter(values))
 
 
-def _drop(module: Any, inputs: Any, output: Any) -> None:
+def _drop(module: Any, *_: Any) -> None:
     for part, parameter in list(module.named_parameters(recurse=False)):
         setattr(module, part, _parameter(parameter.to("meta")))
 

@@ -48,8 +48,6 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     Raises:
         UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
     """
-    from transformers.pytorch_utils import Conv1D
-
     adapter = read_adapter(folder)
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
@@ -64,14 +62,12 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     tied = head not in base or (is_declared_tied and same_values(base[head], base[embedding]))
     outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
     if tied and head in changes:
-        outputs[head] = Output(head, base[embedding])
-    # Conv1D stores its weight as (in, out). `fan_in_fan_out` is not reliable: PEFT (0.21) writes it for the last layer.
-    conv1d = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+        outputs[head] = Output(head, replace(base[embedding], name=head))
 
     unused = []
     for name, parts in changes.items():
         if name in outputs:
-            outputs[name] = _changed(outputs[name], parts, adapter, is_conv1d=name in conv1d)
+            outputs[name] = _changed(outputs[name], parts, adapter)
         unused += [tensor.name for tensor in parts.values()]
     if unused:
         raise UserError(
@@ -94,7 +90,7 @@ def _by_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, dict[str, Store
     return groups
 
 
-def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapter, *, is_conv1d: bool) -> Output:
+def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapter) -> Output:
     """Return the output with the adapter's change, and remove the tensors that it uses from `parts`."""
     name, prefix = output.name, "embedding_" if "embedding_A" in parts else ""
     # PEFT (0.21) saves a copy of the frozen base of an embedding or head, unless its vocabulary was resized.
@@ -103,7 +99,7 @@ def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapt
     if f"{prefix}A" in parts and f"{prefix}B" in parts:
         a, b, magnitude = parts.pop(f"{prefix}A"), parts.pop(f"{prefix}B"), parts.pop("magnitude_vector", None)
         module, update = name.removesuffix(".weight"), (b.shape[0], a.shape[1])
-        transposed = bool(prefix) or is_conv1d
+        transposed = bool(prefix)
         if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
             raise _misfit(adapter, module, output.shape, update)
         if magnitude and transposed:
@@ -132,7 +128,7 @@ def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool |
     below = outputs[embedding]
     if head not in outputs and not below.low_rank:
         return None
-    if same_values(below, outputs.setdefault(head, Output(head, below.base))):
+    if same_values(below, outputs.setdefault(head, Output(head, replace(below.base, name=head)))):
         del outputs[head]
         return None
     return False

@@ -18,7 +18,7 @@ class LowRank:
     b: StoredTensor
     scale: float
     transposed: bool
-    """Whether the weight is stored as (in, out), as in embeddings and GPT-2's Conv1D."""
+    """Whether the weight is stored as (in, out), as in embeddings."""
     magnitude: StoredTensor | None = None
     """DoRA's norms, one per output feature."""
 

@@ -52,7 +52,7 @@ def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     try:
         for done, shard in enumerate(shards):
             progress.show(done, f"writing {shard.name}")
-            entries = [(output.name, dtype, output.shape) for output, dtype in shard.tensors]
+            entries = [(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
             blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
             write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
@@ -82,7 +82,7 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
 def write_index(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) > 1:
-        file_of = {output.name: shard.name for shard in shards for output, _ in shard.tensors}
+        file_of = {output.base.name: shard.name for shard in shards for output, _ in shard.tensors}
         metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
         atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
 

@@ -1,6 +1,6 @@
 """Which models can be trained, decided from config.json alone: no weights, no torch.
 
-docs/gpu.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
+docs/models.md lists the results for each architecture, and tests/models/test_architectures.py measures them.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,11 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 
 TRAINABLE = (
-    *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text"),
-    *("glm", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "helium", "llama", "ministral", "ministral3", "mistral"),
-    *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
-    *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3"),
+    *("gemma3_text", "gemma4", "gemma4_text", "glm", "glm4", "gpt_neox", "gpt_oss", "granite", "granitemoehybrid"),
+    *("helium", "lfm2", "llama", "ministral", "ministral3", "mistral", "mistral3", "mixtral", "nemotron", "olmo"),
+    *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_text"),
+    *("qwen3_moe", "seed_oss", "smollm3", "smolvlm", "stablelm", "starcoder2"),
 )
 """Values of `model_type` that passed the tests."""
 
@@ -24,23 +25,23 @@ for `all-linear`), so only attention is adapted."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def check_architecture(config: Mapping[str, Any], settings: ModelConfig) -> None:
+def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:
     """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
 
     A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
     """
     family, stored = config.get("model_type"), config.get("quantization_config")
-    reason, fix = "", "pass another model, such as a Llama or Qwen model (docs/gpu.md lists all types)"
+    reason, fix = "", "pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
     if stored and not (isinstance(stored, Mapping) and stored.get("load_in_4bit")):
         method = stored.get("quant_method") if isinstance(stored, Mapping) else "an unknown format"
         reason, fix = f"its weights are stored in {method}, not in bitsandbytes' 4 bits", "pass the 16-bit model"
     elif family not in TRAINABLE and config.get("auto_map"):
         if not settings.trust_remote_code:
             reason, fix = "it needs Python code from its repository", "read it, then pass --model.trust-remote-code"
+    elif engine == "unsloth" and "text_config" in config:
+        reason, fix = "it is multimodal, and with Unsloth it has not been tested", "pass --model.engine peft"
     elif config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder model, and only decoder-only models are supported"
-    elif "text_config" in config or "vision_config" in config or "audio_config" in config:
-        reason = "it is multimodal, and only text models are supported"
     elif family not in TRAINABLE:
         reason = "it has not been tested" if family else "its config.json has no model_type"
     if reason:

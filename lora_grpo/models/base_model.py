@@ -62,9 +62,10 @@ def compute_dtype() -> Any:
 def load_base(settings: ModelConfig) -> Any:
     """Load the model without an adapter, on the GPU if one is available. UserError if files are missing or damaged."""
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoConfig, BitsAndBytesConfig
 
-    dtype = compute_dtype()
+    dtype, where = compute_dtype(), source(settings.name)
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     quantization = None
     if settings.bits == 4:
         quantization = BitsAndBytesConfig(
@@ -74,16 +75,31 @@ def load_base(settings: ModelConfig) -> Any:
             bnb_4bit_compute_dtype=dtype,
         )
     with loading(f"the model {settings.name}"):
-        model = AutoModelForCausalLM.from_pretrained(
-            source(settings.name),
-            revision=settings.revision,
+        model = auto_class(AutoConfig.from_pretrained(where, **options)).from_pretrained(
+            where,
             quantization_config=quantization,
             dtype=dtype,
             device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"},
             use_safetensors=True,
-            trust_remote_code=settings.trust_remote_code,
+            **options,
         )
     keep_frozen(model)
+    return text_only(model)
+
+
+def auto_class(config: Any) -> Any:
+    """Return transformers' class for a configuration. Of a multimodal model, it has the names of the checkpoint."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
+
+
+def text_only(model: Any) -> Any:
+    """Remove the parts of a multimodal model that read images or sound, and return the model."""
+    if model.config.get_text_config() is not model.config:
+        for name, part in list(model.base_model.named_children()):
+            if part is not model.get_decoder():
+                setattr(model.base_model, name, None)
     return model
 
 

@@ -194,8 +194,6 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
 
     base = base_model.load_base(config.model)
     _disable_dropout(base)
-    if base.config.model_type == "gpt2":
-        base.base_model.register_forward_pre_hook(_count_positions, with_kwargs=True)
     targets: str | list[str] = list(config.lora.targets)
     if targets == ["all-linear"]:
         targets = list(ATTENTION) if base.config.model_type in HAVE_EXPERTS else "all-linear"
@@ -214,6 +212,9 @@ def _load_peft(config: RunConfig) -> tuple[Any, Any]:
     for target in config.lora.targets:
         if target != "all-linear" and not any(name.endswith(f".{target}") for name in adapted):
             raise UserError(f"--lora.targets {target} names no linear layer of this model")
+    # Where the adapter is used, the model may have its other parts, with layers of the same names.
+    if removed := [name for name, part in base.base_model._modules.items() if part is None]:
+        model.peft_config["default"].exclude_modules = rf".*\b({'|'.join(removed)})\..*"
     return model, base_model.load_tokenizer(config.model)
 
 
@@ -225,13 +226,6 @@ def _disable_dropout(base: Any) -> None:
         for name, value in vars(part).items():
             if isinstance(value, float) and (name.endswith("dropout") or (name == "p" and isinstance(part, Dropout))):
                 setattr(part, name, 0.0)
-
-
-def _count_positions(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Number the tokens of each row from its first one. By default, GPT-2 also counts the padding on the left."""
-    if options.get("position_ids") is None and options.get("attention_mask") is not None:
-        options["position_ids"] = (options["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
-    return arguments, options
 
 
 def _lora_options(config: RunConfig) -> dict[str, Any]:

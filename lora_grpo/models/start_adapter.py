@@ -127,7 +127,7 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     problem = (
         "which cannot be trained here; merge the adapter into its base and pass the merged model with --model.name"
     )
-    adapter.check({"use_dora"}, problem)
+    adapter.check({"use_dora", "exclude_modules"}, problem)
     targets = ["all-linear"] if adapter.target_modules == "all-linear" else adapter.target_modules
     path = adapter.folder / ADAPTER_CONFIG
     if not isinstance(targets, list) or adapter.lora_alpha < 1 or adapter.lora_alpha != int(adapter.lora_alpha):

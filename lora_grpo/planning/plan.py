@@ -125,7 +125,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
             raise UserError(f"{error}; {fix}") from None
         model = KNOWN_MODELS[name]
         assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
-    check_architecture(model, config.model)
+    check_architecture(model, config.model, engine)
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:

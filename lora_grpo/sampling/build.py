@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.models import ModelSpec, Policy, base_model, memory
+from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, memory
 from lora_grpo.sampling.llama_cpp import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
@@ -100,8 +100,8 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     from peft import PeftModel
 
     base = base_model.load_base(target.base)
-    if base._is_stateful:
-        problem = "has a recurrent state, and the built-in sampler needs a key-value cache"
+    if base._is_stateful and base.config.model_type not in TRAINABLE:
+        problem = "has a recurrent state, with which the built-in sampler was not tested"
         raise UserError(f"{target.base_name} {problem}; pass --backend vllm")
     if not target.adapter:
         if not torch.cuda.is_available():

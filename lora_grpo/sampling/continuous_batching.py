@@ -325,21 +325,32 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
 
 def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> int:
     """Return an upper bound of the bytes per completion during decoding. Lengths are in tokens."""
-    config = getattr(model.config, "text_config", None) or model.config
+    import torch
+    from torch.utils._pytree import tree_leaves
+    from transformers import DynamicCache
+
+    config = model.config.get_text_config()
     hidden: int = config.hidden_size
-    heads: int = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_width = getattr(config, "head_dim", None) or hidden // heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    linears = (module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear))
+    inner = max(module.out_features for module in linears)
     width = model.get_input_embeddings().weight.element_size()  # not from a 4-bit layer, whose dtype is uint8
 
-    # Two additional layers, because the cache is copied layer by layer when it grows.
-    token = 2 * width * (config.num_hidden_layers + 2) * key_heads * head_width
+    # The cache of one token. Layers differ: keys and values grow, recurrent states do not.
+    cache, was_training = DynamicCache(config=model.config), model.training
+    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    with torch.no_grad():
+        _forward(model.eval(), ids, torch.ones_like(ids), ids, cache)
+    model.train(was_training)
+    growing = [getattr(layer, "keys", None) is not None and 2 * layer.keys.nbytes for layer in cache.layers]
+    tensors = [each for each in tree_leaves([vars(layer) for layer in cache.layers]) if isinstance(each, torch.Tensor)]
+    # Two additional layers, because the cache is copied layer by layer when it grows. All states are copied at once.
+    token = sum(growing) + 2 * max(growing)
+    states = 2 * (sum(each.nbytes for each in tensors) - sum(growing))
     selection = config.vocab_size * memory.SELECTION_BYTES
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1
-    return int((longest_prompt + max_tokens + SPARE_COLUMNS) * token + max(selection, prefill * started))
+    return int((longest_prompt + max_tokens + SPARE_COLUMNS) * token + states + max(selection, prefill * started))
 
 
 def ran_out_of_memory(error: RuntimeError) -> bool:

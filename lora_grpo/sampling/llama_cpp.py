@@ -125,18 +125,6 @@ def _program(path: Path) -> list[str]:
     )
 
 
-def _request(prompt: str | list[int], params: SamplingParams, max_tokens: int, seed: int) -> dict[str, Any]:
-    """Return the body of a request for one completion."""
-    return {
-        "prompt": prompt,
-        "n_predict": max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "seed": seed,
-        **_ONLY_TEMPERATURE_AND_TOP_P,
-    }
-
-
 class GgufTokenizer:
     """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
 
@@ -240,23 +228,16 @@ class GgufSampler(Sampler):
 
         def complete(index: int) -> SampledTokens:
             limit = params.limit(index)
-            body = _request(prompts[index // params.num_samples], params, limit, seeds[index])
-            answer = self.post("/completion", body | {"return_tokens": True})
+            prompt = prompts[index // params.num_samples]
+            body = {"prompt": prompt, "n_predict": limit, "seed": seeds[index], "return_tokens": True}
+            chosen = {"temperature": params.temperature, "top_p": params.top_p, **_ONLY_TEMPERATURE_AND_TOP_P}
+            answer = self.post("/completion", body | chosen)
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
             if truncated and len(tokens) < limit:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
             return SampledTokens(tokens, answer["content"], truncated)
 
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
-
-    def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
-        """Yield the text of one completion while it is generated."""
-        with self._client.stream(
-            "POST", "/completion", json=_request(prompt, params, params.max_tokens, seed) | {"stream": True}
-        ) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: ")).get("content", "")
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's answer, or raise a RunError if it has ended or rejects the request."""

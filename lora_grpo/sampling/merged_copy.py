@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lora_grpo.models import PATTERNS, SELECTION, features
+from lora_grpo.models import PATTERNS, SELECTION, base_model, features
 from lora_grpo.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class MergedCopySampler(Sampler):
         self._layers = []
         for name, layer in policy_model.get_base_model().named_modules():
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):
-                module = self.model.get_submodule(_BASE_LAYERS.sub("", name))
-                weight = _as_linear(module, transpose=not layer.fan_in_fan_out)
+                weight = self.model.get_submodule(_BASE_LAYERS.sub("", name)).weight.detach()
                 self._layers.append((weight, weight.clone(), layer))
 
     def wake_up(self, *, adapter: bool) -> None:
@@ -63,7 +62,7 @@ def plain_copy(model: Any) -> Any:
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain = type(base)._from_config(config, dtype=torch.float32)
+    plain = base_model.text_only(type(base)._from_config(config, dtype=torch.float32))
     plain.generation_config = copy.deepcopy(base.generation_config)
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
@@ -74,17 +73,8 @@ def plain_copy(model: Any) -> Any:
             if getattr(tensor, "quant_state", None) is None:
                 targets[name].copy_(tensor)
             else:
-                weight = _as_linear(plain.get_submodule(name.removesuffix(".weight")), transpose=True)
-                weight.copy_(dequantize_4bit(tensor.data, tensor.quant_state))
+                targets[name].copy_(dequantize_4bit(tensor.data, tensor.quant_state))
     return plain.eval().requires_grad_(False)
-
-
-def _as_linear(module: Any, *, transpose: bool) -> Any:
-    """Return a module's weight. With `transpose`, a Conv1D's (in, out) is returned as (out, in), as in 4-bit layers."""
-    from transformers.pytorch_utils import Conv1D
-
-    weight = module.weight.detach()
-    return weight.T if transpose and isinstance(module, Conv1D) else weight
 
 
 def use_grouped_attention(model: Any) -> Any:

@@ -175,7 +175,7 @@ class Sampler:
             [(_, [part])] = self.stream([prompt_ids + ids], given, [completion_seed(seed, "part", len(ids))])
             ids = ids + part.token_ids
             is_over = not part.truncated or len(ids) >= params.max_tokens
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text = self.tokenizer.decode(ids if part.truncated else ids[:-1], skip_special_tokens=True)
             if is_over or not text.endswith("\ufffd"):  # the tokens end within a character
                 yield text.removeprefix(shown)
                 shown = text

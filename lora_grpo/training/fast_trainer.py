@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.errors import RunError
-from lora_grpo.models import Policy
+from lora_grpo.models import TRAINABLE, Policy
 from lora_grpo.rewards import Scorer
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play_all, sampler_in_process
@@ -78,7 +78,7 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
             "the model uses several GPUs in one process": len(devices) > 1 or args.n_gpu > 1,
             "the adapter is not PEFT's LoRA adapter named default": has_other,
             "`off_policy_mask_threshold` needs logprobs without `top_p`": masks_off_policy,
-            "the model has a recurrent state": base._is_stateful,
+            "it has a recurrent state": base._is_stateful and base.config.model_type not in TRAINABLE,
             "TRL counts the padding of GPT-2": base.config.model_type in ("gpt2", "gpt_neo", "gpt_bigcode"),
         }
         found = next((reason for reason, applies in reasons.items() if applies), "")

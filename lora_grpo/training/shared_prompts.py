@@ -57,9 +57,8 @@ class SharedPrompts(TrlHooks):
 
         packings = []
 
-        def before(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            [ids] = args or [kwargs["input_ids"]]  # GPT-2 gets them by position when it computes logits
-            packing = pack(ids, kwargs["attention_mask"], width)
+        def before(_: Any, __: Any, kwargs: dict[str, Any]) -> Any:
+            packing = pack(kwargs["input_ids"], kwargs["attention_mask"], width)
             packings.append(packing)
             # The model creates no mask if it gets one with four dimensions.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device)
@@ -105,7 +104,7 @@ class SharedPrompts(TrlHooks):
         with torch.no_grad(), self.accelerator.autocast():
             padded = score(self.model, tokens, mask, 3)[0]
             register_attention()
-            model.set_attn_implementation(ATTENTION)
+            model.get_decoder().set_attn_implementation(ATTENTION)
             failure = ""
             try:
                 with self._packed(3):
@@ -116,5 +115,5 @@ class SharedPrompts(TrlHooks):
             except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
                 failure = f"the model does not take packed rows ({' '.join(str(error).split())})"
         if failure:
-            model.set_attn_implementation("sdpa")
+            model.get_decoder().set_attn_implementation("sdpa")
         return failure

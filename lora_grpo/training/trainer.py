@@ -64,6 +64,7 @@ def make_trainer(
     if not run.is_trained:
         found = check_logprobs(trainer, sampler, prompts)
         run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
+        run.record["padded_rows"] = getattr(trainer, "why_padded", "")
     validation = Validation(run, validation_rows, scorer, sampler) if validation_rows else None
     callback = types.new_class("MonitorCallback", (Monitor, TrainerCallback))
     alarms = _alarms(run, policy, rewards, trainer)

@@ -101,14 +101,14 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
 
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     machine(8188)
-    (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "gpt2"}))
-    with pytest.raises(UserError, match=r"a model of type gpt2 cannot be planned; .*; pass --train\.micro-batch-size$"):
+    (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "olmo"}))
+    with pytest.raises(UserError, match=r"a model of type olmo cannot be planned; .*; pass --train\.micro-batch-size$"):
         planned(asked(model))
     named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
     settled, record = planned(named)
     assert settled == named
-    assert record["derived"] == [] and "of type gpt2" in record["not_planned"]
-    assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type gpt2")
+    assert record["derived"] == [] and "of type olmo" in record["not_planned"]
+    assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type olmo")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match=f"^{model}/config.json cannot be read"):

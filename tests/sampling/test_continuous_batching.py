@@ -102,7 +102,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     output = model(
         input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
     )
-    cache.batch_repeat_interleave(samples)
+    cache.reorder_cache(torch.arange(len(prompts)).repeat_interleave(samples))
     logits = output.logits[:, -1].repeat_interleave(samples, dim=0)
     mask = mask.repeat_interleave(samples, dim=0)
     position = positions[:, -1].repeat_interleave(samples) + 1
@@ -121,7 +121,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
         if bool(ended.any()):
             running = (~ended).nonzero().squeeze(1)
             rows, token, mask, position = rows[running], token[running], mask[running], position[running]
-            cache.batch_select_indices(running)
+            cache.reorder_cache(running)
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         output = model(
             input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
@@ -133,9 +133,9 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
 # All together, as a training step does
 
 
-@pytest.mark.parametrize("name", ["starter", "qwen3", "gpt2", "gemma2", "phi3", "falcon", "opt", "qwen3 moe"])
+@pytest.mark.parametrize("name", ["starter", "qwen3", "qwen3_5 text", "gemma2", "phi3", "lfm2", "opt", "qwen3 moe"])
 def test_every_step_has_the_logits_of_a_plain_loop(name, model, tokenizer, prompts, monkeypatch, tmp_path):
-    """Several query heads for a key head, learned and rotated positions, experts, a soft cap, sliding windows."""
+    """Several query heads for a key head, positions of two kinds, experts, a soft cap, windows, recurrent states."""
     if name != "starter":
         folder = make_model(tmp_path / "model", (CONFIGS | OTHERS)[name])
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
