@@ -2,11 +2,15 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
+from helpers.fresh_imports import ROOT
 from helpers.tiny_runs import run_tiny
 
+from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
@@ -113,3 +117,11 @@ def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):
     page = (run / "report" / "report.html").read_text()
     assert f">run.Q4_0.gguf</th><td>{size:.1f} MB</td><td>{100 * row.after:.1f} " in page
     assert f"q4_0 costs {cost}" in page
+
+
+def test_llama_cpp_reads_texts_in_ten_scripts_as_transformers_does():
+    command = [sys.executable, "tools/tokenizer_parity.py", str(starter.model_path()), "--texts", "400"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    *_, number, tokens, different, not_normalized = done.stdout.splitlines()[-1].strip("| ").split(" | ")
+    assert (number, different) == ("400", "0") and int(tokens.replace(",", "")) > 10_000
+    assert int(not_normalized) > 0  # the two sides are compared: marks are sorted on one of them only
