@@ -38,6 +38,8 @@ _SETTINGS = (
     *("train.beta", "train.max_grad_norm", "grpo"),
 )
 """Settings of adapter_config.json, and flags of run.json, that a card lists."""
+_TOOL_PARSERS = {"<function=": "qwen3_coder", "<tool_call>": "hermes", "<|python_tag|>": "llama3_json"}
+"""vLLM's parsers for tool calls, by a text that a chat template contains."""
 
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
@@ -73,6 +75,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
     settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     is_code = data.get("task") in CODE_TASKS
+    read = [file.read() for file in files if file.name in ("config.json", "adapter_config.json")]
+    is_multimodal = any(b'"text_config"' in each or b'"exclude_modules": "' in each for each in read)
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         facts=facts,
@@ -81,6 +85,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         repo_id=repo_id,
         name=repo_id.split("/")[-1],
         names=names,
+        auto_class="AutoModelForImageTextToText" if is_multimodal else "AutoModelForCausalLM",
         steps=facts.best.get("step") or record.get("trained_steps"),
         is_sft=is_sft,
         question="Write a function is_even(n) that tells whether n is even." if is_code else "What is 12 times 7?",
@@ -92,18 +97,12 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         chat_variables=chat_variables,
         chat_variables_json=json.dumps(chat_variables),
         tools=data.get("tools") or [],
-        tool_parser=_tool_parser(template),
+        tool_parser=next((parser for mark, parser in _TOOL_PARSERS.items() if mark in template), "PARSER"),
         gguf=gguf,
         gguf_type=gguf_type and gguf_type[1].upper(),
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
     return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
-
-
-def _tool_parser(template: str) -> str:
-    """Return the name of vLLM's parser for the tool calls of a chat template, or PARSER if it is not known here."""
-    parsers = {"<function=": "qwen3_coder", "<tool_call>": "hermes", "<|python_tag|>": "llama3_json"}
-    return next((parser for mark, parser in parsers.items() if mark in template), "PARSER")
 
 
 def _front_matter(repo_id: str, facts: Facts) -> str:

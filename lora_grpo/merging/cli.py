@@ -79,10 +79,7 @@ def merge(options: MergeOptions) -> Path:
 
 
 def merged_model(folder: Path, check: Callable[[Path], object] | None = None) -> Path:
-    """Return a model folder unchanged, or the merged model of a run or an adapter, merging it first if needed.
-
-    `check` is called with the folder of the base before a merge.
-    """
+    """Return a model folder, or the merged model of a run or adapter. Before a merge, `check` gets the base."""
     is_run = (folder / "run.json").is_file()
     if not is_run and not (folder / ADAPTER_CONFIG).is_file():
         return folder
@@ -90,9 +87,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
     if merged.is_dir():
         check_current(merged)
         return merged
+    if check:
+        check(Path(resolve(str(folder), Overrides()).base.name))
     try:
-        if check:
-            check(Path(resolve(str(folder), Overrides()).base.name))
         return merge(MergeOptions(str(folder)))
     except UserError as error:  # names flags of merge, which the caller's command does not have
         raise UserError(f"{command('merge', folder)}: {error}") from error
@@ -192,9 +189,9 @@ def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
 
 
 def _copy_other_files(target: ModelSpec, staging: Path) -> None:
-    """Copy the tokenizer, generation config, licenses, and custom model code."""
+    """Copy the tokenizer, generation config, image processor, licenses, and custom model code."""
     paths = [target.tokenizer / name for name in model_files.TOKENIZER_FILES]
-    for pattern in ("generation_config.json", "*.py", *model_files.LICENSE_FILES):
+    for pattern in ("generation_config.json", *model_files.PROCESSOR_FILES, "*.py", *model_files.LICENSE_FILES):
         paths += Path(target.base.name).glob(pattern)
     for path in paths:
         if path.is_file():

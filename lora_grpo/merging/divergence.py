@@ -105,8 +105,8 @@ class StreamedModel:
         modules = [module for module in model.modules() if not isinstance(module, torch.nn.Conv1d)]
         if any(parameter.dim() > 2 for module in modules for parameter in module.parameters(recurse=False)):
             raise UserError("the model is a mixture of experts")
-        if head.bias is not None:
-            raise UserError(f"{type(model).__name__} has a head with a bias")
+        if head.bias is not None or sum(isinstance(module, torch.nn.Embedding) for module in modules) > 1:
+            raise UserError(f"{type(model).__name__} has a head with a bias, or several embeddings")
         self._model = model
         self._head_name, self._embedding_name = weight_name(model, head), weight_name(model, self._embedding)
         self._embedding.padding_idx = None

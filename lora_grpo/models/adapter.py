@@ -25,7 +25,7 @@ SELECTION = ("exclude_modules", "layers_pattern", "layers_to_transform")
 
 _PLAIN = {
     *("r", "lora_alpha", "target_modules", "use_rslora", "peft_type", "base_model_name_or_path", "revision"),
-    *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "fan_in_fan_out", "inference_mode"),
+    *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode"),
     *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "runtime_config", "task_type"),
 }

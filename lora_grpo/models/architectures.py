@@ -14,9 +14,12 @@ TRAINABLE = (
     *("gemma3_text", "gemma4", "gemma4_text", "glm", "glm4", "gpt_neox", "gpt_oss", "granite", "granitemoehybrid"),
     *("helium", "lfm2", "llama", "ministral", "ministral3", "mistral", "mistral3", "mixtral", "nemotron", "olmo"),
     *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_text"),
-    *("qwen3_moe", "seed_oss", "smollm3", "smolvlm", "stablelm", "starcoder2"),
+    *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Values of `model_type` that passed the tests."""
+
+ONLY_PEFT = ("gemma3", "gemma4", "gemma4_text", "granitemoehybrid", "lfm2", "mistral3", "qwen3_5", "qwen3_5_text")
+"""Those that were not tested with Unsloth."""
 
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
@@ -26,10 +29,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:
-    """Check that a model can be trained, from its config.json, or raise a UserError with the reason.
-
-    A model whose code is trusted is accepted. The check of the logprobs before training still applies to it.
-    """
+    """Check from its config.json that a model can be trained, or that its code is trusted. Raises UserError."""
     family, stored = config.get("model_type"), config.get("quantization_config")
     reason, fix = "", "pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
     if stored and not (isinstance(stored, Mapping) and stored.get("load_in_4bit")):
@@ -38,8 +38,8 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine:
     elif family not in TRAINABLE and config.get("auto_map"):
         if not settings.trust_remote_code:
             reason, fix = "it needs Python code from its repository", "read it, then pass --model.trust-remote-code"
-    elif engine == "unsloth" and "text_config" in config:
-        reason, fix = "it is multimodal, and with Unsloth it has not been tested", "pass --model.engine peft"
+    elif engine == "unsloth" and family in ONLY_PEFT:
+        reason, fix = "with Unsloth, it has not been tested", "pass --model.engine peft"
     elif config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder model, and only decoder-only models are supported"
     elif family not in TRAINABLE:

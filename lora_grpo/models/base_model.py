@@ -88,18 +88,18 @@ def load_base(settings: ModelConfig) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """Return transformers' class for a configuration. Of a multimodal model, it has the names of the checkpoint."""
+    """Return transformers' class for a configuration. vLLM expects the names of the multimodal one, if there is one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
+    is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if is_multimodal else AutoModelForCausalLM
 
 
 def text_only(model: Any) -> Any:
     """Remove the parts of a multimodal model that read images or sound, and return the model."""
-    if model.config.get_text_config() is not model.config:
-        for name, part in list(model.base_model.named_children()):
-            if part is not model.get_decoder():
-                setattr(model.base_model, name, None)
+    parts, decoder = dict(model.base_model.named_children()), model.get_decoder()
+    for name in [name for name, part in parts.items() if decoder in parts.values() and part is not decoder]:
+        setattr(model.base_model, name, None)
     return model
 
 

@@ -25,6 +25,9 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
 
+PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
+"""Patterns of the files of an image processor. The base's are copied to a merged model."""
+
 
 class HubUnavailable(UserError):
     """The Hub is unreachable, or it does not give access to the model."""

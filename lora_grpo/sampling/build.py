@@ -101,8 +101,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
 
     base = base_model.load_base(target.base)
     if base._is_stateful and base.config.model_type not in TRAINABLE:
-        problem = "has a recurrent state, with which the built-in sampler was not tested"
-        raise UserError(f"{target.base_name} {problem}; pass --backend vllm")
+        raise UserError(f"{target.base_name} has a recurrent state, which was not tested; pass --backend vllm")
     if not target.adapter:
         if not torch.cuda.is_available():
             base = use_grouped_attention(plain_copy(base) if target.base.bits == 4 else base)

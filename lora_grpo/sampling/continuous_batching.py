@@ -330,25 +330,25 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     from transformers import DynamicCache
 
     config = model.config.get_text_config()
-    hidden: int = config.hidden_size
     linears = (module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear))
     inner = max(module.out_features for module in linears)
     width = model.get_input_embeddings().weight.element_size()  # not from a 4-bit layer, whose dtype is uint8
 
-    # The cache of one token. Layers differ: keys and values grow, recurrent states do not.
-    cache, was_training = DynamicCache(config=model.config), model.training
-    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    # The cache of one token: keys and values grow, recurrent states do not. Unsloth returns pairs of keys and values.
+    was_training, ids = model.training, torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     with torch.no_grad():
-        _forward(model.eval(), ids, torch.ones_like(ids), ids, cache)
+        model.eval()
+        cache = model(input_ids=ids, past_key_values=DynamicCache(config=model.config), use_cache=True).past_key_values
     model.train(was_training)
-    growing = [getattr(layer, "keys", None) is not None and 2 * layer.keys.nbytes for layer in cache.layers]
-    tensors = [each for each in tree_leaves([vars(layer) for layer in cache.layers]) if isinstance(each, torch.Tensor)]
+    layers = [vars(each) for each in getattr(cache, "layers", ())] or [{"keys": k, "values": v} for k, v in cache]
+    growing = [2 * layer["keys"].nbytes if layer.get("keys") is not None else 0 for layer in layers]
+    tensors = [each for each in tree_leaves(layers) if isinstance(each, torch.Tensor)]
     # Two additional layers, because the cache is copied layer by layer when it grows. All states are copied at once.
     token = sum(growing) + 2 * max(growing)
     states = 2 * (sum(each.nbytes for each in tensors) - sum(growing))
     selection = config.vocab_size * memory.SELECTION_BYTES
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
-    prefill = longest_prompt * ((8 * hidden + 6 * inner) * width + 4 * longest_prompt)
+    prefill = longest_prompt * ((8 * config.hidden_size + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1
     return int((longest_prompt + max_tokens + SPARE_COLUMNS) * token + states + max(selection, prefill * started))
 

@@ -75,11 +75,6 @@ CONFIGS = {
         "text_config": {"model_type": "mistral", **_HEADS, "sliding_window": None},
         "vision_config": {"model_type": "pixtral", **_VISION, **_PATCHES},
     },
-    "smolvlm": {
-        "model_type": "smolvlm",
-        "text_config": {"model_type": "llama", **_HEADS},
-        "vision_config": {**_VISION, **_PATCHES},
-    },
     "lfm2": {
         "model_type": "lfm2",
         **_SIZES,
@@ -104,7 +99,16 @@ _MORE = {
 }
 _MORE |= {name: {"head_dim": 16} for name in ("ernie4_5", "gemma", "glm", "glm4", "helium", "seed_oss")}
 _MORE |= {name: {"head_dim": 16, "sliding_window": 16} for name in ("cohere2", "exaone4", "ministral", "olmo3")}
-OTHERS = {name: {"model_type": name, **_SIZES, **_MORE.get(name, {})} for name in _OTHERS}
+_WITH_EXPERTS = {
+    "granite hybrid with experts": {
+        **CONFIGS["granite hybrid"], "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48,
+    },
+    "gemma4 text with experts": {
+        **CONFIGS["gemma4 text"], "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+    },
+}  # fmt: skip
+OTHERS = {name: {"model_type": name, **_SIZES, **_MORE.get(name, {})} for name in _OTHERS} | _WITH_EXPERTS
 """Families without a row of their own in docs/models.md."""
 
 

@@ -148,7 +148,9 @@ def reason(config, folder, longest_row):
 
 
 PADDED = {"falcon": "logprobs", "gpt_oss": "eager", "nemotron": "logprobs", "stablelm": "logprobs"}
-PADDED |= dict.fromkeys(("granite hybrid", "lfm2", "qwen3_5", "qwen3_5 text"), "another kind")
+PADDED |= dict.fromkeys(
+    ("granite hybrid", "granite hybrid with experts", "lfm2", "qwen3_5", "qwen3_5 text"), "another kind"
+)
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *OTHERS])
