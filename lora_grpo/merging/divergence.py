@@ -102,11 +102,11 @@ class StreamedModel:
         import torch
 
         head, self._embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        modules = [module for module in model.modules() if not isinstance(module, torch.nn.Conv1d)]
-        if any(parameter.dim() > 2 for module in modules for parameter in module.parameters(recurse=False)):
+        if any(each.dim() > 2 and "conv" not in name for name, each in model.named_parameters()):
             raise UserError("the model is a mixture of experts")
-        if head.bias is not None or sum(isinstance(module, torch.nn.Embedding) for module in modules) > 1:
-            raise UserError(f"{type(model).__name__} has a head with a bias, or several embeddings")
+        sizes = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+        if head.bias is not None or sizes.count(self._embedding.num_embeddings) > 1:
+            raise UserError(f"{type(model).__name__} has a head with a bias, or several embeddings of tokens")
         self._model = model
         self._head_name, self._embedding_name = weight_name(model, head), weight_name(model, self._embedding)
         self._embedding.padding_idx = None

@@ -78,9 +78,8 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
     assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
 
     why = json.loads((merged / "merge_report.json").read_text())["kl"]["not_measured"]
-    assert ("several embeddings" in (why or "")) == (
-        name in ("gemma4", "gemma4 text")
-    )  # its layers have embeddings of their own
+    # Gemma 4's layers have embeddings of their own, and Phi's head has a bias.
+    assert ("several embeddings" in (why or "")) == (name in ("gemma4", "gemma4 text", "phi"))
     # Tensors that the adapter does not change, such as those that read images, are equal.
     stored, written = load_file(base / "model.safetensors"), load_file(merged / "model.safetensors")
     changed = {name for name, tensor in stored.items() if not torch.equal(tensor, written.pop(name))}
