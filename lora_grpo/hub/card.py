@@ -75,8 +75,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
     settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     is_code = data.get("task") in CODE_TASKS
-    read = [file.read() for file in files if file.name in ("config.json", "adapter_config.json")]
-    is_multimodal = any(b'"text_config"' in each or b'"exclude_modules": "' in each for each in read)
+    model_config = next((file.read() for file in files if file.name == "config.json"), b"")
+    is_multimodal = b'"text_config"' in model_config or isinstance(facts.adapter.get("exclude_modules"), str)
     text = environment.get_template("card.md.jinja").render(
         table=_table,
         facts=facts,

@@ -97,8 +97,6 @@ def gather(folder: Path, kind: str) -> Facts:
     if run and not evaluations:
         measure = command("evaluate", run, *(["--what", BEST] if is_best else []), "--compare", "base")
         print(f"the card has no evaluation of {source}; to measure it: {measure}", file=sys.stderr)
-    name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
-    plot = run and run / "report" / name
     return Facts(
         kind=kind,
         base=_base(record.get("policy", {}), adapter, merge),
@@ -108,11 +106,17 @@ def gather(folder: Path, kind: str) -> Facts:
         vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
         merge=merge,
         evaluations=tuple(evaluations),
-        plot=plot if run and plot and plot.is_file() and plot.resolve().is_relative_to(run) else None,
+        plot=_plot(run, record) if run else None,
         example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
         also=read_also(run / "evaluation") if run and own in [each.report for each in evaluations] else None,
         ggufs=ggufs,
     )
+
+
+def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
+    name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
+    path = run / "report" / name
+    return path if path.is_file() and path.resolve().is_relative_to(run) else None
 
 
 def _example(run: Path, report: Report) -> dict[str, str] | None:

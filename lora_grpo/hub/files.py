@@ -25,13 +25,10 @@ KINDS = {
 }
 """Map each kind of model that can be pushed, which is also its folder name in a run, to the files that identify it."""
 
-_TOKENIZER: tuple[str, ...] = (
-    *model_files.TOKENIZER_FILES,
-    "vocab.txt",
-    "*.jinja",
-    "additional_chat_templates/*.jinja",
+_TOKENIZER = (
+    *(*model_files.TOKENIZER_FILES, *model_files.PROCESSOR_FILES),
+    *("vocab.txt", "*.jinja", "additional_chat_templates/*.jinja"),
 )
-_TOKENIZER += model_files.PROCESSOR_FILES
 _LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
 _UPLOADED: dict[str, tuple[str, ...]] = {
     "adapter": (*KINDS["adapter"], *_TOKENIZER, *_LICENSE),

@@ -98,8 +98,7 @@ def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapt
         del parts["base"]
     if f"{prefix}A" in parts and f"{prefix}B" in parts:
         a, b, magnitude = parts.pop(f"{prefix}A"), parts.pop(f"{prefix}B"), parts.pop("magnitude_vector", None)
-        module, update = name.removesuffix(".weight"), (b.shape[0], a.shape[1])
-        transposed = bool(prefix)
+        module, update, transposed = name.removesuffix(".weight"), (b.shape[0], a.shape[1]), bool(prefix)
         if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
             raise _misfit(adapter, module, output.shape, update)
         if magnitude and transposed:

@@ -78,7 +78,7 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
             "the model uses several GPUs in one process": len(devices) > 1 or args.n_gpu > 1,
             "the adapter is not PEFT's LoRA adapter named default": has_other,
             "`off_policy_mask_threshold` needs logprobs without `top_p`": masks_off_policy,
-            "it has a recurrent state": base._is_stateful and base.config.model_type not in TRAINABLE,
+            "the model has a recurrent state": base._is_stateful and base.config.model_type not in TRAINABLE,
             "TRL counts the padding of GPT-2": base.config.model_type in ("gpt2", "gpt_neo", "gpt_bigcode"),
         }
         found = next((reason for reason, applies in reasons.items() if applies), "")

@@ -90,11 +90,8 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
         reason = run.record["padded_rows"]
         read = "once per completion" if reason else "once per group"
         read = "once per group in its window" if "attends to the last" in reason else read
-        assert documented(name) == [
-            adapted,
-            read,
-            *("yes" if it else "no" for it in (name not in UNPLANNED, name in EXPORTED)),
-        ]
+        is_planned, is_exported = ("yes" if each else "no" for each in (name not in UNPLANNED, name in EXPORTED))
+        assert documented(name) == [adapted, read, is_planned, is_exported]
     if name in EXPORTED:
         write_gguf(merged, {"f16": tmp_path / "model.gguf"})
         return
