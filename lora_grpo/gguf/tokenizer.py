@@ -82,7 +82,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
         "unk": tokenizer.unk_token_id if is_sentencepiece else None,
         "pad": tokenizer.pad_token_id,
-        **_ends(tokenizer, eos_token_ids, tokens),
+        **_ends(tokenizer, eos_token_ids),
     }
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
     types = _types(tokens, added, vocab_size, special["unk"], has_bytes=is_sentencepiece)
@@ -199,19 +199,13 @@ def _types(
     return types
 
 
-def _ends(tokenizer: Any, eos_token_ids: Sequence[int], tokens: Mapping[int, str]) -> dict[str, int]:
+def _ends(tokenizer: Any, eos_token_ids: Sequence[int]) -> dict[str, int]:
     """Return the tokens that end an answer, by the names of the three for which llama.cpp has a field.
 
     `eos` is the tokenizer's, `eot` is the first one after an answer in the chat template, and `eom` is another one.
     """
-    eos = turn = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
-    if tokenizer.chat_template:
-        chats = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "#answer#"}]
-        try:
-            after = chat.render(tokenizer, chats).rpartition("#answer#")[2]
-        except UserError:  # the template rejects these messages
-            after = ""
-        places = {after.find(tokens[each]): each for each in eos_token_ids if each in tokens and tokens[each] in after}
-        turn = places[min(places)] if places else eos
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
+    last = chat.end_of_turn(tokenizer, eos_token_ids)
+    turn = tokenizer.convert_tokens_to_ids(last) if last else eos
     others = [each for each in eos_token_ids if each not in (eos, turn)]
     return {"eos": eos, "eot": turn, **dict(zip(["eom"], others, strict=False))}

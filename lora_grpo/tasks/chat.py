@@ -170,16 +170,19 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
 
 
-def end_of_turn(tokenizer: Any) -> str:
-    """Return the special token with which the chat template ends an answer, or "" if it uses none."""
+def end_of_turn(tokenizer: Any, ends: Sequence[int] = ()) -> str:
+    """Return the special token, or the one of `ends`, with which the chat template ends an answer; "" if it uses none.
+
+    `ends` are the ids of tokens that end a completion.
+    """
     tail = ""
     if getattr(tokenizer, "chat_template", None):
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
         with contextlib.suppress(UserError):  # a template that ends no turn
             tail = render(tokenizer, turns).partition("\0")[2]
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = ends or [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
     ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
-    return next((tokenizer.decode([each]) for each in ids if each in special), "")
+    return next((tokenizer.convert_ids_to_tokens(each) for each in ids if each in ends), "")
 
 
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:

@@ -212,16 +212,15 @@ def _opened(name: str, rows: list[Row]) -> list[Row]:
     return [task.open(row) for row in rows] if isinstance(task, TaskFile) else rows
 
 
-def gold_episodes(tokenizer: Any, rows: Sequence[Row], end: int | None = None) -> list[Episode]:
+def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ()) -> list[Episode]:
     """Return the episodes of the rows' reference answers. With an environment, it answers their turns.
 
     Args:
-        end: the token that ends a turn; by default, the chat template's.
+        ends: the tokens that end a completion. A turn ends with the one of the chat template, by default of any.
     """
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    if end is None:
-        last = chat.end_of_turn(tokenizer)
-        end = tokenizer.convert_tokens_to_ids(last) if last else tokenizer.eos_token_id or 0
+    last = chat.end_of_turn(tokenizer, ends)
+    end = tokenizer.convert_tokens_to_ids(last) if last else tokenizer.eos_token_id or next(iter(ends), 0)
     texts = [chat.render_row(tokenizer, row) for row in rows]
     prompts = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
     form = turns.response_format(tokenizer) if rows[0].get("tools") else None

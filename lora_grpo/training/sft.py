@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import Row, chat, gold_episodes, prompt_order
+from lora_grpo.tasks import Row, gold_episodes, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.token_logprobs import why_whole
 from lora_grpo.training.trl_config import sft_arguments
@@ -77,18 +77,9 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
 
 def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[int]]]:
     """Return the `input_ids` and `labels` of each row."""
-    tokenizer = sampler.tokenizer
     examples = []
-    for episode in gold_episodes(tokenizer, rows, end_token(tokenizer, sampler.eos_token_ids)):
+    for episode in gold_episodes(sampler.tokenizer, rows, sampler.eos_token_ids):
         labels = [token if own else IGNORED for token, own in zip(episode.token_ids, episode.from_model, strict=True)]
         prompt = episode.prompt_ids
         examples.append({"input_ids": prompt + episode.token_ids, "labels": [IGNORED] * len(prompt) + labels})
     return examples
-
-
-def end_token(tokenizer: Any, eos_token_ids: Sequence[int]) -> int:
-    """Return the token that follows an answer: the first in the chat template that ends a completion."""
-    answer = "ANSWER"
-    text = chat.render(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}])
-    after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
-    return next((token for token in after if token in eos_token_ids), tokenizer.eos_token_id or eos_token_ids[0])

@@ -16,7 +16,7 @@ from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import chat, fit_data, fit_to_context, get_task, grade_all, prompt_order
-from lora_grpo.training.sft import IGNORED, end_token, sft_examples
+from lora_grpo.training.sft import IGNORED, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "sft_lora.py"
@@ -70,8 +70,8 @@ def test_the_end_of_an_answer_is_that_of_the_chat_template(tokenizer):
         "{% for m in messages %}" + turn.replace("'", "") + "{{ m.role }}\n{{ m.content }}"
         "{% if m.role == 'assistant' %}" + turn + "{% endif %}{% endfor %}"
     )
-    assert end_token(other, [other.eos_token_id, ids(turn)]) == ids(turn)
-    assert end_token(tokenizer, [tokenizer.eos_token_id, ids(turn)]) == tokenizer.eos_token_id
+    assert chat.end_of_turn(other, [other.eos_token_id, ids(turn)]) == turn
+    assert chat.end_of_turn(tokenizer, [tokenizer.eos_token_id, ids(turn)]) == tokenizer.eos_token
 
 
 def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, config, capsys):
