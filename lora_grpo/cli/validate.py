@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, TaskFile, chat, columns_of, get_task, is_task_file, task_title
+from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, is_task_file, task_title
 
 
 def check(config: RunConfig) -> None:
@@ -34,10 +34,10 @@ def _check_tasks(config: RunConfig) -> None:
     found = get_task(task)
     if task in ("humaneval", "humaneval-plus"):
         raise UserError(f"--data.task {task} has no training split; pass mbpp, and {task} as --data.eval-task")
-    if config.method == "sft" and isinstance(found, TaskFile) and not found.has_gold:
+    if config.method == "sft" and not getattr(found, "has_gold", True):
         raise UserError(
-            f"{found.path} defines no gold(row), and SFT needs reference answers; define gold(row), or train with "
-            f"GRPO: {command('train task', '--task', task)}"
+            f"{task} defines no gold(row), and SFT needs reference answers; define gold(row), or train with GRPO: "
+            f"{command('train task', '--task', task)}"
         )
     titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
     for name in (config.data.evaluation_task, *config.eval.also):

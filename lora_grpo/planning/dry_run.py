@@ -1,11 +1,12 @@
 """`--dry-run`: the settings, one prompt and the rewards of its reference answer, without the weights of a model."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import RunConfig
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
-from lora_grpo.tasks import Data, TaskFile, chat, get_task, gold_episodes
+from lora_grpo.tasks import Data, chat, get_task, gold_episodes
 
 
 def show_settings(config: RunConfig) -> None:
@@ -22,15 +23,13 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     task = get_task(config.data.task)
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     gold = None
-    if isinstance(task, TaskFile) and not task.has_gold:
-        print(f"--- no reference answer: {task.path.name} defines no gold(row)")
+    if not getattr(task, "has_gold", True):
+        print(f"--- no reference answer: {Path(config.data.task).name} defines no gold(row)")
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])
         print(f"--- reference answer\n{gold.text}")
         if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
-            print(
-                f"warning: it has {length} tokens, more than --sampling.max-completion-tokens {limit}", file=sys.stderr
-            )
+            print(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}", file=sys.stderr)
     if config.method == "sft" and gold:
         print(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
     if gold is not None and config.method == "grpo":

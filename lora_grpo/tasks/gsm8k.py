@@ -127,9 +127,7 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     gold_text = _gold_number(row)
     gold = _value(gold_text)
     sections = read_completion(completion, row.get("prompt_style") or DEFAULT_STYLE)
-    last = None
-    for last in _FLEXIBLE.finditer(completion):  # noqa: B007 - only the last one counts
-        pass
+    *_, last = (None, *_FLEXIBLE.finditer(completion))
     rules = {
         "strict": sections is not None and bool(_NUMBER.fullmatch(sections[1])) and _value(sections[1]) == gold,
         "flexible": last is not None and _normalize(last.group()) == _normalize(gold_text),

@@ -38,7 +38,7 @@ def read(name: str) -> Any:
     """
     if importlib.util.find_spec("if_verifiable") is None:
         raise UserError(f"{name} needs the package if-verifiable; run `pip install 'lora-grpo[tasks]'`")
-    given = {"load": functools.partial(load, name), "check": functools.partial(check, name), "gold": gold}
+    given = {"load": functools.partial(load, name), "check": functools.partial(check, name)}
     return SimpleNamespace(**given, has_gold=False, COLUMNS=COLUMNS)
 
 
@@ -86,11 +86,6 @@ def check(name: str, completion: str, row: Mapping[str, Any]) -> Verdict:
         detail=f"does not follow {', '.join(missed)}" if missed else None,
         score=sum(strict) / len(strict),
     )
-
-
-def gold(row: Mapping[str, Any]) -> str:
-    """Raise UserError: there are no reference answers."""
-    raise UserError("tasks of instructions have no reference answers, which SFT and few-shot need")
 
 
 def follow(

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
@@ -185,8 +186,8 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     if not evaluation:
         raise UserError(f"no {data.evaluation_task} row is left to evaluate; pass other rows")
     task, shown, train = get_task(data.task), train[: data.few_shot], train[data.few_shot :]
-    if shown and isinstance(task, TaskFile) and (task.environment or not task.has_gold):
-        raise UserError(f"--data.few-shot shows texts that {task.path.name} does not define: gold(row), with check")
+    if shown and (getattr(task, "environment", None) or not getattr(task, "has_gold", True)):
+        raise UserError(f"--data.few-shot shows texts that {Path(data.task).name} does not have: gold(row), with check")
     examples = [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in shown]
     prompted, evaluated = (
         _opened(name, add_prompts([{**row, "task": name} for row in rows], data.prompt_style, examples))

@@ -188,11 +188,7 @@ def read(name: str) -> TaskFile:
     Raises:
         UserError: the file cannot be read or imported, lacks `load` or a grader, or a constant has the wrong type.
     """
-    return _read(Path(name).expanduser().resolve())
-
-
-@functools.cache
-def _read(path: Path) -> TaskFile:
+    path = Path(name).expanduser().resolve()
     expected = "a task file with load(split), and check(completion, row) or a class Environment"
     module = python_file.load(path, expected)
     if not callable(getattr(module, "load", None)):
@@ -206,6 +202,7 @@ def _read(path: Path) -> TaskFile:
     return of_module(path, module)
 
 
+@functools.cache
 def of_module(path: Path, module: ModuleType) -> TaskFile:
     """Return the task of a module with the functions of a task file, or raise UserError for a wrong constant."""
     given = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}

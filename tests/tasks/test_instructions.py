@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import CheckError, get_task, instructions, load_data
@@ -85,7 +86,7 @@ def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):
     with pytest.raises(UserError, match=r"--data\.train"):
         get_task("ifbench").load("train")
     with pytest.raises(UserError, match="reference"):
-        get_task("ifeval").gold({})
+        check(replace(RunConfig(method="sft"), {"data": {"task": "ifeval"}}))
 
 
 def test_the_package_is_asked_for(monkeypatch):
