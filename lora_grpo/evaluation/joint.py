@@ -33,11 +33,9 @@ class TaskComparison(Comparison):
     def name(self) -> str:
         """The task, and the loss that its interval does not exclude if it has not changed significantly."""
         lost = -100 * self.difference_interval[0]
-        return (
-            f"{self.task} (a loss of up to {lost:.1f} points is possible)"
-            if not self.direction and lost > 0
-            else self.task
-        )
+        if self.direction or lost <= 0:
+            return self.task
+        return f"{self.task} (a loss of up to {lost:.1f} points is possible)"
 
 
 class Joint(Schema):

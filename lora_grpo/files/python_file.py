@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -77,11 +76,9 @@ def sha256(path: Path) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-@contextlib.contextmanager
-def keeping_directory() -> Iterator[None]:
-    """Undo a change of the current directory in the block, so that relative paths remain valid."""
-    with contextlib.chdir(Path.cwd()):
-        yield
+def keeping_directory() -> contextlib.AbstractContextManager[None]:
+    """Undo a change of the current directory in a `with` block, so that relative paths remain valid."""
+    return contextlib.chdir(Path.cwd())
 
 
 def line_of(error: BaseException, path: Path) -> str:

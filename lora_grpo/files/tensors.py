@@ -124,9 +124,7 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     else:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:
-        raise UserError(
-            f"{folder} has no .safetensors weights; other formats, such as pickled .bin files, are not read"
-        )
+        raise UserError(f"{folder} has no .safetensors weights; other formats, such as pickled .bin, are not read")
     tensors = {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
     if missing := sorted(file_of.keys() - tensors.keys()):
         raise UserError(f"{folder} has no {missing[0]}, which {INDEX} lists; download or copy it again")

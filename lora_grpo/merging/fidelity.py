@@ -91,10 +91,8 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     if not shares:
         return None
     dot, squares, errors = map(sum, zip(*layers.values(), strict=True))
-    worst = min(shares, key=lambda name: shares[name])
-    return Retained(
-        overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=shares[worst], worst_layer=worst
-    )
+    layer, worst = min(shares.items(), key=lambda share: share[1])
+    return Retained(overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=worst, worst_layer=layer)
 
 
 def _dot(first: Any, second: Any) -> float:

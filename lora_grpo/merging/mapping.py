@@ -52,9 +52,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
     changes = _by_tensor(weights)
-    embedding, head = (
-        weight_name(model, module) for module in (model.get_input_embeddings(), model.get_output_embeddings())
-    )
+    embedding = weight_name(model, model.get_input_embeddings())
+    head = weight_name(model, model.get_output_embeddings())
     if embedding not in base:
         raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
     is_declared_tied = model.config.get_text_config().tie_word_embeddings
@@ -102,9 +101,7 @@ def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapt
         if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
             raise _misfit(adapter, module, output.shape, update)
         if magnitude and transposed:
-            raise UserError(
-                f"{adapter.folder} trains {module} with DoRA; only linear layers with DoRA can be merged here"
-            )
+            raise UserError(f"{adapter.folder} trains {module} with DoRA; here, only DoRA of linear layers is merged")
         if magnitude and math.prod(magnitude.shape) != update[0]:
             raise _misfit(adapter, magnitude.name, update[:1], magnitude.shape)
         low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)

@@ -1,5 +1,6 @@
 """Write a merged model block by block, so that memory use is low."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,35 +30,28 @@ class Shard:
 
 def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
     """Split the outputs into shards, one for each file of the base."""
-    base_dtype = plan.base_dtype
+    is_float32 = plan.base_dtype == "F32"
     groups: dict[Path, list[tuple[Output, str]]] = {}
     for output in plan.outputs.values():
-        groups.setdefault(output.base.path, []).append((output, _written_dtype(output, dtype, base_dtype)))
+        own = output.base.dtype
+        # Scalars and unchanged float32 weights of a 16-bit base keep their dtype for precision.
+        keeps = not output.shape or (own == "F32" and not is_float32 and not output.low_rank)
+        groups.setdefault(output.base.path, []).append((output, own if keeps else STORED[dtype]))
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
     if len(groups) == 1:
         names = ["model.safetensors"]
     return [Shard(name, tuple(tensors)) for name, tensors in zip(names, groups.values(), strict=True)]
 
 
-def _written_dtype(output: Output, dtype: Dtype, base_dtype: str) -> str:
-    """Return the dtype to write. Scalars and unchanged float32 weights of a 16-bit base keep theirs for precision."""
-    own = output.base.dtype
-    is_precise = not output.low_rank and own == "F32" and base_dtype != "F32"
-    return own if is_precise or not output.shape else STORED[dtype]
-
-
 def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the shards. Raises RunError if a merged weight is NaN or infinite."""
-    progress = Progress(len(shards), "merge")
-    try:
+    with contextlib.closing(Progress(len(shards), "merge")) as progress:
         for done, shard in enumerate(shards):
             progress.show(done, f"writing {shard.name}")
             entries = [(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
             blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
             write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
-    finally:
-        progress.close()
 
 
 def _blocks(output: Output, dtype: str) -> Iterator[Any]:
@@ -72,10 +66,7 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
         rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
         low, high = rows.aminmax()
         if not (low.isfinite() and high.isfinite()):  # faster than testing each element
-            raise RunError(
-                f"{output.name} is NaN or infinite in {dtype}; its base or adapter is broken, or too large for this "
-                "dtype"
-            )
+            raise RunError(f"{output.name} is NaN or infinite in {dtype}; base or adapter are broken, or too large")
         yield rows
 
 

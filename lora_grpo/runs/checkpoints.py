@@ -87,9 +87,5 @@ def saved_bytes(folder: Path) -> int:
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Return the steps and paths of checkpoints, newest first."""
-    numbered = [
-        (int(path.name.removeprefix(_PREFIX)), path)
-        for path in folder.glob(f"{_PREFIX}*")
-        if path.name.removeprefix(_PREFIX).isdigit()
-    ]
-    return sorted(numbered, reverse=True)
+    numbers = {path: path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")}
+    return sorted(((int(number), path) for path, number in numbers.items() if number.isdigit()), reverse=True)
