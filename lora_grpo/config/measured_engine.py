@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -59,15 +58,13 @@ def measured_engine(config: RunConfig, gpu: str) -> MeasuredEngine | None:
     is_open = config.model.engine == config.sampling.backend == "auto"
     if not is_open or config.lora.dora or not supports_unsloth(config) or not uses_gpu(config):
         return None
-    path = None
     try:
         path = _measured_file()
-        value = json.loads(path.read_text(encoding="utf-8"))
-        found: MeasuredEngine = json_files.validated(value, MeasuredEngine, "damaged file", "run check-gpu again")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
-        where = f"{path}: " if path else ""
-        print(f"note: ignoring the measurements of check-gpu: {where}{first_line(error)}", file=sys.stderr)
+        if not path.exists():
+            return None
+        value = json_files.read_object(path)
+        found: MeasuredEngine = json_files.validated(value, MeasuredEngine, f"{path} is damaged", "run check-gpu again")
+    except (OSError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
+        print(f"note: ignoring the measurements of check-gpu: {first_line(error)}", file=sys.stderr)
         return None
     return found if found.machine == _machine(gpu) else None

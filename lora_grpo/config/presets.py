@@ -19,17 +19,11 @@ _GPU: Overrides = {
 }
 """One GPU: LoRA on all linear layers, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
 
+_ON_CPU = {"prompts_per_step": 8, "lr_scheduler": "constant", "warmup_steps": 0, "max_grad_norm": 1.0}
+
 _STARTER: Overrides = {
     "sampling": {"num_generations": 16, "max_completion_tokens": 64},
-    "train": {
-        "max_steps": 60,
-        "prompts_per_step": 8,
-        "micro_batch_size": 32,
-        "learning_rate": 5e-4,
-        "lr_scheduler": "constant",
-        "warmup_steps": 0,
-        "max_grad_norm": 1.0,
-    },
+    "train": {**_ON_CPU, "max_steps": 60, "micro_batch_size": 32, "learning_rate": 5e-4},
 }
 """The bundled model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
 
@@ -39,14 +33,7 @@ LAPTOP_MODEL, LAPTOP_FOLDER = "HuggingFaceTB/SmolLM2-135M-Instruct", "models/Smo
 _LAPTOP: Overrides = {
     "model": {"max_sequence_tokens": 128},
     "sampling": {"num_generations": 8, "max_completion_tokens": 40},
-    "train": {
-        "prompts_per_step": 8,
-        "micro_batch_size": 16,
-        "learning_rate": 3e-4,
-        "lr_scheduler": "constant",
-        "warmup_steps": 0,
-        "max_grad_norm": 1.0,
-    },
+    "train": {**_ON_CPU, "micro_batch_size": 16, "learning_rate": 3e-4},
     "monitor": {"rows": 0},
     "eval": {"num_samples": 2, "k": (1,)},
 }

@@ -51,11 +51,6 @@ class Game:
         self.turn = 0
         self.outcome: Outcome | None = None
 
-    @property
-    def newest(self) -> str:
-        """The environment's last message, or the question."""
-        return str((self.messages or self.row["prompt"])[-1]["content"])
-
     def step(self, begin: Callable[[str], None]) -> None:
         """Play a turn. `begin` gets what the policy says."""
         policy = self.policy
@@ -177,7 +172,8 @@ def _nothing(game: Game) -> str:
 
 
 def _newest(game: Game) -> str:
-    return game.newest
+    """Return the environment's last message, or the question."""
+    return str((game.messages or game.row["prompt"])[-1]["content"])
 
 
 def _random_word(game: Game) -> str:
@@ -186,7 +182,7 @@ def _random_word(game: Game) -> str:
 
 def _pick(index: int, words: bool, game: Game) -> str:
     """Return a number of the environment's last message or, without numbers or with `words`, a word."""
-    tokens = [token.rstrip(",") for token in TOKEN.findall(game.newest)]
+    tokens = [token.rstrip(",") for token in TOKEN.findall(_newest(game))]
     numbers = [token for token in tokens if token[-1].isdigit()]
     chosen = tokens if words or not numbers else numbers
     return chosen[index] if chosen else ""

@@ -242,9 +242,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     """Yield the planned settings, memory, work and disk space."""
     config = plan.config
     if fit := plan.fit:
-        yield _line(
-            "micro-batch", f"{fit.micro_batch_size} {'reference answers' if config.method == 'sft' else 'completions'}"
-        )
+        trained_on = "reference answers" if config.method == "sft" else "completions"
+        yield _line("micro-batch", f"{fit.micro_batch_size} {trained_on}")
         share = f", with {fit.gpu_memory_share:g} of the GPU's memory" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"

@@ -1,8 +1,6 @@
 """Draw a plot as a PNG image, for the page and as a file."""
 
-import base64
 import io
-from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.files import printable
@@ -27,24 +25,8 @@ _STYLE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Chart:
-    plot: Plot
-    png: bytes
-
-    @property
-    def url(self) -> str:
-        """The image as a data URL."""
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
-
-    @property
-    def alt(self) -> str:
-        """Alternative text for the image."""
-        curves = "; ".join(
-            f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}"
-            for curve in self.plot.curves
-        )
-        return printable(f"{self.plot.title}, {self.plot.unit} by {self.plot.x_unit}: {curves}")
+Chart = tuple[Plot, bytes]
+"""A plot and its PNG image."""
 
 
 def draw(plot: Plot) -> Chart:
@@ -75,7 +57,7 @@ def draw(plot: Plot) -> Chart:
         figure.text(0.012, 0.985, printable(plot.title), fontsize=11, va="top")
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=180, metadata={"Software": None})
-    return Chart(plot, image.getvalue())
+    return plot, image.getvalue()
 
 
 def _curves(axes: Any, plot: Plot) -> None:

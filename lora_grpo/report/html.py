@@ -45,6 +45,7 @@ def report_html(
         lstrip_blocks=True,
         finalize=shown,
     )
+    environment.filters["base64"] = lambda image: base64.b64encode(image).decode()
     texts = sampled_texts(run)
     script = (_FILES / "page.js").read_text(encoding="utf-8")
     # No character of the JSON can end its <script> element. ASCII keeps lone surrogates and JavaScript line separators.
@@ -55,7 +56,7 @@ def report_html(
         run=run,
         page=evaluation,
         also=also,
-        groups=[(group, [*charts]) for group, charts in groupby(charts, lambda chart: chart.plot.group)],
+        groups=[(group, [*charts]) for group, charts in groupby(charts, lambda chart: chart[0].group)],
         ggufs=ggufs,
         shown=len(texts["rows"]),
         total=texts["total"],

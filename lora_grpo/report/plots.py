@@ -48,6 +48,15 @@ class Plot:
         band = f"The band is {self.curves[0].band}." if self.curves[0].band else ""
         return f"{self.look_for} {band}".strip()
 
+    @property
+    def alt(self) -> str:
+        """Alternative text for the image."""
+        curves = "; ".join(
+            f"{curve.name} from {curve.y[0]:.4g} at {curve.x[0]:g} to {curve.y[-1]:.4g} at {curve.x[-1]:g}"
+            for curve in self.curves
+        )
+        return f"{self.title}, {self.unit} by {self.x_unit}: {curves}"
+
 
 LEARNING, EVALUATION = "Is it learning?", "How good is it with more samples?"
 """The headings of the first and the last section. The others are in page/plots.toml."""

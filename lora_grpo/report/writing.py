@@ -43,8 +43,8 @@ def write_report(folder: Path) -> Path:
     try:
         with atomic.new_folder(output) as staging:
             (staging / "report.html").write_text(report_html(run, evaluation, also, charts, ggufs), encoding="utf-8")
-            for chart in charts:
-                (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
+            for plot, image in charts:
+                (staging / f"{plot.key}.png").write_bytes(image)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from None
     return output / "report.html"
