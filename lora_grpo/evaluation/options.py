@@ -81,9 +81,7 @@ class EvaluateOptions(Overrides):
     def target(self) -> str:
         """The target to evaluate, from the positional argument and --what, or --samples."""
         if (self.source is None) == (self.samples is None):
-            raise UserError(
-                "nothing or two things to evaluate; pass one run, adapter, model, Hub id or file of samples"
-            )
+            raise UserError("nothing or two things to evaluate; pass a run, adapter, model, Hub id or file of samples")
         return choose_adapter(str(self.samples or self.source), self.what)
 
     def check_used(self, *, of_weights: bool, of_sampling: bool) -> None:

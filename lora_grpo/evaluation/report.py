@@ -132,9 +132,8 @@ class Report(Schema):
 
     def gain_table(self) -> Table:
         """Return the parts of the gain in percentage points."""
-        return ["", "points [95% interval]"], [
-            (part.name, percent(part.value, part.interval, "+")) for part in self.gain
-        ]
+        rows: list[tuple[str, ...]] = [(part.name, percent(part.value, part.interval, "+")) for part in self.gain]
+        return ["", "points [95% interval]"], rows
 
     @property
     def changed(self) -> str:

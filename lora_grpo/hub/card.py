@@ -55,7 +55,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "code": _code,
+        "code": lambda value: Markup(f"`{_plain(value)}`"),  # Markdown does not support escapes in backticks
         "fenced": _fenced,
         "nats": lambda value: f"{Decimal(f'{value:.2g}'):f}",  # two significant digits, without an exponent
         "percent": lambda value: f"{100 * value:.1f}",
@@ -200,7 +200,3 @@ def _fenced(text: str) -> Markup:
     text = "\n".join(lines)
     fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
     return Markup(f"{fence}\n{text}\n{fence}")
-
-
-def _code(value: object) -> Markup:
-    return Markup(f"`{_plain(value)}`")  # Markdown does not support escapes in backticks

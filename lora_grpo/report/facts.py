@@ -37,10 +37,8 @@ def headline(run: RunFiles) -> list[tuple[str, str]]:
     if start := record.get("start"):
         rows.append(("Started from", start["name"]))
     if best := record.get("best"):
-        accuracy = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
-        rows.append(
-            ("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{accuracy}; in best/")
-        )
+        right = f", {100 * best['accuracy']:.1f}% correct" if best.get("accuracy") is not None else ""
+        rows.append(("Best adapter", f"step {best['step']}, validation reward {best['reward']:.3g}{right}; in best/"))
     return [(label, str(value)) for label, value in rows]
 
 

@@ -179,9 +179,7 @@ def check_settings(config: RunConfig) -> None:
     record = read_record(folder)
     before_steps, max_steps = record["config"]["train"]["max_steps"], config.train.max_steps
     if max_steps < (done := newest_step(folder / "checkpoints")):
-        raise UserError(
-            f"the run in {folder} is at step {done} already; pass --train.max-steps {done} or more, {_ELSEWHERE}"
-        )
+        raise UserError(f"the run in {folder} is at step {done}; pass --train.max-steps {done} or more, {_ELSEWHERE}")
     if before_steps != max_steps and not config.train.lr_scheduler.startswith("constant"):
         raise UserError(
             f"--train.max-steps {max_steps} cannot follow {before_steps}: the {config.train.lr_scheduler} schedule "

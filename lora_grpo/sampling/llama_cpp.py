@@ -202,9 +202,8 @@ class GgufSampler(Sampler):
             preexec_fn=functools.partial(sandbox.die_with_parent, os.getpid()),
         )
         self._stop = weakref.finalize(self, self._process.kill)
-        self._client = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(3600, connect=10), trust_env=False
-        )
+        timeout = httpx.Timeout(3600, connect=10)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, trust_env=False)
         properties: Mapping[str, Any] = {}
         while properties.get("model_path") != str(model.path):  # another program may have taken the port
             if self._process.poll() is not None:

@@ -38,9 +38,8 @@ class VllmServer:
         self._served: Path | None = None
         self._base = find_base(url, max_sequence_tokens)
         limits = httpx.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
-        self._client = httpx.Client(
-            transport=httpx.HTTPTransport(retries=5, limits=limits), timeout=httpx.Timeout(3600, connect=10)
-        )
+        transport = httpx.HTTPTransport(retries=5, limits=limits)
+        self._client = httpx.Client(transport=transport, timeout=httpx.Timeout(3600, connect=10))
         parent = Path(folder or tempfile.gettempdir()).expanduser()
         parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))

@@ -120,9 +120,8 @@ def give_up_files() -> None:
         files |= (1 << bit) if version >= since else 0
     network, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     attributes = struct.pack("<QQQ", files, network, scopes)[: 24 if version >= 6 else 16 if version >= 4 else 8]
-    ruleset = _check(
-        _libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock_create_ruleset"
-    )
+    size = ctypes.c_size_t(len(attributes))
+    ruleset = _check(_libc.syscall(_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
     _check(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 

@@ -134,9 +134,8 @@ def escapes(pool: Pool) -> str | None:
             "a signal to this process": f"import os\ndef f():\n os.kill({os.getpid()}, 0)\n return 'open'",
             "the environment": "import os\ndef f(): return 'open' if os.environ else 'shut'",
         }
-        first, *verdicts, last = pool.run(
-            [_RIGHT, *(Program(text, _TEST, ("f",)) for text in attempts.values()), _RIGHT]
-        )
+        programs = [Program(text, _TEST, ("f",)) for text in attempts.values()]
+        first, *verdicts, last = pool.run([_RIGHT, *programs, _RIGHT])
         passed = [name for name, verdict in zip(attempts, verdicts, strict=True) if verdict.passed]
         if written.exists():
             passed.append("writing a file")

@@ -101,10 +101,8 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
     """
     if data.options and not any(isinstance(get_task(name), Generator) for name in (data.task, data.evaluation_task)):
         raise UserError(f"--data.options {data.options[0]}: only tasks of reasoning-gym have options, not {data.task}")
-    sources_of = {"train": (data.task, data.train), "eval": (data.evaluation_task, data.eval)}
-    ours = {
-        side: getattr(get_task(task), "COLUMNS", ()) if source else () for side, (task, source) in sources_of.items()
-    }
+    given = {"train": (data.task, data.train), "eval": (data.evaluation_task, data.eval)}
+    ours = {side: getattr(get_task(task), "COLUMNS", ()) if source else () for side, (task, source) in given.items()}
     known = sorted({*ours["train"], *ours["eval"]})
     columns: dict[str, str] = {}
     for pair in data.columns:

@@ -169,9 +169,7 @@ def _library() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise UserError(
-            f"tasks of reasoning-gym need its package ({error}); run `pip install 'lora-grpo[tasks]'`"
-        ) from None
+        raise UserError(f"reasoning-gym is not installed ({error}); run `pip install 'lora-grpo[tasks]'`") from None
     return reasoning_gym.factory
 
 

@@ -154,9 +154,7 @@ class TaskFile:
                 "'question' in the row"
             )
         if reserved := sorted(RESERVED_COLUMNS & row.keys()):
-            raise UserError(
-                f"{self.path}: row {name} has the column {reserved[0]!r}, which the trainer uses; rename it"
-            )
+            raise UserError(f"{self.path}: row {name} has a column {reserved[0]!r}, which the trainer uses; rename it")
         system = self.constants.SYSTEM_PROMPT
         messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []
         question = "\n".join(message["content"] for message in asked if message["role"] != "system")
