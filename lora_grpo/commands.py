@@ -10,17 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-RECIPES = {
-    "gsm8k": "gsm8k_lora.py",
-    "code": "code_lora.py",
-    "sft": "sft_lora.py",
-    "laptop": "laptop_lora.py",
-    "guess": "guess_lora.py",
-    "length": "length_lora.py",
-    "math": "math_lora.py",
-    "sql": "sql_lora.py",
-    "task": "your_task.py",
-}
+_NAMES = ("gsm8k", "code", "sft", "laptop", "guess", "length", "math", "sql")
+RECIPES = {**{name: f"{name}_lora.py" for name in _NAMES}, "task": "your_task.py"}
 """Name in `lora-grpo train NAME` -> file in the folder `recipes`."""
 
 _entered: list[str] = []

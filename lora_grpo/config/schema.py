@@ -295,9 +295,8 @@ def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
     values = {}
     for key, value in changes.items():
         if key not in names:
-            hint = suggestion(
-                f"{prefix}{key}", [prefix + name for name in names], otherwise="the recipe's --help-all lists all"
-            )
+            known = [prefix + name for name in names]
+            hint = suggestion(f"{prefix}{key}", known, otherwise="the recipe's --help-all lists all")
             raise UserError(f"unknown key {prefix}{key}; {hint}")
         section = getattr(config, names[key])
         if dataclasses.is_dataclass(section):

@@ -220,9 +220,8 @@ def _counts(results: Sequence[Result]) -> dict[str, float]:
     If the task reads answers in several places, also how many pass by the place. Conversations also have counts of how
     they ended. `mean tokens`, `mean turns`, and so on are means.
     """
-    counts: dict[str, float] = {
-        f"{rule} rule": sum(result.get(rule) is True for result in results) for rule in RULES if rule in results[0]
-    }
+    rules = [rule for rule in RULES if rule in results[0]]
+    counts: dict[str, float] = {f"{rule} rule": sum(each.get(rule) is True for each in results) for rule in rules}
     places = Counter(str(result["read_from"]) for result in results if result["passed"] and "read_from" in result)
     counts |= {f"passed, from a {place}": number for place, number in sorted(places.items())}
     counts |= sorted(Counter(str(result["status"]) for result in results).items())

@@ -269,9 +269,8 @@ def read_as(kind: type[_Read], folder: Path) -> _Read | None:
     path = folder / REPORT
     if not path.is_file():
         return None
-    return json_files.validated(
-        json_files.read_object(path), kind, f"{path} is not an evaluation report", "evaluate again"
-    )
+    record = json_files.read_object(path)
+    return json_files.validated(record, kind, f"{path} is not an evaluation report", "evaluate again")
 
 
 def read_reports(run: Path) -> dict[Path, Report]:

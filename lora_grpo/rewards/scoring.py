@@ -9,11 +9,7 @@ from lora_grpo.rewards.functions import RewardFunction, completion_text, correct
 from lora_grpo.rewards.specs import Reward
 from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all
 
-_WITHOUT_TRAINER: dict[str, Any] = {
-    "trainer_state": None,
-    "log_extra": lambda column, values: None,
-    "log_metric": lambda name, number: None,
-}
+_WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
 """A placeholder for the trainer's state and loggers."""
 
 

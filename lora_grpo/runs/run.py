@@ -25,19 +25,10 @@ _ENTRIES = (
     *("metrics.jsonl", "run.json"),
 )
 _MAY_CHANGE = (
-    "output_dir",
-    "hours",
-    "train.max_steps",
-    "train.micro_batch_size",
-    "model.gpu_memory_share",
-    "train.checkpoint_steps",
-    "train.keep_checkpoints",
-    "train.report_to",
-    "sampling.server_url",
-    "sampling.server_folder",
-    "sandbox.workers",
-    "monitor.stop_on",
-    "monitor.early_stopping",
+    *("output_dir", "hours", "model.gpu_memory_share", "sandbox.workers"),
+    *("train.max_steps", "train.micro_batch_size", "train.checkpoint_steps", "train.keep_checkpoints"),
+    *("train.report_to", "sampling.server_url", "sampling.server_folder"),
+    *("monitor.stop_on", "monitor.early_stopping"),
 )
 """Settings that a resumed run may change. They do not affect training, except that the micro-batch changes rounding."""
 _ELSEWHERE = "or pass another --output-dir"

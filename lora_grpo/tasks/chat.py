@@ -157,10 +157,8 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
     """
     if getattr(tokenizer, "chat_template", None):
         try:
-            options = variables(tokenizer.chat_template) | ({"tools": list(tools)} if tools else {})
-            return str(
-                tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **options)
-            )
+            given = variables(tokenizer.chat_template) | ({"tools": list(tools)} if tools else {})
+            return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **given))
         except Exception as error:  # a template is a program; besides TemplateError, it raises Python's errors
             raise UserError(
                 f"the model's chat template rejects the messages ({first_line(error)}); use a template with a system "

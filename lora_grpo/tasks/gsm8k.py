@@ -289,8 +289,7 @@ def _row(record: Row, row_id: str, where: str) -> Row:
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         record = {**record, "answer": str(answer)}
     sources.texts(record, COLUMNS, where)
-    row = {"id": row_id} | {
-        key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}
-    }
+    kept = {key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}}
+    row = {"id": row_id, **kept}
     _gold_number(row, where)
     return row

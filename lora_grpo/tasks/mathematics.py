@@ -98,9 +98,8 @@ def is_equal(reference: str, answer: str) -> bool:
 
     logging.disable()  # it warns that no time limit is set, which is that of the worker
     form = [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
-    expected, found = (
-        math_verify.parse(f"\\boxed{{{each}}}", form, parsing_timeout=None) for each in (reference, answer)
-    )
+    texts = (f"\\boxed{{{each}}}" for each in (reference, answer))
+    expected, found = (math_verify.parse(text, form, parsing_timeout=None) for text in texts)
     return bool(math_verify.verify(expected, found, timeout_seconds=None))
 
 

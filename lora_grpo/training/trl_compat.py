@@ -115,11 +115,8 @@ class TrlHooks:
 
 def reward_arguments(trainer: Any) -> dict[str, Any]:
     """Return the arguments that TRL passes to rewards besides the columns of the rows and the completions."""
-    return {
-        "trainer_state": trainer.state,
-        "log_extra": trainer._log_completion_extra,
-        "log_metric": trainer._log_metric,
-    }
+    loggers = {"log_extra": trainer._log_completion_extra, "log_metric": trainer._log_metric}
+    return {"trainer_state": trainer.state, **loggers}
 
 
 def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> Any:
