@@ -47,9 +47,8 @@ def run_chat(options: ChatOptions) -> None:
     """
     check_fields(options)
     source = choose_adapter(options.source, options.what)
-    model: ModelSpec | GgufModel
     if source.lower().endswith(".gguf"):
-        model = read_gguf(Path(source).expanduser())
+        model: ModelSpec | GgufModel = read_gguf(Path(source).expanduser())
     else:
         model = resolve(source, options, bits=options.bits)
     run = model.run
@@ -57,9 +56,9 @@ def run_chat(options: ChatOptions) -> None:
     trained = run["config"]["sampling"]["max_completion_tokens"] if run else 512
     max_tokens = options.max_completion_tokens or trained
     params = SamplingParams(1, options.temperature, 1.0, max_tokens)
-    sampler: Sampler
     if isinstance(model, GgufModel):
-        sampler = GgufSampler(model, [{"prompt": [{"content": (system or "") + " " * _PROMPT_BYTES}]}], max_tokens)
+        longest = [{"content": (system or "") + " " * _PROMPT_BYTES}]
+        sampler: Sampler = GgufSampler(model, [{"prompt": longest}], max_tokens)
     else:
         tokenizer = build.load_tokenizer(model)
         if model.run is None:  # the template of a run's model has the variables of its training

@@ -36,8 +36,8 @@ def _check_tasks(config: RunConfig) -> None:
         raise UserError(f"--data.task {task} has no training split; pass mbpp, and {task} as --data.eval-task")
     if config.method == "sft" and not getattr(found, "has_gold", True):
         raise UserError(
-            f"{task} defines no gold(row), and SFT needs reference answers; define gold(row), or train with GRPO: "
-            f"{command('train task', '--task', task)}"
+            f"{task} has no reference answers, and SFT needs them; add gold(row) to a task of your own, or train with "
+            f"GRPO: {command('train task', '--task', task)}"
         )
     titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
     for name in (config.data.evaluation_task, *config.eval.also):

@@ -131,8 +131,7 @@ def with_gpu_defaults(config: RunConfig) -> RunConfig:
         engine = "unsloth" if supports_unsloth(config) else "peft"
     if backend == "auto":
         backend = "transformers" if config.lora.dora else "vllm"
-    resolved: RunConfig = replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
-    return resolved
+    return replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
 
 
 def uses_gpu(config: RunConfig) -> bool:

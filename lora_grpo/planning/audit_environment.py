@@ -108,8 +108,7 @@ def compare(environment: EnvironmentClass, one: Subject, other: Subject, begin: 
     """Play conversations of two rows side by side, several of them of the same row, and compare with each alone."""
     words = _calling(environment.schemas, _random_word, _random_word) if environment.schemas else _random_word
     first, second = (each.turns or words for each in (one, other))
-    parts: list[tuple[Row, Policy]]
-    parts = [(one.row, first), (one.row, first), (one.row, _nothing), (other.row, second)]
+    parts: list[tuple[Row, Policy]] = [(one.row, first), (one.row, first), (one.row, _nothing), (other.row, second)]
     alone = [play(environment, *part, begin).seen for part in parts]
     beside = [outcome for _, outcome in _play(environment, parts, begin)]
     changed = [each for each, seen in zip(beside, alone, strict=True) if each.seen != seen]

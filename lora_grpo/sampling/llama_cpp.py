@@ -251,8 +251,7 @@ class GgufSampler(Sampler):
             raise RunError(f"llama.cpp no longer answers ({reason}); run the command again to continue") from error
         if not answer.is_success:  # 404 for a route that this llama.cpp does not have
             raise RunError(f"llama.cpp rejects {route} ({' '.join(answer.text.split())[:500]}); update llama.cpp")
-        found: dict[str, Any] = answer.json()
-        return found
+        return dict(answer.json())
 
     def _why_ended(self) -> str:
         """Return the exit code, and the first line of the server's output that mentions an error."""
