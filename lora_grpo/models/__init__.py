@@ -26,7 +26,7 @@ from lora_grpo.models.adapter import (
     features,
     read_adapter,
 )
-from lora_grpo.models.architectures import TRAINABLE, check_architecture
+from lora_grpo.models.architectures import ONLY_PEFT, TRAINABLE, check_architecture
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.shape import KNOWN_MODELS, Shape, UnknownFamily

@@ -13,7 +13,7 @@ from typing import Literal
 from lora_grpo.config import RunConfig, batch_shape, prompts_to_read
 from lora_grpo.errors import UserError
 from lora_grpo.models import unsloth_memory
-from lora_grpo.models.shape import Shape
+from lora_grpo.models.shape import Layer, Shape
 from lora_grpo.tasks import Longest
 
 GIB = 1024**3
@@ -108,9 +108,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
         "one_layer": layer,
         "logits": logits,
         "fragmentation": int(FRAGMENTATION * (activations + layer + logits)) if step.on_cpu else 0,
-        # vLLM needs room for a sequence of the maximum length.
-        "kv_cache": max(caches * step.sequences * step.length, engine * model.max_sequence_tokens)
-        * (2 * width * shape.layers * shape.keys),
+        "kv_cache": sum(count * _cache_bytes(layer, step, caches) for layer, count in shape.kinds.items()),
         "token_selection": 0 if engine else step.sequences * shape.vocabulary * SELECTION_BYTES,
         # The copy, plus the base weights of layers with an adapter.
         "merged_copy": merged * 4 * (shape.parameters + shape.adapted_parameters(lora.targets)),
@@ -186,12 +184,22 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, widt
     if bits == 16:
         return width * shape.parameters
     matrices = 0
-    for inputs, outputs in shape.linears().values():
-        scales = math.ceil(inputs * outputs / 64)
-        matrices += math.ceil(inputs * outputs / 2)
-        matrices += scales + 4 * math.ceil(scales / 256) + 4 * (256 + 1) if double_quantized else 4 * scales
-        matrices += 4 * 16
-    return shape.layers * matrices + width * shape.other_parameters
+    for size, count in shape.matrices.items():
+        scales = math.ceil(size / 64)
+        levels = scales + 4 * math.ceil(scales / 256) + 4 * (256 + 1) if double_quantized else 4 * scales
+        matrices += count * (math.ceil(size / 2) + levels + 4 * 16)
+    return matrices + width * shape.other_parameters
+
+
+def _cache_bytes(layer: Layer, step: Step, caches: int) -> int:
+    """Return the bytes that a layer keeps of all sequences while they are sampled: keys and values, or a state."""
+    width, sequences = 4 if step.on_cpu else 2, caches * step.sequences
+    if layer.shares_keys:
+        return 0
+    if delta := layer.delta:  # the state has 32 bits
+        return sequences * (4 * delta.value_heads * delta.key * delta.value + width * delta.kernel * delta.convolved)
+    engine = step.sampler in ("vllm", "shared")  # needs room for a sequence of the maximum length
+    return max(sequences * step.length, engine * step.config.model.max_sequence_tokens) * 2 * width * layer.keys
 
 
 def optimizer_bytes(size: int, name: str) -> int:
@@ -207,7 +215,7 @@ def optimizer_bytes(size: int, name: str) -> int:
     return 2 * (size + 4 * math.ceil(size / 256))
 
 
-def _kept_by_layer(shape: Shape, step: Step) -> int:
+def _kept_by_layer(layer: Layer, step: Step) -> int:
     """Return the bytes per token that the forward pass of a layer saves for its backward pass.
 
     In 16 bits, an RMS norm saves its input and output in float32. The feed-forward block saves four T x i matrices.
@@ -217,17 +225,29 @@ def _kept_by_layer(shape: Shape, step: Step) -> int:
     In layers of Unsloth, norms and the layers after them save their inputs (kernels/rms_layernorm.py), attention saves
     its outputs twice, and the feed-forward block also saves its two products (kernels/fast_lora.py). Keys and values
     are repeated only on GPUs before compute capability 8.0.
+
+    The delta net is that of transformers, which computes chunks of 64 tokens in float32: matrices of queries, keys and
+    values, those of a chunk's tokens, and a state for each chunk. How many was fitted to what torch allocates. Kernels
+    of flash-linear-attention save less.
     """
-    h, q, kv, i = shape.hidden, shape.queries, shape.keys, shape.inner
-    statistics = 4 * q // shape.head + 8  # attention's log-sum-exp and the RMS of the norms
-    heads = q + kv if shape.head_norms else 0
-    ranks = step.config.lora.rank * len(shape.linears())
+    h, q, kv, i = layer.hidden, layer.queries, layer.keys, layer.inner
+    statistics = 4 * q // layer.head + 8  # attention's log-sum-exp and the RMS of the norms
+    heads = q + kv if layer.head_norms else 0
+    ranks = step.config.lora.rank * len(layer.linears)
     if step.fused:
-        return 8 * h + 10 * q + 4 * i + 2 * heads + 4 * heads // shape.head + statistics
-    norms = 4 * h * (shape.norms - 2) + 4 * heads + 4 * heads // shape.head
+        return 8 * h + 10 * q + 4 * i + 2 * heads + 4 * heads // layer.head + statistics
+    if delta := layer.delta:
+        keys, values = delta.key_heads * delta.key, delta.value_heads * delta.value
+        chunks = delta.value_heads * (16 * 64 + 7 * delta.key * delta.value // 64)
+        kept = 10 * keys + 37 * delta.value_heads * delta.key + 33 * values + chunks
+        if step.on_cpu:
+            return 16 * (h + i) + 4 * ranks + kept + 19 * keys + 7 * values
+        return 18 * h + 8 * i + 2 * ranks + kept
+    norms = 4 * h * (layer.norms - 2) + 4 * heads + 4 * heads // layer.head
+    gate = layer.gated * (4 * q + h) + 12 * layer.layer_input
     if step.on_cpu:
-        return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics
-    return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics
+        return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics + 2 * gate
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics + gate
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
@@ -237,24 +257,26 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
     Without checkpointing, every layer saves all activations, and autocast keeps a 16-bit copy of the adapter. If
     Unsloth moves the inputs to host memory, the last one stays on the GPU, with two buffers for the others.
     """
-    h, i, width = shape.hidden, shape.inner, 4 if step.on_cpu else 2
+    h, width, layers = shape.hidden, 4 if step.on_cpu else 2, len(shape.layers)
+    inner, queries = (max(getattr(layer, name) for layer in shape.kinds) for name in ("inner", "queries"))
     checkpointing = step.config.train.gradient_checkpointing
     # The maximum is in the backward pass of the feed-forward block or, if its inner size is small, of a norm.
     if step.fused:
-        added = 4 * h + 2 * i
+        added = 4 * h + 2 * inner
     elif step.on_cpu:
-        added = max(20 * h, 8 * h + 8 * i) if checkpointing else max(28 * h, 8 * h + 8 * i)
+        added = max(20 * h, 8 * h + 8 * inner) if checkpointing else max(28 * h, 8 * h + 8 * inner)
     else:
-        added = 14 * h + 6 * i if checkpointing else max(24 * h, 10 * h + 6 * i)
-    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears().values())
+        added = 14 * h + 6 * inner if checkpointing else max(24 * h, 10 * h + 6 * inner)
+    unpacked = width * max(shape.matrices)
     added = step.tokens * added + unpacked
-    kept = step.tokens * _kept_by_layer(shape, step)
+    kept = {layer: step.tokens * _kept_by_layer(layer, step) for layer in shape.kinds}
     rows = step.micro_batch_size * step.trained_length
+    copies = 0
     if step.packed:
         # The keys and values that a completion reads are copies, and so are the outputs. The backward pass adds the
         # gradients of these copies when the tensors of the feed-forward block are gone.
-        kept += width * shape.queries * (2 * (rows - step.tokens) + step.tokens)
-        added = max(added, width * (shape.queries * (2 * rows + step.tokens) - 4 * i * step.tokens))
+        copies = width * queries * (2 * (rows - step.tokens) + step.tokens)
+        added = max(added, width * (queries * (2 * rows + step.tokens) - 4 * inner * step.tokens))
         mask, layer_mask = (1 + width) * rows * step.config.sampling.max_completion_tokens, 0
     elif step.fused:  # Unsloth needs no mask, and has one buffer for the matrices that forward passes dequantize
         mask, layer_mask = unpacked, 0
@@ -263,9 +285,13 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
         layer_mask = width * mask
     copy = 0 if step.on_cpu else 2 * adapter
     if checkpointing:
-        left = width * step.tokens * h * (3 if step.offloads else shape.layers) + mask + layer_mask
-        return left, kept + added + copy // shape.layers
-    return shape.layers * (kept + layer_mask) + mask + copy, added
+        gates = sum(
+            count * (2 * h + 12 * layer.layer_input) for layer, count in shape.kinds.items() if layer.layer_input
+        )
+        left = step.tokens * (width * h * (3 if step.offloads else layers) + gates) + mask + layer_mask
+        return left, max(kept.values()) + copies + added + copy // layers
+    saved = sum(count * (kept[layer] + copies + layer_mask) for layer, count in shape.kinds.items())
+    return saved + mask + copy, added
 
 
 def _logit_bytes(shape: Shape, step: Step) -> int:

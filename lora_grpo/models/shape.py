@@ -1,7 +1,9 @@
 """The dimensions of a transformer, to count its parameters and those of an adapter; those of the presets' models."""
 
+import dataclasses
 import functools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,15 @@ from typing import Any, Self
 
 from lora_grpo.errors import UserError, suggestion
 
-_FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
-"""Supported values of `model_type`."""
-_HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}
+_FAMILIES = (
+    *("gemma2", "gemma3_text", "gemma4_text", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3"),
+    *("qwen3_5_text", "smollm3"),
+)
+"""Supported values of `model_type`; of a model that reads images, that of its text part."""
+_HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "gemma4_text": 256, "ministral3": 128, "qwen3": 128}
+_HEAD_WIDTHS |= {"qwen3_5_text": 256}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
-_WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "mistral": 4096}
+_WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "gemma4_text": 512, "mistral": 4096}
 """Defaults of `sliding_window`."""
 
 
@@ -22,11 +28,33 @@ class UnknownFamily(UserError):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The dimensions of a Llama-like transformer: gated feed-forward block, RMS norms, grouped-query attention."""
+class DeltaNet:
+    """The gated delta net that layers of Qwen3.5 have in place of attention. Widths are those of one head."""
+
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    kernel: int
+    """Tokens that the convolution before it reads."""
+
+    @property
+    def convolved(self) -> int:
+        """Width of queries, keys and values together."""
+        return 2 * self.key_heads * self.key + self.value_heads * self.value
+
+    def linears(self, hidden: int) -> dict[str, tuple[int, int]]:
+        values, heads = self.value_heads * self.value, self.value_heads
+        outputs = {"qkv": self.convolved, "z": values, "b": heads, "a": heads}
+        linears = {f"linear_attn.in_proj_{name}": (hidden, size) for name, size in outputs.items()}
+        return linears | {"linear_attn.out_proj": (values, hidden)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The dimensions of a layer: attention or a delta net, a gated feed-forward block, and RMS norms."""
 
     hidden: int
-    layers: int
     queries: int
     """Total width of all query heads."""
     keys: int
@@ -35,17 +63,62 @@ class Shape:
     """Width of one head."""
     inner: int
     """Width of the feed-forward block."""
-    vocabulary: int
-    tied: bool
-    """Whether the output head shares the weights of the embedding."""
     biases: tuple[str, ...] = ()
     """Names of the linear layers that have a bias."""
     head_norms: bool = False
     """Whether query and key heads have norms."""
     norms: int = 2
-    """Norms of the hidden size in each layer."""
+    """Norms of the hidden size."""
     fused: bool = False
     """Whether queries, keys and values are one linear layer, and gate and up projection another."""
+    gated: bool = False
+    """Whether the queries' linear layer also computes a gate for the outputs of attention."""
+    delta: DeltaNet | None = None
+    """In place of attention."""
+    shares_keys: bool = False
+    """Whether attention reads the keys and values of another layer."""
+    layer_input: int = 0
+    """Width of the embedding that each layer of Gemma 4 adds for every token, 0 for none."""
+
+    @functools.cached_property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(Inputs, outputs) of each linear layer."""
+        q, kv, i = self.queries, self.keys, self.inner
+        parts = {"self_attn.q": q * (1 + self.gated), "self_attn.k": kv, "self_attn.v": kv, "mlp.gate": i, "mlp.up": i}
+        if self.fused:
+            parts = {"self_attn.qkv": q + 2 * kv, "mlp.gate_up": 2 * i}
+        elif self.shares_keys:
+            del parts["self_attn.k"], parts["self_attn.v"]
+        linears = {f"{name}_proj": (self.hidden, outputs) for name, outputs in parts.items()}
+        linears |= {"self_attn.o_proj": (q, self.hidden), "mlp.down_proj": (i, self.hidden)}
+        if self.delta:
+            feed_forward = {name: size for name, size in linears.items() if name.startswith("mlp")}
+            return self.delta.linears(self.hidden) | feed_forward
+        if self.layer_input:
+            linears["per_layer_input_gate"] = self.hidden, self.layer_input
+            linears["per_layer_projection"] = self.layer_input, self.hidden
+        return linears
+
+    @property
+    def other_parameters(self) -> int:
+        """Number of parameters that are not quantized: norms, biases and convolutions."""
+        if delta := self.delta:
+            return self.norms * self.hidden + delta.kernel * delta.convolved + 2 * delta.value_heads + delta.value
+        biases = sum(outputs for name, (_, outputs) in self.linears.items() if name.split(".")[-1] in self.biases)
+        return self.norms * self.hidden + self.head_norms * (2 - self.shares_keys) * self.head + biases
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a transformer with Llama-like layers."""
+
+    hidden: int
+    vocabulary: int
+    tied: bool
+    """Whether the output head shares the weights of the embedding."""
+    layers: tuple[Layer, ...]
+    layer_vocabulary: int = 0
+    """Tokens with an embedding for each layer."""
     context: int | None = None
     """The declared maximum length of a sequence, in tokens."""
     window: int | None = None
@@ -54,8 +127,9 @@ class Shape:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Read the shape from a model's config.json, or raise UnknownFamily, or a UserError for a wrong size."""
+        values = {**values, **(values.get("text_config") or {})}
         family = values.get("model_type")
-        if family not in _FAMILIES:
+        if family not in _FAMILIES or values.get("enable_moe_block") or values.get("attention_k_eq_v"):
             raise UnknownFamily(
                 f"the memory of a model of type {family} cannot be planned; expected one of {', '.join(_FAMILIES)}"
             )
@@ -66,54 +140,88 @@ class Shape:
                 raise UserError(f"the model's config.json has {name} {value!r}; expected a whole number of at least 1")
             return value
 
-        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        hidden, heads, number = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
         width = size("head_dim", _HEAD_WIDTHS.get(family, max(1, hidden // heads)))
         has_window = values.get("use_sliding_window", not family.startswith(("qwen", "smollm")))
         biases: list[str] = []
         if family == "qwen2":
             biases += ["q_proj", "k_proj", "v_proj"]
-        elif family != "mistral" and values.get("attention_bias", False):
+        elif family not in ("ministral3", "mistral") and values.get("attention_bias", False):
             biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
         if family in ("granite", "llama", "smollm3") and values.get("mlp_bias", False):
             biases += ["gate_proj", "up_proj", "down_proj"]
-        return cls(
+        layer_input = size("hidden_size_per_layer_input", 256) if family == "gemma4_text" else 0
+        layer = Layer(
             hidden=hidden,
-            layers=size("num_hidden_layers"),
             queries=heads * width,
             keys=size("num_key_value_heads", heads) * width,
             head=width,
             inner=size("intermediate_size"),
-            vocabulary=size("vocab_size"),
-            tied=bool(values.get("tie_word_embeddings", family in ("gemma2", "gemma3_text", "smollm3"))),
             biases=tuple(biases),
-            head_norms=family in ("gemma3_text", "qwen3"),
-            norms=4 if family in ("gemma2", "gemma3_text") else 2,
+            head_norms=family in ("gemma3_text", "gemma4_text", "qwen3", "qwen3_5_text"),
+            norms=5 if layer_input else 4 if family.startswith("gemma") else 2,
             fused=family == "phi3",
+            gated=family == "qwen3_5_text",
+            layer_input=layer_input,
+        )
+        full = other = layer  # those whose type is full_attention, and those with another type
+        if family == "gemma4_text":  # wider heads
+            written: Mapping[str, Any] = values.get("per_layer_config") or {}  # by transformers
+            head = next((each["head_dim"] for each in written.values()), size("global_head_dim", 512))
+            full = dataclasses.replace(layer, queries=heads * head, keys=layer.keys // width * head, head=head)
+        elif family == "qwen3_5_text":
+            names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+            sizes = (size(f"linear_{name}", each) for name, each in zip(names, (16, 32, 128, 128, 4), strict=True))
+            other = dataclasses.replace(layer, delta=DeltaNet(*sizes))
+        interval = size("full_attention_interval", 6 if layer_input else 4)
+        types = values.get("layer_types") or [""] * (interval - 1) + ["full_attention"]
+        layers = [full if each == "full_attention" else other for each in (types * number)[:number]]
+        for index in range(number - values.get("num_kv_shared_layers", 0), number):
+            inner = layer.inner * (2 if values.get("use_double_wide_mlp") else 1)
+            layers[index] = dataclasses.replace(layers[index], inner=inner, shares_keys=True)
+        return cls(
+            hidden=hidden,
+            vocabulary=size("vocab_size"),
+            tied=bool(values.get("tie_word_embeddings", family.startswith(("gemma", "smollm3")))),
+            layers=tuple(layers),
+            layer_vocabulary=size("vocab_size_per_layer_input", 262_144) if layer_input else 0,
             context=values.get("max_position_embeddings"),
             window=values.get("sliding_window", _WINDOWS.get(family)) if has_window else None,
         )
 
+    @functools.cached_property
+    def kinds(self) -> dict[Layer, int]:
+        """The number of layers of each kind."""
+        return dict(Counter(self.layers))
+
+    @functools.cached_property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Return (inputs, outputs) of each linear layer of one transformer layer."""
-        q, kv, i = self.queries, self.keys, self.inner
-        parts = {"self_attn.q": q, "self_attn.k": kv, "self_attn.v": kv, "mlp.gate": i, "mlp.up": i}
-        if self.fused:
-            parts = {"self_attn.qkv": q + 2 * kv, "mlp.gate_up": 2 * i}
-        linears = {f"{name}_proj": (self.hidden, outputs) for name, outputs in parts.items()}
-        return linears | {"self_attn.o_proj": (q, self.hidden), "mlp.down_proj": (i, self.hidden)}
+        """(Inputs, outputs) of all linear layers except the output head."""
+        linears = {
+            f"model.layers.{index}.{name}": size
+            for index, layer in enumerate(self.layers)
+            for name, size in layer.linears.items()
+        }
+        if gates := sum(layer.layer_input for layer in self.layers):
+            linears["model.per_layer_model_projection"] = self.hidden, gates
+        return linears
+
+    @functools.cached_property
+    def matrices(self) -> dict[int, int]:
+        """The number of linear layers with each number of weights."""
+        return dict(Counter(inputs * outputs for inputs, outputs in self.linears.values()))
 
     @property
     def linear_parameters(self) -> int:
-        """Number of weights that are stored in 4 bits: all linear layers except the output head."""
-        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears().values())
+        """Number of weights that are stored in 4 bits."""
+        return sum(size * count for size, count in self.matrices.items())
 
     @property
     def other_parameters(self) -> int:
         """Number of parameters that are not quantized: embedding, untied head, norms and biases."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        biases = sum(outputs for name, (_, outputs) in self.linears().items() if name.split(".")[1] in self.biases)
-        norms = self.norms * self.hidden + (2 * self.head if self.head_norms else 0)
-        return embeddings + self.layers * (norms + biases) + self.hidden
+        gates = self.layer_vocabulary * sum(layer.layer_input for layer in self.layers) + self.layers[0].layer_input
+        return embeddings + gates + sum(layer.other_parameters for layer in self.layers) + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -137,16 +245,12 @@ class Shape:
         """Raise a UserError for a target that names no linear layer."""
         for target in targets:
             if not self._adapted((target,)):
-                hint = suggestion(target, sorted(name.split(".")[-1] for name in self.linears()))
+                hint = suggestion(target, sorted({name.split(".")[-1] for name in self.linears}))
                 raise UserError(f"--lora.targets {target} names no linear layer of this model; {hint}")
 
     def _adapted(self, targets: Sequence[str]) -> list[tuple[int, int]]:
         """Return (inputs, outputs) of the modules that get an adapter, by names, suffixes or `all-linear`."""
-        sizes = {
-            f"model.layers.{layer}.{name}": size
-            for layer in range(self.layers)
-            for name, size in self.linears().items()
-        }
+        sizes = dict(self.linears)
         if tuple(targets) == ("all-linear",):
             return list(sizes.values())
         sizes["lm_head"] = self.hidden, self.vocabulary

@@ -20,7 +20,8 @@ def host_bytes(shape: Shape, tokens: int) -> int:
     PyTorch rounds each buffer up to a power of two, because it is pinned.
     """
     inputs = 2 ** math.ceil(math.log2(2 * tokens * shape.hidden))
-    return shape.layers * inputs + max(0, _BUFFERS - shape.layers) * _BUFFER
+    layers = len(shape.layers)
+    return layers * inputs + max(0, _BUFFERS - layers) * _BUFFER
 
 
 def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
@@ -54,7 +55,7 @@ def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
         return 16 * count * length * (shape.hidden + count / rows * shape.vocabulary / _chunks(length))
 
     fitting = next((count for count in range(rows, 0, -1) if estimate(count) <= 0.8 * free), min(4, rows))
-    return math.ceil(rows / (rows // fitting)) * length * (10 * shape.hidden + 6 * shape.inner)
+    return math.ceil(rows / (rows // fitting)) * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
 
 
 def _chunks(length: int) -> int:

@@ -22,7 +22,7 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.flags import flag
-from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, check_architecture, memory, model_files
+from lora_grpo.models import GIB, KNOWN_MODELS, ONLY_PEFT, Shape, UnknownFamily, check_architecture, memory, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner, refusal
 from lora_grpo.planning.work import Work, count, disk_bytes
 from lora_grpo.runs import saved_bytes
@@ -104,6 +104,9 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     """
     planning = invocation.plan or invocation.dry_run
     device, is_present = _find_device(config, planning=planning)
+    model, note = _read_model(config, invocation)
+    if config.model.engine == "auto" and model.get("model_type") in ONLY_PEFT:
+        config = replace(config, {"model": {"engine": "peft"}})
     if not is_present:
         config = with_gpu_defaults(config)
     # run.json then names both, so a later measurement does not change them when the run is resumed.
@@ -111,20 +114,12 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     if fastest:
         config = replace(config, {"model": {"engine": fastest.engine}, "sampling": {"backend": fastest.backend}})
     engine, sampler = choose_engine(config), local_sampler(config)
-    assumptions = _assumptions(config, device, is_present=is_present)
-    name, derived = config.model.name, list[str]()
+    assumptions = note + _assumptions(config, device, is_present=is_present)
+    derived = list[str]()
     if not device.on_cpu and config.train.micro_batch_size is None:
         derived.append("train.micro_batch_size")
     if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
         derived.append("model.gpu_memory_share")
-    try:
-        model: Mapping[str, Any] = model_files.read_config(config.model)
-    except model_files.HubUnavailable as error:
-        if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
-            fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
-            raise UserError(f"{error}; {fix}") from None
-        model = KNOWN_MODELS[name]
-        assumptions.insert(0, f"the dimensions of {name} come from lora_grpo: {error}")
     check_architecture(model, config.model, engine)
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
@@ -201,6 +196,18 @@ def summary(plan: Plan) -> Iterator[str]:
         yield f"warning: --model.max-sequence-tokens {longest} exceeds the {declared} that the model declares"
     if plan.too_large:
         yield f"warning: {plan.too_large}"
+
+
+def _read_model(config: RunConfig, invocation: Invocation) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the values of the model's config.json, and the assumption that they are those that are shipped, if so."""
+    name = config.model.name
+    try:
+        return model_files.read_config(config.model), []
+    except model_files.HubUnavailable as error:
+        if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
+            fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
+            raise UserError(f"{error}; {fix}") from None
+        return KNOWN_MODELS[name], [f"the dimensions of {name} come from lora_grpo: {error}"]
 
 
 def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:

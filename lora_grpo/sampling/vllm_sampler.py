@@ -246,6 +246,10 @@ def start_engine(
     import torch
 
     on_cpu = not torch.cuda.is_available()
+    family = model_files.read_config(settings).get("model_type")
+    if family == "ministral3" or (family == "lfm2" and on_cpu):  # docs/models.md
+        problem = f"vLLM 0.27 computes other logits than transformers for a model of type {family}"
+        raise UserError(f"{problem}; select the transformers backend")
     sleeps = sleeps and not on_cpu
     name, revision = model_files.source(settings.name), settings.revision
     options: dict[str, Any] = {}
@@ -296,6 +300,7 @@ def start_engine(
             dtype=str(base_model.compute_dtype()).removeprefix("torch."),
             max_model_len=max_sequence_tokens,
             enable_prefix_caching=True,
+            language_model_only=True,  # not the part that reads images
             # Logprobs of the sampled distribution, after temperature and top-p.
             logprobs_mode="processed_logprobs",
             # Requests contain token ids and stop tokens, so vLLM needs neither the tokenizer nor the model's sampling

@@ -230,7 +230,7 @@ def count(config, plan, scored, dtype):
         with TensorMemory(on_gpu) as held, torch.no_grad(), disable_gradient_checkpointing(policy), mixed:
             score(together, completion, chunks * together)
             phase("scoring")
-    on_host = sum(host) + (plan.shape.layers - LAYERS) * (host[0] - host[-1])
+    on_host = sum(host) + (len(plan.shape.layers) - LAYERS) * (host[0] - host[-1])
     return {**{name: size + kept for name, size in sizes.items()}, "host": on_host}
 
 

@@ -47,7 +47,7 @@ CONFIGS = {
     "qwen3_5 text": {"model_type": "qwen3_5_text", **_HEADS, **_DELTA_NET},
     "qwen3_5": {
         "model_type": "qwen3_5",
-        "text_config": {**_HEADS, **_DELTA_NET, "tie_word_embeddings": True},
+        "text_config": {"model_type": "qwen3_5_text", **_HEADS, **_DELTA_NET, "tie_word_embeddings": True},
         "vision_config": {
             "depth": 1,
             "hidden_size": 32,
@@ -59,14 +59,14 @@ CONFIGS = {
     },
     "gemma3 with images": {
         "model_type": "gemma3",
-        "text_config": {**_HEADS, "sliding_window": 16},
+        "text_config": {"model_type": "gemma3_text", **_HEADS, "sliding_window": 16},
         "vision_config": {**_VISION, **_PATCHES},
         "mm_tokens_per_image": 4,
     },
     "gemma4 text": {"model_type": "gemma4_text", **_GEMMA4},
     "gemma4": {
         "model_type": "gemma4",
-        "text_config": _GEMMA4,
+        "text_config": {"model_type": "gemma4_text", **_GEMMA4},
         "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 16},
         "audio_config": None,
     },

@@ -113,7 +113,7 @@ def test_what_unsloth_moves_to_host_memory_must_fit_there():
     there = card(24)
     found = fit(SHAPE, CONFIG, there, sampler="shared", fused=True)
     inputs = 2 * 16 * CONFIG.model.max_sequence_tokens * SHAPE.hidden
-    assert SHAPE.layers * inputs <= found.host < 2 * SHAPE.layers * inputs
+    assert len(SHAPE.layers) * inputs <= found.host < 2 * len(SHAPE.layers) * inputs
     assert found.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
     less = dataclasses.replace(there, host=found.host - 1)
     assert fit(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8

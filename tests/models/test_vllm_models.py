@@ -1,0 +1,112 @@
+"""vLLM generates the tokens of transformers with an adapter and from a merged model, for each row in docs/models.md."""
+
+import gc
+import re
+
+import pytest
+import torch
+from helpers.fresh_imports import ROOT
+from helpers.tiny_models import CONFIGS, make_model
+from helpers.tiny_runs import run_tiny
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.errors import UserError
+from lora_grpo.merging import MergeOptions, merge
+from lora_grpo.models import base_model
+from lora_grpo.sampling.sampler import SamplingParams
+from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options, start_engine
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
+pytest.importorskip("vllm")
+IN_16_BITS = ("gpt_oss", "qwen3_5", "qwen3_5 text")
+"""vLLM computes experts and delta nets on a CPU in bfloat16 alone."""
+OTHER_LOGITS = ("lfm2", "ministral3")
+LFM2 = {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 96, "block_multiple_of": 16}
+LFM2 |= {"block_ffn_dim_multiplier": 1.0, "conv_use_xavier_init": True}
+"""Values that published LFM2 models have and transformers does not need."""
+
+
+def widened(config):
+    """Return a configuration with heads that vLLM's kernels for a CPU support."""
+    config = {name: widened(value) if isinstance(value, dict) else value for name, value in config.items()}
+    if config.get("model_type") == "lfm2":
+        config |= LFM2
+    wide = {"head_dim": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "mamba_n_heads": 16}
+    wide |= {"hidden_size": 128} if "num_key_value_heads" in config else {}
+    return config | {name: size for name, size in wide.items() if name in config}
+
+
+def generated(folder, tokens):
+    """Return tokens and logprobs of transformers, without a cache."""
+    model = base_model.auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder).eval()
+    ids, found = torch.tensor([tokens]), []
+    with torch.no_grad():
+        for _ in range(8):
+            logps = torch.log_softmax(model(ids).logits[0, -1].float(), -1)
+            found.append((logps.argmax().item(), logps.max().item()))
+            ids = torch.cat([ids, logps.argmax()[None, None]], 1)
+    return zip(*found, strict=True)
+
+
+def started(folder, name, **options):
+    """Return an engine. On a CPU, it reads prompts in one part, and recurrent layers then do not share prefixes."""
+    from vllm.entrypoints import llm
+
+    options |= {"language_model_only": True, "logprobs_mode": "processed_logprobs", "skip_tokenizer_init": True}
+    options |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "enforce_eager": True}
+    dtype = "bfloat16" if name in IN_16_BITS else "float32"
+    engine = llm.LLM(str(folder), dtype=dtype, max_model_len=256, seed=0, **options)
+    return VllmEngine(engine.llm_engine, sleeps=False)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    config = widened(CONFIGS[name])
+    if "vision_config" in config:
+        pytest.importorskip("torchvision", reason="published builds of torchvision need CUDA", exc_type=Exception)
+    if name == "mistral3":
+        pytest.skip("vLLM 0.27 imports PixtralRotaryEmbedding, which transformers 5.17 does not have")
+    base = make_model(tmp_path / "base", config)
+    if "gemma4" in name:  # published models have norms of keys, which are not used, in layers that share keys too
+        weights = load_file(base / "model.safetensors")
+        norms = [key for key in weights if re.search(r"layers\.[01]\.self_attn\.k_norm", key)]
+        weights |= {re.sub(r"layers\.([01])", lambda m: f"layers.{int(m[1]) + 2}", key): weights[key] for key in norms}
+        save_file(weights, base / "model.safetensors", {"format": "pt"})
+    run, _ = run_tiny(
+        tmp_path / "run",
+        model={"engine": "peft", "name": str(base), "bits": 16, "max_sequence_tokens": 256},
+        sampling={"max_completion_tokens": 16, "backend": "transformers"},
+        train={"max_steps": 1, "learning_rate": 1e-2},
+    )
+    merged = merge(MergeOptions(str(run.folder), dtype="fp32"))
+    if name in OTHER_LOGITS:
+        with pytest.raises(UserError, match=r"select the transformers backend$"):
+            start_engine(ModelConfig(name=str(merged)), rank=None, max_sequence_tokens=256, seed=0)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
+    expected, logps = generated(merged, tokens)
+    options = request_options(SamplingParams(1, 0.0, 1.0, max_tokens=8), [0], [], logprobs=True)
+    for folder, adapter in ((merged, None), (base, run.adapter)):
+        engine = started(folder, name, **({"enable_lora": True, "max_lora_rank": 8} if adapter else {}))
+        try:
+            request = engine.load_adapter(adapter) if adapter else None
+            [(_, (found, logprobs))] = [*engine.stream([tokens], options, request)]
+        finally:
+            engine.close()
+            gc.collect()
+        differences = [abs(mine - theirs) for mine, theirs in zip(logprobs, logps, strict=True)]
+        if name in OTHER_LOGITS:
+            assert max(differences) > 1e-3
+            continue
+        assert found == [*expected]
+        assert max(differences) < (0.05 if name in IN_16_BITS else 1e-5)
+
+
+def test_the_documentation_names_the_families_that_vllm_does_not_serve():
+    lines = [line for line in (ROOT / "docs" / "models.md").read_text().splitlines() if re.match(r"\| `\w+`", line)]
+    served = {line.split("`")[1]: line.strip("| ").split(" | ")[-1] for line in lines if line.count(" | ") == 5}
+    assert {name for name, cell in served.items() if cell not in ("yes", "vLLM")} == {*OTHER_LOGITS, "mistral3"}
