@@ -125,3 +125,17 @@ def test_a_template_without_tools_is_refused_before_weights_are_loaded(data):
     with pytest.raises(UserError, match=r"--model\.chat-template qwen2_5") as refusal:
         fit_data(data, base_model.load_tokenizer(ModelConfig()), CONFIG)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("template", "variables"), [("lfm2_2_5", ()), ("qwen3_5_think", ("enable_thinking=true",))])
+def test_a_template_that_changes_a_call_is_refused(data, template, variables):
+    """One quotes a text with quotes in it, and the other begins a turn within the thoughts."""
+    model = {"chat_template": template, "chat_template_kwargs": variables}
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    prepare_tokenizer(tokenizer, replace(CONFIG, {"model": model}), None, quiet=True)
+    rows = [row for row in data.train if "'" in row["query"]][:4]
+    with pytest.raises(UserError, match=r"pass another --model\.chat-template$"):
+        gold_episodes(tokenizer, rows)
+    if variables:
+        prepare_tokenizer(tokenizer, replace(CONFIG, {"model": {"chat_template": template}}), None, quiet=True)
+        assert all(episode.verdict.passed for episode in gold_episodes(tokenizer, rows))

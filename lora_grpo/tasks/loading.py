@@ -216,6 +216,9 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
 
     Args:
         ends: the tokens that end a completion. A turn ends with the one of the chat template, by default of any.
+
+    Raises:
+        UserError: the chat template writes a tool call that is read back as another one.
     """
     has_template = bool(getattr(tokenizer, "chat_template", None))
     last = chat.end_of_turn(tokenizer, ends)
@@ -226,13 +229,18 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
     episodes = []
     for row, text, ids in zip(rows, texts, prompts, strict=True):
         task, episode = get_task(row["task"]), Episode(row, text, ids, tokenizer, [end], _ENDLESS, form)
-        if episode.session:
-            golds = [turns.answer_text(tokenizer, message) for message in task.gold(row)]
-        else:  # plain text prompts end with `Answer:`, as in `chat.render`
+        messages = task.gold(row) if episode.session else []
+        golds = [turns.answer_text(tokenizer, message) for message in messages]
+        if not episode.session:  # plain text prompts end with `Answer:`, as in `chat.render`
             golds = [("" if has_template else " ") + task.gold(row)]
         for gold in golds:
             if not episode.is_over:
                 episode.take([*tokenizer(gold, add_special_tokens=False)["input_ids"], end], gold, [], truncated=False)
+        taken = (message for message in episode.messages if message["role"] == "assistant")
+        for message, read in zip(messages, taken, strict=False):
+            if (wanted := turns.calls_of(message)) != (found := turns.calls_of(read)):
+                problem = f"the chat template writes the calls {wanted} of gold(row), and they are read as {found}"
+                raise UserError(f"{problem}; pass another --model.chat-template")
         if not episode.is_over:
             episode.end("limit")
         episodes.append(episode)

@@ -97,6 +97,16 @@ def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
     return (message["content"] + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
 
 
+def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
+    """Return the name and the arguments of each tool call, as texts: some formats write numbers as texts."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return [(each["name"], {key: text(value) for key, value in dict(each["arguments"]).items()}) for each in functions]
+
+
 def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
     asked = {"role": "user", "content": "?"}
     return chat.render(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]
