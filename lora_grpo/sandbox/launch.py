@@ -42,7 +42,7 @@ def start_process(role: str, isolation: str, *limits: int) -> tuple[subprocess.P
     command += map(str, (theirs.fileno(), collected, *limits))
     # If memory runs out, the kernel kills these processes first, not the training run. Children inherit the setting.
     shell = ["/bin/sh", "-c", '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"', "sh"]
-    try:
+    with theirs:
         process = subprocess.Popen(
             [*shell, *(_bubblewrap(folder) if isolation == "bubblewrap" else ()), *command],
             env=environment,
@@ -53,8 +53,6 @@ def start_process(role: str, isolation: str, *limits: int) -> tuple[subprocess.P
             pass_fds=(theirs.fileno(), collected),
             start_new_session=True,  # Ctrl-C must reach only the parent
         )
-    finally:
-        theirs.close()
     return process, ours
 
 
@@ -144,7 +142,6 @@ def read_code(name: str, path: str) -> tuple[bool, bytes]:
 def memory_file(content: bytes) -> int:
     """Return the descriptor of an anonymous file with this content."""
     descriptor = os.memfd_create("program", os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
     return descriptor

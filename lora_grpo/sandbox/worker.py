@@ -119,10 +119,10 @@ class Worker:
     def _decide(self, output: bytes, ends: dict[str, int], program: Program) -> Verdict:
         """Derive the verdict from the tests' output and the wait statuses. Empty output never passes."""
         if not output:
-            number = _signal(ends["examiner"])
-            if number in (0, signal.SIGKILL):
+            code = os.waitstatus_to_exitcode(ends["examiner"])
+            if code >= 0 or code == -signal.SIGKILL:
                 raise WorkerDied("the tests' process exited without output")
-            return Verdict("crashed", f"the process of its tests was killed: {signal.strsignal(number)}")
+            return Verdict("crashed", f"the process of its tests was killed: {signal.strsignal(-code)}")
         report = json.loads(output)
         status, message = report["status"], report["message"]
         if status == "broken":
@@ -130,15 +130,15 @@ class Worker:
                 raise BrokenTest(f"the tests of {program.name} cannot run: {message}")
             status = "failed"
         if status == "crashed":  # the candidate closed its socket, so its process has ended or was killed just now
-            number = _signal(ends["candidate"])
-            if number == 0:
-                message = f"its process exited with code {os.waitstatus_to_exitcode(ends['candidate'])}"
-            elif number == signal.SIGSYS:
+            code = os.waitstatus_to_exitcode(ends["candidate"])
+            if code >= 0:
+                message = f"its process exited with code {code}"
+            elif code == -signal.SIGSYS:
                 status, message = "blocked", "it made a system call that the sandbox forbids"
-            elif number == signal.SIGKILL:  # by the kernel, if other programs use all memory, or by `_stop`
+            elif code == -signal.SIGKILL:  # by the kernel, if other programs use all memory, or by `_stop`
                 raise CandidateKilled("its process was killed or closed its socket")
             else:
-                message = f"its process was killed: {signal.strsignal(number)}"
+                message = f"its process was killed: {signal.strsignal(-code)}"
         return Verdict(status, message, report["passed_tests"], report["num_tests"])
 
 
@@ -153,8 +153,3 @@ def _wait_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> Non
         output = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
         raise WorkerDied(output.splitlines()[-1] if output else "a process of the sandbox did not start")
     control.settimeout(_KILL_SECONDS)
-
-
-def _signal(status: int) -> int:
-    """Return the signal that ended a process, or 0 if it exited."""
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
