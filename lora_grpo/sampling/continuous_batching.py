@@ -112,7 +112,7 @@ class Batch:
         if unused := int(self.mask.any(dim=0).int().argmax()):
             self.mask = self.mask[:, unused:]
             for layer in self.cache.layers:
-                layer.trim(unused)
+                layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
 
     def join(self, *others: Batch) -> None:
         """Append the rows of other batches, which are consumed. See `can_join`."""
@@ -270,10 +270,6 @@ class GrowingLayer:
         for tensor in (self.keys, self.values):
             tensor[moved] = tensor[beam_idx[moved]]
         self.keys, self.values = self.keys[:count], self.values[:count]
-
-    def trim(self, columns: int) -> None:
-        """Remove the first columns."""
-        self.keys, self.values = self.keys[:, :, columns:], self.values[:, :, columns:]
 
     def copy(self, layers: Sequence[GrowingLayer], columns: int = 0) -> None:
         """Take the rows of some layers, with spare columns for `columns` and for later tokens."""

@@ -83,8 +83,7 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
         }
         found = next((reason for reason, applies in reasons.items() if applies), "")
         if found:
-            message = f"sampling and computing the loss without this package, which takes longer: {found}"
-            print(message, file=sys.stderr)
+            print(f"sampling and computing the loss without this package, which takes longer: {found}", file=sys.stderr)
         return found
 
     def sample_completions(

@@ -112,8 +112,7 @@ class Monitor:
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
             self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
             control.should_save = control.should_training_stop = True
-            message = f"stopped early: no higher reward in {self._passes_since_best} validation passes"
-            print(message, file=sys.stderr)
+            print(f"stopped early: no higher reward in {self._passes_since_best} validation passes", file=sys.stderr)
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""

@@ -89,8 +89,7 @@ class SharedPrompts(TrlHooks):
         config = model.config.get_text_config()
         if config._attn_implementation not in ("sdpa", ATTENTION):
             return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
-        layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-        if layers:
+        if layers := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
             return f"the model has layers of another kind: {', '.join(sorted(layers))}"
         window = getattr(config, "sliding_window", None)
         if window and window < self.longest_row and getattr(config, "use_sliding_window", True):
@@ -105,15 +104,14 @@ class SharedPrompts(TrlHooks):
             padded = score(self.model, tokens, mask, 3)[0]
             register_attention()
             model.get_decoder().set_attn_implementation(ATTENTION)
-            failure = ""
             try:
                 with self._packed(3):
                     packed = score(self.model, tokens, mask, 3)[0]
                 apart = (packed.float() - padded.float()).abs().mean().item()
-                if not apart <= logprob_tolerance(model):  # also NaN
-                    failure = f"packed rows change the model's logprobs by {apart:.2g} nats"
+                if apart <= logprob_tolerance(model):
+                    return ""
+                failure = f"packed rows change the model's logprobs by {apart:.2g} nats"  # also NaN
             except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
                 failure = f"the model does not take packed rows ({' '.join(str(error).split())})"
-        if failure:
-            model.get_decoder().set_attn_implementation("sdpa")
+        model.get_decoder().set_attn_implementation("sdpa")
         return failure

@@ -124,6 +124,4 @@ class SkipZeroAdvantage(TrlHooks):
         rows = inputs["advantages"].nonzero().squeeze(1)
         if len(rows) == len(inputs["advantages"]):
             return None
-        if not len(rows):  # the shortest
-            rows = inputs["completion_mask"].sum(1).argmin()[None]
-        return rows
+        return rows if len(rows) else inputs["completion_mask"].sum(1).argmin()[None]  # the shortest
