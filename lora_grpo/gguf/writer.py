@@ -32,8 +32,7 @@ QUANTIZE = "llama-quantize"
 class SourceModel:
     """A transformers model to export."""
 
-    network: Any
-    """The model without weights."""
+    config: Any
     tensors: Sequence[Tensor]
     tokenizer: Any
     vocabulary: Vocabulary
@@ -85,7 +84,7 @@ def write_gguf(
                 _quantize(str(quantizer), lossless, temporary, kind)
     finally:
         lossless.unlink(missing_ok=True)
-    notes, config = list(model.vocabulary.notes), model.network.config
+    notes, config = list(model.vocabulary.notes), model.config
     if (length := architecture.context_length(config)) < config.max_position_embeddings:
         notes.append(f"the context is {length} tokens, the model's sliding window")
     if modelfile:
@@ -111,7 +110,7 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
     merge = read_report(folder)
     adapter = merge.identity.get("adapter_sha256") if merge else None
-    return SourceModel(network, tensors, tokenizer, vocabulary, card, adapter)
+    return SourceModel(network.config, tensors, tokenizer, vocabulary, card, adapter)
 
 
 def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:
@@ -119,19 +118,18 @@ def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[E
     import gguf
     import numpy as np
 
-    config = model.network.config
-    writer: Any = gguf.GGUFWriter(None, architecture.ARCHITECTURES[config.architectures[0]])
+    writer: Any = gguf.GGUFWriter(None, architecture.ARCHITECTURES[model.config.architectures[0]])
     writer.add_type("model")
     model.card.set_gguf_meta_model(writer)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    architecture.add_hyperparameters(writer, config)
+    architecture.add_hyperparameters(writer, model.config)
     for name, value in model.vocabulary.fields.items():
         getattr(writer, f"add_{name}")(value)
     if model.adapter:
         writer.add_string(ADAPTER_KEY, model.adapter)
 
-    factors = architecture.rope_factors(config)
+    factors = architecture.rope_factors(model.config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     for each in tensors:

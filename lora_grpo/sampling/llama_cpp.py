@@ -128,8 +128,6 @@ def _program(path: Path) -> list[str]:
 class GgufTokenizer:
     """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
 
-    special_tokens_map = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")  # llama.cpp sets them
-
     def __init__(self, sampler: GgufSampler, chat_template: str | None) -> None:
         self._sampler, self.chat_template = weakref.proxy(sampler), chat_template
         self._rendered: dict[str, str] = {}

@@ -65,10 +65,9 @@ class GenerateSampler(Sampler):
 
     def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
-        device = next(self.model.parameters()).device
         sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
         output = self.model.generate(
-            **batch.to(device),
+            **batch.to(self.model.device),
             **(sampling if params.temperature else {"do_sample": False}),
             max_new_tokens=params.max_tokens,
             eos_token_id=self.eos_token_ids,

@@ -87,9 +87,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def landlock_version() -> int:
-    """Return the kernel's Landlock ABI version, or 0 if Landlock is not available."""
-    if sys.platform != "linux":
-        return 0
+    """Return the ABI version of Landlock in a Linux kernel, or 0 if Landlock is not available."""
     return max(0, _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
 
 

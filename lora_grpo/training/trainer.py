@@ -108,7 +108,6 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     comparable = run.config.sampling.top_p == 1 and not dropout
     uses_float16 = base_model.compute_dtype() == torch.float16
-    sft = sft_command(run.config)
     # Dropout differs between the two passes, and a narrow range clips rounding errors.
     checks_ratio = policy.engine == "unsloth" and not dropout and getattr(trainer.args, "epsilon", 0.0) >= 0.2
-    return Alarms(max_reward, tolerance() if comparable else None, sft, uses_float16, checks_ratio)
+    return Alarms(max_reward, tolerance() if comparable else None, sft_command(run.config), uses_float16, checks_ratio)
