@@ -103,18 +103,16 @@ def collect() -> int:
             name = path.name.partition(".")[0]
             if name in EXTENSIONS.split():
                 extensions[name] = str(path)
-        for folder, folders, files in os.walk(root):
+        for folder, folders, _ in os.walk(root):
             packages = [name for name in folders if Path(folder, name, "__init__.py").exists()]
             folders[:] = set(packages) - set(LEFT_OUT.split())
-            for file in files:
-                path = Path(folder, file)
-                if path.suffix == ".py":
-                    *parents, stem = path.relative_to(root).with_suffix("").parts
-                    is_package = stem == "__init__"
-                    name = ".".join(parents if is_package else (*parents, stem))
-                    is_source, code = read_code(name, str(path))
-                    modules[name] = str(path), is_package, is_source, len(content), len(content) + len(code)
-                    content += code
+            for path in Path(folder).glob("*.py"):
+                *parents, stem = path.relative_to(root).with_suffix("").parts
+                is_package = stem == "__init__"
+                name = ".".join(parents if is_package else (*parents, stem))
+                is_source, code = read_code(name, str(path))
+                modules[name] = str(path), is_package, is_source, len(content), len(content) + len(code)
+                content += code
     # Read the shared libraries of the interpreter and its extensions into the page cache. Otherwise, the first program
     # that uses a page would make it faster for all later ones, which could measure that.
     subprocess.run([interpreter(), "-I", "-S", "-c", _READ_LIBRARIES, *extensions.values()], check=True)

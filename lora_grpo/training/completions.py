@@ -64,9 +64,8 @@ class StepMetrics(TrlHooks):
         result = super().token_logprobs(model, *args, **kwargs)
         if self._inputs is not None:
             rows = self._inputs.get("kept_rows", slice(None))
-            mask = self._inputs["completion_mask"]
-            if "tool_mask" in self._inputs:  # as in the loss, tokens that the model did not write do not count
-                mask = mask * self._inputs["tool_mask"]
+            # As in the loss, tokens that the model did not write do not count.
+            mask = self._inputs["completion_mask"] * self._inputs.get("tool_mask", 1)
             difference = (result[0].detach() - self._inputs["sampling_per_token_logps"][rows]).abs()[mask[rows].bool()]
             sums = difference.new_tensor([difference.sum(), difference.numel()])
             total, tokens = self.accelerator.gather(sums).view(-1, 2).sum(dim=0).tolist()

@@ -60,9 +60,8 @@ def make_trainer(
     if not is_sft and isinstance(sampler, VllmSampler):
         trl_compat.enable_importance_sampling(trainer)
     trainer.progress = Progress(config.step_limit, config.method.upper())
-    prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     if not run.is_trained:
-        found = check_logprobs(trainer, sampler, prompts)
+        found = check_logprobs(trainer, sampler, [chat.render_row(policy.tokenizer, row) for row in rows])
         run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
         run.record["padded_rows"] = getattr(trainer, "why_padded", "")
     validation = Validation(run, validation_rows, scorer, sampler) if validation_rows else None
