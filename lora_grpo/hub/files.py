@@ -130,7 +130,7 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
         if token.is_in(content):
             raise UserError(f"{source} contains text that looks like a Hub token; remove it, and revoke the token")
         if file.name not in _VOCABULARY and any(path in content for path in private):
-            raise UserError(f"{source} contains a local path; write names without folders: FROM ./name.gguf")
+            raise UserError(f"{source} contains a local path; remove folders (in a Modelfile: FROM ./name.gguf)")
 
 
 def without_paths(value: Any) -> Any:

@@ -66,7 +66,7 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
         rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
         low, high = rows.aminmax()
         if not (low.isfinite() and high.isfinite()):  # faster than testing each element
-            raise RunError(f"{output.name} is NaN or infinite in {dtype}; base or adapter are broken, or too large")
+            raise RunError(f"{output.name} is NaN or infinite in {dtype}: broken, or too large for this dtype")
         yield rows
 
 

@@ -15,7 +15,7 @@ memory.py         estimates the memory of each part of a GRPO step from the shap
 unsloth_memory.py the terms of Unsloth's loss pass and gradient checkpointing
 """
 
-from lora_grpo.models import base_model, memory, model_files
+from lora_grpo.models import architectures, base_model, memory, model_files
 from lora_grpo.models.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -26,7 +26,7 @@ from lora_grpo.models.adapter import (
     features,
     read_adapter,
 )
-from lora_grpo.models.architectures import ONLY_PEFT, TRAINABLE, check_architecture
+from lora_grpo.models.architectures import NOT_IN_VLLM, TRAINABLE
 from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.shape import KNOWN_MODELS, Shape, UnknownFamily

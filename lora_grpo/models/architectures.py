@@ -6,7 +6,7 @@ docs/models.md lists the results for each architecture, and tests/models/test_ar
 from collections.abc import Mapping
 from typing import Any
 
-from lora_grpo.config import ModelConfig
+from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 
 TRAINABLE = (
@@ -21,11 +21,23 @@ TRAINABLE = (
 ONLY_PEFT = ("gemma3", "gemma4", "gemma4_text", "granitemoehybrid", "lfm2", "mistral3", "qwen3_5", "qwen3_5_text")
 """Those that were not tested with Unsloth."""
 
+NOT_IN_VLLM = ("ministral3", "mistral3")
+"""Those that vLLM 0.27 does not load, or with other logits (docs/models.md)."""
+
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
 for `all-linear`), so only attention is adapted."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def with_supported(config: RunConfig, family: Any) -> RunConfig:
+    """Return the configuration with `auto` resolved for what Unsloth or vLLM does not support."""
+    if config.model.engine == "auto" and family in ONLY_PEFT:
+        config = replace(config, {"model": {"engine": "peft"}})
+    if config.sampling.backend == "auto" and family in NOT_IN_VLLM:
+        config = replace(config, {"sampling": {"backend": "transformers"}})
+    return config
 
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:

@@ -19,6 +19,11 @@ _FAMILIES = (
 _HEAD_WIDTHS = {"gemma2": 256, "gemma3_text": 256, "gemma4_text": 256, "ministral3": 128, "qwen3": 128}
 _HEAD_WIDTHS |= {"qwen3_5_text": 256}
 """Defaults of `head_dim`. Otherwise it is the hidden size divided by the number of heads."""
+_SIZES: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "gemma4_text": {"vocab_size": 262_144, "num_attention_heads": 8, "num_key_value_heads": 4},
+}
+"""Sizes that published configurations leave out."""
 _WINDOWS = {"gemma2": 4096, "gemma3_text": 4096, "gemma4_text": 512, "mistral": 4096}
 """Defaults of `sliding_window`."""
 
@@ -126,23 +131,27 @@ class Shape:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Read the shape from a model's config.json, or raise UnknownFamily, or a UserError for a wrong size."""
-        values = {**values, **(values.get("text_config") or {})}
+        """Read the shape from a model's config.json, or raise UnknownFamily, also for a wrong or missing size."""
+        text = values.get("text_config")
+        values = {**values, **text} if isinstance(text, Mapping) else values
         family = values.get("model_type")
+        family = f"{family}_text" if f"{family}_text" in _FAMILIES else family
         if family not in _FAMILIES or values.get("enable_moe_block") or values.get("attention_k_eq_v"):
-            raise UnknownFamily(
-                f"the memory of a model of type {family} cannot be planned; expected one of {', '.join(_FAMILIES)}"
-            )
+            what = f"a model of type {family}" + (" with experts or shared values" if family in _FAMILIES else "")
+            raise UnknownFamily(f"the memory of {what} cannot be planned; planned types are {', '.join(_FAMILIES)}")
+        values = {**_SIZES.get(family, {}), **values}
 
-        def size(name: str, default: int | None = None) -> int:
+        def size(name: str, default: int | None = None, least: int = 1) -> int:
             value = default if values.get(name) is None else values[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"the model's config.json has {name} {value!r}; expected a whole number of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                expected = f"expected a whole number of at least {least}"
+                raise UnknownFamily(f"the model's config.json has {name} {value!r}; {expected}")
             return value
 
         hidden, heads, number = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
         width = size("head_dim", _HEAD_WIDTHS.get(family, max(1, hidden // heads)))
         has_window = values.get("use_sliding_window", not family.startswith(("qwen", "smollm")))
+        window = values.get("sliding_window", _WINDOWS.get(family))
         biases: list[str] = []
         if family == "qwen2":
             biases += ["q_proj", "k_proj", "v_proj"]
@@ -150,7 +159,7 @@ class Shape:
             biases += ["q_proj", "k_proj", "v_proj", "o_proj"]
         if family in ("granite", "llama", "smollm3") and values.get("mlp_bias", False):
             biases += ["gate_proj", "up_proj", "down_proj"]
-        layer_input = size("hidden_size_per_layer_input", 256) if family == "gemma4_text" else 0
+        layer_input = size("hidden_size_per_layer_input", 256, 0) if family == "gemma4_text" else 0
         layer = Layer(
             hidden=hidden,
             queries=heads * width,
@@ -166,17 +175,24 @@ class Shape:
         )
         full = other = layer  # those whose type is full_attention, and those with another type
         if family == "gemma4_text":  # wider heads
-            written: Mapping[str, Any] = values.get("per_layer_config") or {}  # by transformers
-            head = next((each["head_dim"] for each in written.values()), size("global_head_dim", 512))
+            head = size("global_head_dim", 512)
+            if isinstance(written := values.get("per_layer_config"), Mapping):  # as transformers writes it
+                found = [each.get("head_dim") for each in written.values() if isinstance(each, Mapping)]
+                head = next((each for each in found if isinstance(each, int)), width)
             full = dataclasses.replace(layer, queries=heads * head, keys=layer.keys // width * head, head=head)
         elif family == "qwen3_5_text":
             names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
             sizes = (size(f"linear_{name}", each) for name, each in zip(names, (16, 32, 128, 128, 4), strict=True))
             other = dataclasses.replace(layer, delta=DeltaNet(*sizes))
-        interval = size("full_attention_interval", 6 if layer_input else 4)
-        types = values.get("layer_types") or [""] * (interval - 1) + ["full_attention"]
-        layers = [full if each == "full_attention" else other for each in (types * number)[:number]]
-        for index in range(number - values.get("num_kv_shared_layers", 0), number):
+        interval = size("full_attention_interval", 6 if family == "gemma4_text" else 4)
+        types = full is not other and values.get("layer_types")
+        types = types or (([""] * (interval - 1) + ["full_attention"]) * number)[:number]
+        if not isinstance(types, list) or len(types) != number:
+            raise UnknownFamily(f"the model's config.json has layer_types {types!r:.60}; expected a list of {number}")
+        layers = [full if each == "full_attention" else other for each in types]
+        if family == "gemma4_text":  # transformers changes the last one too
+            layers[-1] = full
+        for index in range(max(0, number - size("num_kv_shared_layers", 0, 0)), number):
             inner = layer.inner * (2 if values.get("use_double_wide_mlp") else 1)
             layers[index] = dataclasses.replace(layers[index], inner=inner, shares_keys=True)
         return cls(
@@ -186,7 +202,7 @@ class Shape:
             layers=tuple(layers),
             layer_vocabulary=size("vocab_size_per_layer_input", 262_144) if layer_input else 0,
             context=values.get("max_position_embeddings"),
-            window=values.get("sliding_window", _WINDOWS.get(family)) if has_window else None,
+            window=window if has_window and isinstance(window, int) else None,
         )
 
     @functools.cached_property

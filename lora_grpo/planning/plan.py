@@ -22,7 +22,7 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.flags import flag
-from lora_grpo.models import GIB, KNOWN_MODELS, ONLY_PEFT, Shape, UnknownFamily, check_architecture, memory, model_files
+from lora_grpo.models import GIB, KNOWN_MODELS, Shape, UnknownFamily, architectures, memory, model_files
 from lora_grpo.planning.fit import USABLE_SHARE, Device, Fit, Planner, refusal
 from lora_grpo.planning.work import Work, count, disk_bytes
 from lora_grpo.runs import saved_bytes
@@ -105,8 +105,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     planning = invocation.plan or invocation.dry_run
     device, is_present = _find_device(config, planning=planning)
     model, note = _read_model(config, invocation)
-    if config.model.engine == "auto" and model.get("model_type") in ONLY_PEFT:
-        config = replace(config, {"model": {"engine": "peft"}})
+    if not invocation.resume:  # which keeps its settings
+        config = architectures.with_supported(config, model.get("model_type"))
     if not is_present:
         config = with_gpu_defaults(config)
     # run.json then names both, so a later measurement does not change them when the run is resumed.
@@ -120,7 +120,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         derived.append("train.micro_batch_size")
     if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
         derived.append("model.gpu_memory_share")
-    check_architecture(model, config.model, engine)
+    architectures.check_architecture(model, config.model, engine)
     work = Work.of(config, resumed=invocation.resume)
     plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:

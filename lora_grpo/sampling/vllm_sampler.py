@@ -17,7 +17,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, base_model, memory, model_files, read_adapter
+from lora_grpo.models import ADAPTER_WEIGHTS, NOT_IN_VLLM, SELECTION, base_model, memory, model_files, read_adapter
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
 from lora_grpo.sampling.vllm_server import VllmServer
@@ -247,9 +247,9 @@ def start_engine(
 
     on_cpu = not torch.cuda.is_available()
     family = model_files.read_config(settings).get("model_type")
-    if family == "ministral3" or (family == "lfm2" and on_cpu):  # docs/models.md
-        problem = f"vLLM 0.27 computes other logits than transformers for a model of type {family}"
-        raise UserError(f"{problem}; select the transformers backend")
+    if family in NOT_IN_VLLM or (family == "lfm2" and on_cpu):
+        problem = f"vLLM 0.27 does not compute the logits of a model of type {family}"
+        raise UserError(f"{problem} (docs/models.md); select the transformers backend")
     sleeps = sleeps and not on_cpu
     name, revision = model_files.source(settings.name), settings.revision
     options: dict[str, Any] = {}
@@ -258,6 +258,7 @@ def start_engine(
             "enforce_eager": True,
             # Each prompt chunk samples and discards a token, and random generators on a CPU cannot be rewound.
             "enable_chunked_prefill": False,
+            "enable_prefix_caching": family != "granitemoehybrid",  # needs chunked prefill with recurrent layers
             # Samples share only the full blocks of their prompt, and few prompts fill the default of 128 tokens.
             "block_size": 32,
             "max_num_batched_tokens": max(512, max_sequence_tokens),  # the adapter is copied for each token
@@ -273,6 +274,7 @@ def start_engine(
         options |= {
             "gpu_memory_utilization": settings.gpu_memory_share or 0.85 * free / total,
             "enable_sleep_mode": sleeps,
+            "enable_prefix_caching": True,
             # A few prompts saturate a GPU, and vLLM subtracts this batch from the cache (its default is 8192 or more).
             "max_num_batched_tokens": max(4096, max_sequence_tokens),
         }
@@ -299,7 +301,6 @@ def start_engine(
             trust_remote_code=settings.trust_remote_code,
             dtype=str(base_model.compute_dtype()).removeprefix("torch."),
             max_model_len=max_sequence_tokens,
-            enable_prefix_caching=True,
             language_model_only=True,  # not the part that reads images
             # Logprobs of the sampled distribution, after temperature and top-p.
             logprobs_mode="processed_logprobs",

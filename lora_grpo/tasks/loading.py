@@ -1,6 +1,7 @@
 """Load the rows of a run: keep the splits disjoint, add prompts, and compute fingerprints."""
 
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -238,9 +239,11 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
                 episode.take([*tokenizer(gold, add_special_tokens=False)["input_ids"], end], gold, [], truncated=False)
         taken = (message for message in episode.messages if message["role"] == "assistant")
         for message, read in zip(messages, taken, strict=False):
-            if (wanted := turns.calls_of(message)) != (found := turns.calls_of(read)):
-                problem = f"the chat template writes the calls {wanted} of gold(row), and they are read as {found}"
-                raise UserError(f"{problem}; pass another --model.chat-template")
+            wanted, found = turns.calls_of(message), turns.calls_of(read)
+            for call, other in itertools.zip_longest(wanted, found):
+                if call != other:
+                    problem = f"{row['id']}: the chat template writes the call {call} of gold(row) as {other}"
+                    raise UserError(f"{problem}; pass another --model.chat-template")
         if not episode.is_over:
             episode.end("limit")
         episodes.append(episode)

@@ -99,12 +99,14 @@ def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
 
 def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
     """Return the name and the arguments of each tool call, as texts: some formats write numbers as texts."""
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-
-    def text(value: Any) -> str:
-        return value if isinstance(value, str) else json.dumps(value)
-
-    return [(each["name"], {key: text(value) for key, value in dict(each["arguments"]).items()}) for each in functions]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        given = function.get("arguments")
+        arguments = given if isinstance(given, Mapping) else {"": given}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        calls.append((function["name"], texts))
+    return calls
 
 
 def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
