@@ -146,7 +146,7 @@ def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
     if common * (len(prompts) - 1) < _MIN_SAVED_TOKENS or rotates_by_length or not can_join(model.config):
         return None
     input_ids = torch.tensor([prompts[0][:common]], device=next(model.parameters()).device)
-    mask, cache = torch.ones_like(input_ids), growing_cache(model.config)
+    mask, cache = torch.ones_like(input_ids), new_cache(model.config)
     _forward(model, input_ids, mask, mask.cumsum(dim=1) - 1, cache, logits_to_keep=1)
     return cache
 
@@ -167,7 +167,6 @@ def prefill(
     Shorter prompts are padded on the left, or after the common tokens, the result of `read_common_tokens`.
     """
     import torch
-    from transformers import DynamicCache
 
     device = next(model.parameters()).device
     first = indices[0] // num_samples
@@ -177,7 +176,7 @@ def prefill(
     input_ids = torch.tensor([[pad_token_id] * (longest - len(ids)) + ids for ids in needed], device=device)
     mask = torch.tensor([[1] * start + [0] * (longest - len(ids)) + [1] * len(ids) for ids in needed], device=device)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
-    cache = growing_cache(model.config) if can_join(model.config) else DynamicCache(config=model.config)
+    cache = new_cache(model.config)
     if common:
         for layer, shared in zip(cache.layers, common.layers, strict=True):
             layer.lazy_initialization(shared.keys, shared.values)
@@ -220,14 +219,15 @@ def num_to_start(batch_size: int, *, running: int, waiting: int, joining: bool) 
     return new if new <= batch_size - running else 0
 
 
-def growing_cache(config: Any) -> Any:
-    """Return an empty DynamicCache of growing layers, for a model whose layers all have full attention."""
+def new_cache(config: Any) -> Any:
+    """Return an empty DynamicCache, of growing layers if all layers of the model have full attention."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
     cache = DynamicCache(config=config)
-    layer = type("GrowingDynamicLayer", (GrowingLayer, DynamicLayer), {})
-    cache.layers = [layer() for _ in cache.layers]
+    if can_join(config):
+        layer = type("GrowingDynamicLayer", (GrowingLayer, DynamicLayer), {})
+        cache.layers = [layer() for _ in cache.layers]
     return cache
 
 
@@ -351,7 +351,5 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
 
 def ran_out_of_memory(error: RuntimeError) -> bool:
     """Return whether an error means out of memory. The CPU allocator has no error class of its own."""
-    import torch
-
     messages = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in messages)
+    return any(words in str(error) for words in messages)

@@ -67,13 +67,10 @@ def plain_copy(model: Any) -> Any:
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
         for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
-            if ".lora_" in name:
-                continue
-            name = _BASE_LAYERS.sub("", name)
-            if getattr(tensor, "quant_state", None) is None:
-                targets[name].copy_(tensor)
-            else:
-                targets[name].copy_(dequantize_4bit(tensor.data, tensor.quant_state))
+            if ".lora_" not in name:
+                state = getattr(tensor, "quant_state", None)
+                values = tensor if state is None else dequantize_4bit(tensor.data, state)
+                targets[_BASE_LAYERS.sub("", name)].copy_(values)
     return plain.eval().requires_grad_(False)
 
 

@@ -113,8 +113,6 @@ class Sampler:
         import torch
 
         with self.awake(adapter=adapter):
-            if not prompts:  # a process that has no rows
-                return []
             if torch.cuda.is_available():
                 self.fit_batch(prompts, params.max_tokens)
             groups = dict(self.stream(prompts, params, seeds))
