@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -61,8 +60,7 @@ def export(options: ExportOptions) -> None:
     with lock.holding(parent):
         notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
         if (folder / REPORT).is_file():  # for the card
-            with atomic.new_file(parent / REPORT) as temporary:
-                shutil.copyfile(folder / REPORT, temporary)
+            atomic.write_text(parent / REPORT, (folder / REPORT).read_text(encoding="utf-8"))
     for note in notes:
         print(f"note: {note}")
     for path in outputs.values():

@@ -23,7 +23,6 @@ from lora_grpo.tasks import chat
 HUB_FILES = ("template", "system", "params")
 """The files that Hugging Face's documentation names for Ollama."""
 
-
 _NO_TEMPLATE = (
     "the Modelfile has no TEMPLATE because the chat template does more than add text around messages; Ollama uses its "
     "own if it knows the model, or none: compare an answer"

@@ -99,21 +99,15 @@ def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapt
         a, b, magnitude = parts.pop(f"{prefix}A"), parts.pop(f"{prefix}B"), parts.pop("magnitude_vector", None)
         module, update, transposed = name.removesuffix(".weight"), (b.shape[0], a.shape[1]), bool(prefix)
         if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
-            raise _misfit(adapter, module, output.shape, update)
+            raise UserError(
+                f"the adapter in {adapter.folder} was trained on another base: {module} has the shape {list(update)}, "
+                f"expected {list(output.shape)}; pass its own base with --base"
+            )
         if magnitude and transposed:
             raise UserError(f"{adapter.folder} trains {module} with DoRA; here, only DoRA of linear layers is merged")
-        if magnitude and math.prod(magnitude.shape) != update[0]:
-            raise _misfit(adapter, magnitude.name, update[:1], magnitude.shape)
         low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
         output = replace(output, low_rank=low_rank)
     return output
-
-
-def _misfit(adapter: SavedAdapter, name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> UserError:
-    return UserError(
-        f"the adapter in {adapter.folder} was trained on another base: {name} has the shape {list(got)}, expected "
-        f"{list(expected)}; pass its own base with --base"
-    )
 
 
 def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:

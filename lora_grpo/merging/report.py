@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
@@ -17,11 +17,7 @@ REPORT = "merge_report.json"
 Dtype = Literal["bf16", "fp16", "fp32"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Base(_Record):
+class Base(BaseModel, frozen=True):
     """The model that the adapter was merged into."""
 
     name: str
@@ -33,7 +29,7 @@ class Base(_Record):
     """Whether this was verified to be the base that the adapter was trained on."""
 
 
-class Retained(_Record):
+class Retained(BaseModel, frozen=True):
     """How much of the adapter's update one dtype keeps; see fidelity.py."""
 
     overall: float
@@ -42,7 +38,7 @@ class Retained(_Record):
     worst_layer: str
 
 
-class Divergences(_Record):
+class Divergences(BaseModel, frozen=True):
     """Mean KL divergences in nats per token; `adapter_merged` is KL(adapter || merged)."""
 
     tokens: int = 0
@@ -54,7 +50,7 @@ class Divergences(_Record):
     """The reason, if the divergences were not measured."""
 
 
-class MergeReport(_Record):
+class MergeReport(BaseModel, frozen=True):
     """The contents of merge_report.json."""
 
     identity: dict[str, str]
