@@ -59,7 +59,7 @@ CONFIGS = {
     },
     "gemma3 with images": {
         "model_type": "gemma3",
-        "text_config": {"model_type": "gemma3_text", **_HEADS, "sliding_window": 16},
+        "text_config": {**_HEADS, "sliding_window": 16},
         "vision_config": {**_VISION, **_PATCHES},
         "mm_tokens_per_image": 4,
     },

@@ -28,9 +28,9 @@ from lora_grpo.hub.push import prepare
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.models import Overrides, base_model, resolve, with_start
-from lora_grpo.models.architectures import TRAINABLE, check_architecture
+from lora_grpo.models.architectures import TRAINABLE, check_architecture, with_supported
 from lora_grpo.models.policy import load_policy
-from lora_grpo.models.shape import Shape
+from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.sampling.build import load_sampler, load_tokenizer
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
@@ -166,13 +166,66 @@ def test_the_plan_counts_every_parameter(name):
             Shape.of(config)
         return
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config.get("text_config", config)))
+        text = {"model_type": f"{config['model_type']}_text", **config.get("text_config", config)}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text))
     shape = Shape.of(config)
     assert Shape.of(saved(config)) == shape
     assert shape.parameters == model.num_parameters()
     linear = {n: m.weight for n, m in model.named_modules() if type(m) is torch.nn.Linear and n != "lm_head"}
     assert shape.linear_parameters == sum(weight.numel() for weight in linear.values())
     assert {name: weight.shape[::-1] for name, weight in linear.items()} == shape.linears
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3_5 text", {"layer_types": ["full_attention"]}),
+        ("qwen3_5 text", {"layer_types": {"a": 1}}),
+        ("gemma4 text", {"num_kv_shared_layers": "20"}),
+        ("gemma4 text", {"enable_moe_block": True}),
+        ("gemma4 text", {"hidden_size_per_layer_input": -1}),
+        ("llama", {"hidden_size": None}),
+        ("llama", {"num_hidden_layers": "2"}),
+        ("gemma3 with images", {"text_config": ["a"]}),
+        ("qwen3_5", {"text_config": None}),
+    ],
+)
+def test_a_model_with_other_sizes_is_not_planned(name, changes):
+    with pytest.raises(UnknownFamily):
+        Shape.of({**CONFIGS[name], **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": None, "num_hidden_layers": 8},
+        {"hidden_size_per_layer_input": 0},
+        {"num_kv_shared_layers": None},
+        {"global_head_dim": 16},
+    ],
+)
+def test_gemma_4_is_planned_as_transformers_makes_it(changes):
+    config = AutoConfig.for_model(**{**CONFIGS["gemma4 text"], **changes, "num_kv_shared_layers": 0})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    asked = Shape.of({**CONFIGS["gemma4 text"], "num_kv_shared_layers": 0, **changes})
+    assert asked.parameters == Shape.of(json.loads(config.to_json_string())).parameters == model.num_parameters()
+
+
+def test_sizes_that_published_gemma_3_leaves_out_are_those_of_transformers():
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**text))
+    assert Shape.of({"model_type": "gemma3", "text_config": text}).parameters == model.num_parameters()
+
+
+def test_auto_chooses_what_a_type_supports():
+    found = {each: with_supported(RunConfig(), each) for each in ("qwen3_5", "mistral3", "llama")}
+    assert {name: (config.model.engine, config.sampling.backend) for name, config in found.items()} == {
+        "qwen3_5": ("peft", "auto"),
+        "mistral3": ("peft", "transformers"),
+        "llama": ("auto", "auto"),
+    }
 
 
 REFUSED = {

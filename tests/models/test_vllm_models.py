@@ -20,8 +20,8 @@ from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options, start_e
 
 pytestmark = pytest.mark.engines
 pytest.importorskip("vllm")
-IN_16_BITS = ("gpt_oss", "qwen3_5", "qwen3_5 text")
-"""vLLM computes experts and delta nets on a CPU in bfloat16 alone."""
+IN_16_BITS = {"gpt_oss": 0.2, "qwen3_5": 0.05, "qwen3_5 text": 0.05}
+"""vLLM computes experts and delta nets on a CPU in bfloat16 alone. The learning rates change more than rounding does."""
 OTHER_LOGITS = ("lfm2", "ministral3")
 LFM2 = {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 96, "block_multiple_of": 16}
 LFM2 |= {"block_ffn_dim_multiplier": 1.0, "conv_use_xavier_init": True}
@@ -46,21 +46,29 @@ def widened(config):
     return config | {name: size for name, size in wide.items() if name in config}
 
 
-def generated(folder, tokens):
-    """Return tokens and logprobs of transformers, without a cache."""
+def next_logps(folder, tokens):
+    """Return the logprobs of the token that follows, with transformers."""
     model = base_model.auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(folder).eval()
-    ids, found = torch.tensor([tokens]), []
     with torch.no_grad():
-        for _ in range(8):
-            logps = torch.log_softmax(model(ids).logits[0, -1].float(), -1)
-            found.append((logps.argmax().item(), logps.max().item()))
-            ids = torch.cat([ids, logps.argmax()[None, None]], 1)
+        return torch.log_softmax(model(torch.tensor([tokens])).logits[0, -1].float(), -1)
+
+
+def generated(folder, tokens):
+    """Return eight tokens and their logprobs, without a cache."""
+    found = []
+    for _ in range(8):
+        logps = next_logps(folder, [*tokens, *(token for token, _ in found)])
+        found.append((logps.argmax().item(), logps.max().item()))
     return zip(*found, strict=True)
 
 
-def started(folder, name, **options):
-    """Return an engine. On a CPU, it reads prompts in one part, and recurrent layers then do not share prefixes."""
+def started(folder, name, rank):
+    """Return an engine. On a CPU, lora_grpo does not start one in bfloat16, or for a type that it refuses."""
+    if name not in (*IN_16_BITS, *OTHER_LOGITS):
+        return start_engine(ModelConfig(name=str(folder), bits=16), rank=rank, max_sequence_tokens=256, seed=0)
     from vllm.entrypoints import llm
+
+    options = {"enable_lora": True, "max_lora_rank": rank} if rank else {}
 
     options |= {"language_model_only": True, "logprobs_mode": "processed_logprobs", "skip_tokenizer_init": True}
     options |= {"enable_chunked_prefill": False, "enable_prefix_caching": False, "enforce_eager": True}
@@ -91,7 +99,7 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
         tmp_path / "run",
         model={"engine": "peft", "name": str(base), "bits": 16, "max_sequence_tokens": 256},
         sampling={"max_completion_tokens": 16, "backend": "transformers"},
-        train={"max_steps": 1, "learning_rate": 1e-2},
+        train={"max_steps": 1, "learning_rate": IN_16_BITS.get(name, 1e-2)},
     )
     merged = merge(MergeOptions(str(run.folder), dtype="fp32"))
     if name in OTHER_LOGITS:
@@ -99,12 +107,15 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
             start_engine(ModelConfig(name=str(merged)), rank=None, max_sequence_tokens=256, seed=0)
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
     expected, logps = generated(merged, tokens)
+    tolerance = 0.1 if name in IN_16_BITS else 1e-5
+    # An adapter that is ignored would be found.
+    assert (next_logps(merged, tokens) - next_logps(base, tokens))[expected[0]].abs() > 3 * tolerance
     options = request_options(SamplingParams(1, 0.0, 1.0, max_tokens=8), [0], [], logprobs=True)
     served = [(merged, None)]
     if name not in ("gpt_oss", "qwen3 moe", "mixtral"):  # on a CPU, vLLM has no adapters for experts
         served.append((base, run.adapter))
     for folder, adapter in served:
-        engine = started(folder, name, **({"enable_lora": True, "max_lora_rank": 8} if adapter else {}))
+        engine = started(folder, name, 8 if adapter else None)
         try:
             request = engine.load_adapter(adapter) if adapter else None
             [(_, (found, logprobs))] = [*engine.stream([tokens], options, request)]
@@ -117,7 +128,7 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
             continue
         same = next((index for index, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), 8)
         assert same == 8 or (name in IN_16_BITS and same > 0)  # rounding may change a choice
-        assert max(differences[:same]) < (0.1 if name in IN_16_BITS else 1e-5)
+        assert max(differences[:same]) < tolerance
 
 
 def test_the_documentation_names_the_families_that_vllm_does_not_serve():

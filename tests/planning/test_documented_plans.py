@@ -72,11 +72,12 @@ def test_the_table_of_models_has_every_model_of_the_math_recipe():
 @pytest.mark.parametrize("row", MODELS, ids=lambda row: " ".join(row[:2]))
 def test_a_listed_model_fits_its_gpu_with_the_listed_limits(machine, row):
     preset, name, gigabytes, micro, parallel, share, longest = row
-    engine = ("--model.engine", "peft") if "Qwen3.5" in name or "gemma-4" in name else ()
+    engine = ("--model.engine", "auto") if "Qwen3.5" in name or "gemma-4" in name else ()
     flags = ("--preset", preset, "--model.name", name, *engine)
     _, plan = planned("gsm8k_lora", *flags)
     assert f"{KNOWN_MODELS[name]['weights_bytes'] / 1e9:.2f} GB" == gigabytes
     assert plan.fit.fits and plan.fit.sampler == ("vllm" if engine else "shared")
+    assert plan.engine == ("peft" if engine else "unsloth")
     assert (plan.fit.micro_batch_size, plan.fit.max_num_seqs) == (int(micro), int(parallel))
     assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.05)
     assert plan.longest_context == pytest.approx(int(longest.replace(",", "")), rel=0.05)
