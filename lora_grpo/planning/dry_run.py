@@ -24,7 +24,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     gold = None
     if not getattr(task, "has_gold", True):
-        print(f"--- no reference answer: {Path(config.data.task).name} has none")
+        print(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])
         print(f"--- reference answer\n{gold.text}")

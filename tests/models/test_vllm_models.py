@@ -21,7 +21,7 @@ from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options, start_e
 pytestmark = pytest.mark.engines
 pytest.importorskip("vllm")
 IN_16_BITS = {"gpt_oss": 0.2, "qwen3_5": 0.05, "qwen3_5 text": 0.05}
-"""vLLM computes experts and delta nets on a CPU in bfloat16 alone. The learning rates change more than rounding does."""
+"""vLLM computes experts and delta nets on a CPU in bfloat16 alone. A rate changes more than rounding does."""
 OTHER_LOGITS = ("lfm2", "ministral3")
 LFM2 = {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 96, "block_multiple_of": 16}
 LFM2 |= {"block_ffn_dim_multiplier": 1.0, "conv_use_xavier_init": True}
