@@ -174,9 +174,7 @@ def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_
     if gold:
         assert "\n--- reference answer\na\n--- its rewards\ncorrect_answer           1 of 1, weight 2" in said
     else:
-        assert (
-            "\n--- no reference answer: own.py has no gold(row)\n" in said and "reward" not in said.split("---")[2]
-        )
+        assert "\n--- no reference answer: own.py has no gold(row)\n" in said and "reward" not in said.split("---")[2]
     assert said.count("--- prompt of own/train/0") == 1 and said.endswith("nothing was trained\n")
 
 
