@@ -105,6 +105,9 @@ def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapt
             )
         if magnitude and transposed:
             raise UserError(f"{adapter.folder} trains {module} with DoRA; here, only DoRA of linear layers is merged")
+        if magnitude and math.prod(magnitude.shape) != update[0]:
+            found = f"{magnitude.name} has the shape {list(magnitude.shape)}, expected {[update[0]]}"
+            raise UserError(f"the adapter in {adapter.folder} is damaged: {found}")
         low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
         output = replace(output, low_rank=low_rank)
     return output

@@ -180,6 +180,7 @@ LINEAR_AND_EMBEDDING = {"target_modules": ["q_proj", "embed_tokens"], "use_dora"
         ({}, {"prompt_embeddings": torch.ones(8, 32)}, "prompt_embeddings of .* cannot be merged into this base"),
         ({}, {f"{KEY}lora_A.weight": torch.ones(4, 40)}, r"q_proj has the shape \[32, 40\], expected \[32, 32\]"),
         (LINEAR_AND_EMBEDDING, {}, r"trains model\.embed_tokens with DoRA"),
+        ({"use_dora": True}, {f"{KEY}lora_magnitude_vector": torch.ones(1)}, r"has the shape \[1\], expected \[32\]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, bases, tmp_path):
