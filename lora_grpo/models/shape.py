@@ -185,8 +185,8 @@ class Shape:
             sizes = (size(f"linear_{name}", each) for name, each in zip(names, (16, 32, 128, 128, 4), strict=True))
             other = dataclasses.replace(layer, delta=DeltaNet(*sizes))
         interval = size("full_attention_interval", 6 if family == "gemma4_text" else 4)
-        types = full is not other and values.get("layer_types")
-        types = types or (([""] * (interval - 1) + ["full_attention"]) * number)[:number]
+        pattern = ([""] * (interval - 1) + ["full_attention"]) * number
+        types = (values.get("layer_types") if full is not other else None) or pattern[:number]
         if not isinstance(types, list) or len(types) != number:
             raise UnknownFamily(f"the model's config.json has layer_types {types!r:.60}; expected a list of {number}")
         layers = [full if each == "full_attention" else other for each in types]

@@ -258,7 +258,6 @@ def start_engine(
             "enforce_eager": True,
             # Each prompt chunk samples and discards a token, and random generators on a CPU cannot be rewound.
             "enable_chunked_prefill": False,
-            "enable_prefix_caching": family != "granitemoehybrid",  # needs chunked prefill with recurrent layers
             # Samples share only the full blocks of their prompt, and few prompts fill the default of 128 tokens.
             "block_size": 32,
             "max_num_batched_tokens": max(512, max_sequence_tokens),  # the adapter is copied for each token
@@ -274,7 +273,6 @@ def start_engine(
         options |= {
             "gpu_memory_utilization": settings.gpu_memory_share or 0.85 * free / total,
             "enable_sleep_mode": sleeps,
-            "enable_prefix_caching": True,
             # A few prompts saturate a GPU, and vLLM subtracts this batch from the cache (its default is 8192 or more).
             "max_num_batched_tokens": max(4096, max_sequence_tokens),
         }
@@ -301,6 +299,8 @@ def start_engine(
             trust_remote_code=settings.trust_remote_code,
             dtype=str(base_model.compute_dtype()).removeprefix("torch."),
             max_model_len=max_sequence_tokens,
+            # With recurrent layers, it needs chunked prefill.
+            enable_prefix_caching=not (on_cpu and family == "granitemoehybrid"),
             language_model_only=True,  # not the part that reads images
             # Logprobs of the sampled distribution, after temperature and top-p.
             logprobs_mode="processed_logprobs",
