@@ -94,9 +94,8 @@ class Report(Schema):
         protocol, sampling = self.protocol, self.protocol.sampling
         title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
         if sampling:
-            how = (
-                f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}" if sampling.temperature else "greedy"
-            )
+            sampled = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+            how = sampled if sampling.temperature else "greedy"
             style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
             title += f", {how}, {style}{sampling.few_shot}-shot"
         return title
@@ -266,11 +265,10 @@ def read_report(folder: Path) -> Report | None:
 
 def read_as(kind: type[_Read], folder: Path) -> _Read | None:
     """Return the report of a kind in a folder, or None if there is none."""
-    path = folder / REPORT
-    if not path.is_file():
+    if not (path := folder / REPORT).is_file():
         return None
-    record = json_files.read_object(path)
-    return json_files.validated(record, kind, f"{path} is not an evaluation report", "evaluate again")
+    problem = f"{path} is not an evaluation report"
+    return json_files.validated(json_files.read_object(path), kind, problem, "evaluate again")
 
 
 def read_reports(run: Path) -> dict[Path, Report]:
@@ -286,8 +284,7 @@ def read_reports(run: Path) -> dict[Path, Report]:
             print(f"{error}; it is left out", file=sys.stderr)
             continue
         if report and report.protocol.limit:
-            limit = f"evaluate --limit {report.protocol.limit}"
-            print(f"{path}/report.json is of `{limit}`; it is left out", file=sys.stderr)
+            print(f"{path}/report.json is of `--limit {report.protocol.limit}`; it is left out", file=sys.stderr)
         elif report and report.protocol.sampling:
             reports[path] = report
     return reports

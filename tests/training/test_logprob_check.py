@@ -110,6 +110,14 @@ def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monk
             check_logprobs(trainer, sampler, prompts)
 
 
+def test_the_perturbation_is_found_where_little_more_noise_moves_much_more(parts, prompts, monkeypatch):
+    """A model that is sure of its tokens moves by 0.03 nats, and by 2 with twice the noise."""
+    _, _, trainer, sampler, _, _ = parts
+    least = MOVED * tolerance(trainer)
+    monkeypatch.setattr(logprob_check, "_MAX_MOVED", 1.02 * least)
+    assert least <= check_logprobs(trainer, sampler, prompts)["moved"] <= 1.02 * least
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_log_probs_are_of_the_tempered_distribution(parts, prompts, temperature):
     _, policy, _, sampler, _, _ = parts
