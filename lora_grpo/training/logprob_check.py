@@ -46,7 +46,7 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str
 
     Returns:
         Mean absolute differences per token, in nats: `difference` between rollouts and trainer with the perturbed
-        adapter, its `tolerance` (in 16 bits, `moved` / MOVED), and `moved` between the trainer with and without the
+        adapter, its `tolerance` (in 16 bits, `moved` / 3), and `moved` between the trainer with and without the
         perturbation. `evaluation_difference` is that of a sampler that only evaluates. None if the sampler returns no
         logprobs.
 
@@ -82,8 +82,8 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str
                 f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
                 "model (--lora.targets)"
             )
-        if allowed == _ROUNDED:  # Rounding grows with the noise: to 0.08 nats where SmolLM2-135M moves by 0.51.
-            allowed = moved / MOVED
+        if allowed == _ROUNDED:  # Rounding grows with the noise: to 0.09 nats where SmolLM2-135M moves by 0.54.
+            allowed = moved / 3
         found = {"moved": moved, "tolerance": allowed, "tokens": sum(len(ids) for ids, _ in first)}
         for name, sample in paths.items():
             decoded = sample()

@@ -93,7 +93,7 @@ def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monk
     _, _, trainer, sampler, _, _ = parts
     monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.1)
     found = check_logprobs(trainer, sampler, prompts)
-    assert found["tolerance"] == pytest.approx(found["moved"] / MOVED) and found["tolerance"] >= 0.1
+    assert found["tolerance"] == pytest.approx(found["moved"] / 3) and found["moved"] >= 0.5
     real, error = sampler.sample, share * found["tolerance"]
 
     def rounded(*arguments):
