@@ -91,4 +91,4 @@ def divergence(one: Any, other: Any) -> float:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    sys.exit(run_command(main))

@@ -1,0 +1,69 @@
+"""The tables of docs/ that `tools/results.py` writes are those of docs/results.json."""
+
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+from helpers.fresh_imports import ROOT
+
+PLACE = re.compile(r"<!-- results: (\w+) -->\n(.*?)<!-- end -->", re.S)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def results():
+    spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
+    module = sys.modules["results"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_those_of_the_record(results):
+    record = json.loads(results.RECORD.read_text())
+    places = [place for page in PAGES for place in PLACE.findall(page.read_text())]
+    assert sorted(name for name, _ in places) == sorted(record)
+    for name, text in places:
+        assert text == results.rendered(record[name])
+        assert record[name]["commands"] == list(results.PARTS[name].commands)
+        assert len(record[name]["table"]) > 1 and record[name]["commits"]
+
+
+def test_a_part_is_measured_written_and_shown(results, tmp_path, monkeypatch, capfd):
+    tool, runs = tmp_path / "tool.py", tmp_path / "runs"
+    tool.write_text("print('text\\n| a | `b` |\\n|---|---:|\\n| 1 | 2 |')")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "import json, pathlib, sys\n"
+        "folder = pathlib.Path(sys.argv[sys.argv.index('--output-dir') + 1])\n"
+        "(folder / 'evaluation').mkdir(parents=True)\n"
+        "row = dict(metric='greedy', before=0.25, after=0.5, difference=0.25, p_value=0.02)\n"
+        "row |= {name + '_interval': [0.0, 1.0] for name in ('before', 'after', 'difference')}\n"
+        "(folder / 'evaluation' / 'report.json').write_text(json.dumps({'table': [row]}))\n"
+        "(folder / 'run.json').write_text(json.dumps({'git_revision': 'abcdefgh12+changes'}))\n"
+        "print(*sys.argv[1:])\n"
+    )
+    (tmp_path / "page.md").write_text(
+        "<!-- results: tool -->\n<!-- end -->\n<!-- results: run -->\nold\n<!-- end -->\n"
+    )
+    for name, value in (("RECORD", tmp_path / "results.json"), ("RUNS", runs)):
+        monkeypatch.setattr(results, name, value)
+    commands = (f"{recipe} --first", f"{recipe} --from {{before}} --seed {{seed}}")
+    parts = {"tool": results.Benchmark((str(tool),)), "run": results.Recipe(commands, seeds=(4, 5))}
+    monkeypatch.setattr(results, "PARTS", parts)
+    monkeypatch.setattr(sys, "argv", ["results.py"])
+    results.main()
+    printed = capfd.readouterr().out.splitlines()
+    assert printed == [
+        f"--first --output-dir {runs}/run-0",
+        *(f"--from {runs}/run-0 --seed {seed} --output-dir {runs}/run-1-{seed}" for seed in (4, 5)),
+    ]
+    page = (tmp_path / "page.md").read_text()
+    assert "| a | `b` |\n| --- | ---: |\n| 1 | 2 |\n" in page and "old" not in page
+    assert "| 4 | greedy | 25.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | +25.0 [+0.0, +100.0] | 0.020 | 0 |" in page
+    assert "At abcdefgh+changes, 0.0 min on" in page
+    monkeypatch.setattr(sys, "argv", ["results.py", "run"])
+    results.main()
+    assert not capfd.readouterr().out  # finished runs are not repeated
+    assert (tmp_path / "page.md").read_text() == page

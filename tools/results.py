@@ -1,0 +1,183 @@
+"""Repeat measurements of the documentation: run commands, write docs/results.json, and the tables of docs/ from it.
+
+    python tools/results.py                    # all parts, hours on two cores
+    python tools/results.py gsm8k rounding     # some parts
+    python tools/results.py --list             # the parts and their commands
+
+A part is a recipe, trained with each of its seeds, or a benchmark that prints a table. Its table stands between
+`<!-- results: NAME -->` and `<!-- end -->` on a page, with the commands, the commit and the processor. Runs are kept in
+outputs/results, and a part that was stopped goes on with the runs that are not finished. A test compares the pages with
+docs/results.json.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.cli import run_command
+from lora_grpo.errors import UserError
+from lora_grpo.files import atomic
+from lora_grpo.runs import git_revision
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "docs" / "results.json"
+RUNS = ROOT / "outputs" / "results"
+HEADINGS = ["seed", "", "before", "after", "difference", "p", "minutes"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Commands that train with a seed; the last one is evaluated before and after. Each needs the one before it."""
+
+    commands: tuple[str, ...]
+    """`{seed}` is the seed, and `{before}` the folder of the command before. Without a seed, it runs once for all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """Train all seeds, and return the table with its minutes and commits."""
+        rows, commits, minutes = [], set(), 0.0
+        for seed in self.seeds:
+            before, spent = "", 0.0
+            for number, command in enumerate(self.commands):
+                folder = RUNS / (f"{name}-{number}-{seed}" if "{seed}" in command else f"{name}-{number}")
+                spent += run_once(command.format(seed=seed, before=before), folder)
+                before = str(folder)
+            report = json.loads((Path(before) / "evaluation" / "report.json").read_text(encoding="utf-8"))
+            commits.add(json.loads((Path(before) / "run.json").read_text(encoding="utf-8"))["git_revision"])
+            for index, row in enumerate(report["table"]):
+                cells = [percent(row, "before"), percent(row, "after"), percent(row, "difference", "+")]
+                p = "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}"
+                first = ["", ""] if index else [str(seed), f"{spent:.0f}"]
+                rows.append([first[0], row["metric"], *cells, p, first[1]])
+            minutes += spent
+        return {"commits": sorted(commits), "minutes": minutes, "table": [" | ".join(row) for row in (HEADINGS, *rows)]}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A command that prints a table."""
+
+    commands: tuple[str, ...]
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """Run the command, and return the last table that it prints."""
+        started = time.monotonic()
+        [command] = self.commands
+        printed = subprocess.run(words(command), cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        tables = re.findall(r"(?:^\|.*\|\n)+", f"{printed}\n", re.M)
+        if not tables:
+            raise UserError(f"{name}: `{command}` printed no table")
+        headings, _, *rows = (line[2:-2] for line in tables[-1].splitlines())
+        minutes = (time.monotonic() - started) / 60
+        return {"commits": [git_revision()], "minutes": minutes, "table": [headings, *rows]}
+
+
+_SQL = "--task recipes/sql_lora.py --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4"
+_GUESS = "--task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100"
+PARTS: dict[str, Recipe | Benchmark] = {
+    "gsm8k": Recipe(("recipes/gsm8k_lora.py --preset starter --seed {seed}",)),
+    "code": Recipe(("recipes/code_lora.py --preset starter --seed {seed}",)),
+    "length": Recipe(("recipes/length_lora.py --preset starter --seed {seed}",)),
+    "your_task": Recipe(("recipes/your_task.py --preset starter --seed {seed}",)),
+    "guess": Recipe(
+        (
+            f"recipes/sft_lora.py --preset starter {_GUESS} --seed {{seed}}",
+            "recipes/guess_lora.py --preset starter --lora.from {before} --seed {seed}",
+        )
+    ),
+    "order": Recipe(
+        (
+            "recipes/sft_lora.py --preset laptop --task recipes/laptop_lora.py --seed {seed}",
+            "recipes/laptop_lora.py --preset laptop --lora.from {before} --seed {seed}",
+        )
+    ),
+    "sql": Recipe(
+        (
+            f"recipes/sft_lora.py --preset laptop {_SQL}",
+            "recipes/sql_lora.py --preset laptop --lora.from {before} --seed {seed}",
+        ),
+        seeds=(1, 2, 3),
+    ),
+    "rounding": Benchmark(("tools/merge_rounding.py",)),
+    "merge": Benchmark(("tools/benchmark_merge.py --rounds 1",)),
+    "sandbox": Benchmark(("tools/benchmark_sandbox.py --rounds 5",)),
+    "turns": Benchmark(("tools/benchmark_turns.py --turns 4 --steps 2 --rounds 2",)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--list", action="store_true", help="print the parts and their commands")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        raise UserError(f"no part {', '.join(sorted(unknown))}; expected {', '.join(PARTS)}")
+    for name in options.parts or PARTS:
+        if options.list:
+            print(f"{name}\n" + "\n".join(f"    python {command}" for command in PARTS[name].commands))
+            continue
+        found = {"commands": PARTS[name].commands, "processor": processor(), **PARTS[name].measure(name)}
+        known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+        atomic.write_json(RECORD, {**known, name: found})
+        for page in sorted(RECORD.parent.glob("*.md")):
+            text = page.read_text(encoding="utf-8")
+            if (new := with_tables(text)) != text:
+                atomic.write_text(page, new)
+
+
+def run_once(command: str, folder: Path) -> float:
+    """Run a recipe unless its run is finished, and return the minutes that it took."""
+    took = folder / "minutes"
+    if not took.exists():
+        started = time.monotonic()
+        mode = ["--resume"] if (folder / "run.json").exists() else []
+        subprocess.run([*words(command), "--output-dir", str(folder), *mode], cwd=ROOT, check=True)
+        took.write_text(str((time.monotonic() - started) / 60), encoding="utf-8")
+    return float(took.read_text(encoding="utf-8"))
+
+
+def words(command: str) -> list[str]:
+    return [sys.executable, *shlex.split(command)]
+
+
+def percent(row: dict[str, Any], name: str, sign: str = "") -> str:
+    low, high = (f"{100 * bound:{sign}.1f}" for bound in row[f"{name}_interval"])
+    return f"{100 * row[name]:{sign}.1f} [{low}, {high}]"
+
+
+def processor() -> str:
+    models = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return f"{len(models)} x {models[0]}" if models else "unknown"
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the tables of docs/results.json in their places."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+
+    def block(match: re.Match[str]) -> str:
+        if (found := record.get(match[1])) is None:
+            return match[0]
+        return f"<!-- results: {match[1]} -->\n{rendered(found)}<!-- end -->"
+
+    return re.sub(r"<!-- results: (\w+) -->\n(?:.*?\n)??<!-- end -->", block, page, flags=re.S)
+
+
+def rendered(found: dict[str, Any]) -> str:
+    """Return the commands of a part and its table as Markdown."""
+    commits = ", ".join(each[:8] + "+changes" * each.endswith("+changes") for each in found["commits"])
+    lines = ["```", *(f"python {command}" for command in found["commands"]), "```", ""]
+    lines += [f"At {commits}, {found['minutes']:.1f} min on {found['processor']}:", ""]
+    headings, *rows = found["table"]
+    rule = " | ".join(["---", *["---:"] * headings.count(" | ")])
+    return "\n".join([*lines, *(f"| {row} |" for row in (headings, rule, *rows)), ""])
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
