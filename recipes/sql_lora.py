@@ -5,8 +5,8 @@ SFT on reference conversations teaches the calls. GRPO continues from that adapt
 the reward is 1 if the answer is the result of the reference query, else 0. Queries can only read.
 
     python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py \\
-        --train.prompts-per-step 4 --train.max-steps 64 --train.learning-rate 5e-4
-    python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora --seed 1   # other rows first than in SFT
+        --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4
+    python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora --seed 1   # in another order than SFT
 """
 
 import random
@@ -24,11 +24,11 @@ VALUES = "points wage age score height weight bonus rank"
 TITLES = "Amber Bravo Cedar Delta Ember Falcon Granite Harbor Indigo Juniper"
 NAMES = "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Rosa Simon"
 QUESTIONS = (
-    ("How many {member}s have {value} above {limit}?", "COUNT(*) FROM {table} WHERE {number} > {limit}"),
-    ("What is the total {value} in the {group} {title}?", "SUM({number}) FROM {joined} WHERE {label} = '{title}'"),
-    ("What is the highest {value} in the {group} {title}?", "MAX({number}) FROM {joined} WHERE {label} = '{title}'"),
-    ("Which {group} has the {member} with the lowest {value}?", "{label} FROM {joined} ORDER BY {number} LIMIT 1"),
-    ("In which {group} is the {member} {name}?", "{label} FROM {joined} WHERE {who} = '{name}'"),
+    ("How many {member}s have {value} above {limit}?", "COUNT(*)", "WHERE {number} > {limit}"),
+    ("What is the total {value} of {member}s in the {group} {title}?", "SUM({number})", "WHERE {label} = '{title}'"),
+    ("What is the highest {value} of {member}s in the {group} {title}?", "MAX({number})", "WHERE {label} = '{title}'"),
+    ("Which {member} has the lowest {value}?", "{who}", "ORDER BY {number} LIMIT 1"),
+    ("In which {group} is the {member} {name}?", "{label}", "WHERE {who} = '{name}'"),
 )
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
@@ -39,25 +39,25 @@ def load(split):
 
 
 def make_row(generator):
-    """Return a row about members and their groups. A third table has nothing to do with the question."""
+    """Return a row about people in groups, such as the players of clubs. Two other tables are distractors."""
 
     def some(words, number):
         return generator.sample(words.split(), number)
 
-    (group, other), [member], [value] = some(GROUPS, 2), some(MEMBERS, 1), some(VALUES, 1)
-    table, groups, others = (some("{}s all_{}s {}_list", 1)[0].format(each) for each in (member, group, other))
-    [who], [label], [key] = some("name full_name", 1), some("title label", 1), some(f"{group}_id {group}_no", 1)
-    number, *titles = some("{} num_{} {}_now", 1)[0].format(value), *some(TITLES, 3)
-    numbers, places = generator.sample(range(10, 100), 9), generator.sample([0, 1, 2] * 3, 8)
-    members = [*zip(some(NAMES, 8), numbers[1:], places, strict=True)]
-    words = {"member": member, "group": group, "value": value, "title": titles[0], "name": members[0][0]}
-    words |= {"who": who, "number": number, "label": label, "joined": f"{table} JOIN {groups} USING ({key})"}
-    words |= {"table": table, "limit": numbers[0]}
-    question, query = (text.format(**words) for text in generator.choice(QUESTIONS))
-    created = {f"{table} ({who}, {number}, {key})": members, f"{groups} ({key}, {label})": [*enumerate(sorted(titles))]}
-    created[f"{others} ({other}_id, {label})"] = [(0, titles[1])]
+    (member, *others), [group], [value] = some(MEMBERS, 3), some(GROUPS, 1), some(VALUES, 1)
+    table, *tables = (some("{}s all_{}s {}_list", 1)[0].format(each, each, each) for each in (member, *others))
+    [who], [label] = some("name full_name", 1), some("{} {}_title {}_name", 1)
+    label, number = label.format(group), some("{} num_{} {}_now", 1)[0].format(value)
+    titles, numbers = some(TITLES, 3), generator.sample(range(10, 100), 9)
+    members = [*zip(some(NAMES, 8), numbers[1:], generator.sample(titles * 3, 8), strict=True)]
+    words = {"member": member, "group": group, "value": value, "title": members[0][2], "name": members[1][0]}
+    words |= {"who": who, "number": number, "label": label, "limit": numbers[0]}
+    question, selected, condition = (text.format(**words) for text in generator.choice(QUESTIONS))
+    created = {f"{table} ({who}, {number}, {label})": members}
+    for other, (name, _, title) in zip(tables, members[2:4], strict=True):  # never the member of the question
+        created[f"{other} ({who}, {label})"] = [(name, title)]
     script = [f"CREATE TABLE {each}; INSERT INTO {each} VALUES {str(rows)[1:-1]};" for each, rows in created.items()]
-    return {"question": question, "database": "\n".join(script), "query": f"SELECT {query}"}
+    return {"question": question, "database": "\n".join(script), "query": f"SELECT {selected} FROM {table} {condition}"}
 
 
 class Environment:
@@ -104,12 +104,11 @@ def gold(row):
     """Return a conversation that looks up the names, runs the reference query and reports its result."""
     environment = Environment()
     environment.reset(**row)
-    names = re.findall(r"(?:FROM|JOIN) (\w+)", row["query"])
-    turns = [[("tables", {})], [("describe", {"table": name}) for name in names], [("query", {"sql": row["query"]})]]
+    table = re.search(r"FROM (\w+)", row["query"])[1]
     messages = []
-    for turn in turns:
-        calls = [{"type": "function", "function": {"name": name, "arguments": given}} for name, given in turn]
-        messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+    for name, given in (("tables", {}), ("describe", {"table": table}), ("query", {"sql": row["query"]})):
+        call = {"type": "function", "function": {"name": name, "arguments": given}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     return [*messages, {"role": "assistant", "content": environment._expected}]
 
 
@@ -128,8 +127,15 @@ PRESETS = {
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 768},
         data={"task": __file__, "eval_limit": 200},
         sampling={"max_completion_tokens": 304, "max_turn_tokens": 96, "temperature": 0.9},
-        train={"max_steps": 20, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 2e-4},
-        eval={"num_samples": 0},
+        train={
+            "max_steps": 12,
+            "prompts_per_step": 6,
+            "micro_batch_size": 4,
+            "learning_rate": 2e-4,
+            "warmup_steps": 4,
+            "lr_scheduler": "constant_with_warmup",
+        },
+        eval={"num_samples": 1, "temperature": 0.9},
     ),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
