@@ -55,7 +55,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         *("--rewards", "longer_is_better", "--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
     ),
     "laptop": ("recipes/laptop_lora.py", *LAPTOP),
-    "tools": ("recipes/sql_lora.py", *LAPTOP, "--train.prompts-per-step", "1"),  # 4 take `plain` over 10 minutes
+    "tools": ("recipes/sql_lora.py", *LAPTOP, "--train.prompts-per-step", "1"),  # with 4, `plain` takes 10 minutes
 }
 SFT: dict[str, tuple[str, ...]] = {
     "laptop": (),

@@ -1,17 +1,18 @@
-"""Compare the rounding of merges for every architecture: lora_grpo's, and PEFT's `merge_and_unload`.
+"""Compare the rounding of lora_grpo's merges and of PEFT's `merge_and_unload`, by architecture.
 
-    python tools/merge_rounding.py                 # all architectures of docs/models.md, minutes on two cores
+    python tools/merge_rounding.py                 # those in the first table of docs/models.md; a minute
     python tools/merge_rounding.py qwen3_5 gemma4
 
 For each, a tiny model with random weights in bfloat16 gets a random adapter, which changes its predictions by
 KL(adapter || base) nats per token. The other columns are KL(adapter || merged model), with merged weights in bfloat16,
-in percent of that: the part of the training that is lost. An adapter that was trained on the NF4 base is added by
-`merge` to the weights that were quantized for training, and by `--onto dequantized` to their NF4 values;
-`merge_and_unload` quantizes the sum to NF4 again. Forward passes are in float32, so that they add no rounding.
+as a percentage of that. An adapter that was trained on the NF4 base is added by `merge` to the weights that were
+quantized for training, and by `--onto dequantized` to their NF4 values; `merge_and_unload` quantizes the sum to NF4
+again.
 """
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +31,7 @@ TEXTS, TOKENS = 8, 64
 
 
 def main() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a CPU, forward passes are in float32 and add no rounding
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
     from helpers.tiny_models import CONFIGS
 
@@ -43,7 +45,8 @@ def main() -> None:
     for name in names:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
             cells = [*row(Path(folder), name, 16), *row(Path(folder), name, 4)]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        label = f"`{CONFIGS[name]['model_type']}`" + ", sliding window" * ("sliding" in name)
+        print(f"| {label} | {' | '.join(cells)} |", flush=True)
 
 
 def row(folder: Path, name: str, bits: int) -> list[str]:

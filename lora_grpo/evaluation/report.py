@@ -284,7 +284,7 @@ def read_reports(run: Path) -> dict[Path, Report]:
             print(f"{error}; it is left out", file=sys.stderr)
             continue
         if report and report.protocol.limit:
-            print(f"{path}/report.json is of `--limit {report.protocol.limit}`; it is left out", file=sys.stderr)
+            print(f"{path} has a report of {report.protocol.limit} rows (--limit); it is left out", file=sys.stderr)
         elif report and report.protocol.sampling:
             reports[path] = report
     return reports

@@ -190,7 +190,7 @@ def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
         return found
 
     assert published(limit=40, rows=40) == own
-    assert "gsm8k/report.json is of `--limit 40`; it is left out" in capsys.readouterr().err
+    assert "gsm8k has a report of 40 rows (--limit); it is left out" in capsys.readouterr().err
     # The same greedy protocol as the run's own evaluation: its figure is published already.
     assert published(rows=30, data_sha256="c" * 64, max_completion_tokens=64) == own
     assert published(few_shot=4) == own | {"pass@1, greedy, 4-shot, 1319 rows": 54.3}

@@ -1,9 +1,11 @@
 """The logprob check on the real trainer, and with vLLM if it is installed."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import json
+import math
 
 import pytest
 import torch
@@ -110,12 +112,32 @@ def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monk
             check_logprobs(trainer, sampler, prompts)
 
 
-def test_the_perturbation_is_found_where_little_more_noise_moves_much_more(parts, prompts, monkeypatch):
-    """A model that is sure of its tokens moves by 0.03 nats, and by 2 with twice the noise."""
+def test_the_search_for_the_perturbation_ends_within_a_narrow_range(parts, prompts, monkeypatch):
     _, _, trainer, sampler, _, _ = parts
     least = MOVED * tolerance(trainer)
     monkeypatch.setattr(logprob_check, "_MAX_MOVED", 1.02 * least)
     assert least <= check_logprobs(trainer, sampler, prompts)["moved"] <= 1.02 * least
+
+
+@pytest.mark.parametrize(
+    "moved", [lambda noise: 0.0, lambda noise: math.nan, lambda noise: 0.3 if noise < 0.07 else 2.0]
+)
+def test_a_perturbation_that_moves_nothing_is_refused_and_one_that_jumps_is_used(parts, prompts, monkeypatch, moved):
+    _, _, trainer, sampler, _, _ = parts
+    noises, perturbing = [0.0], logprob_check._perturbing
+
+    @contextlib.contextmanager
+    def recording(model):
+        with perturbing(model) as perturb:
+            yield lambda noise: (noises.append(noise), perturb(noise))
+
+    monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.1)
+    monkeypatch.setattr(logprob_check, "_perturbing", recording)
+    monkeypatch.setattr(logprob_check, "_difference", lambda *_: moved(noises[-1]))
+    jumps = moved(1.0) == 2.0  # then it is used, and this sampler's difference, also 2 nats, is above the limit
+    with pytest.raises(RunError, match="serves a policy other" if jumps else "cannot be compared"):
+        check_logprobs(trainer, sampler, prompts)
+    assert not jumps or 0.07 <= noises[-2] < 0.071
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
