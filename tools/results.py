@@ -172,7 +172,8 @@ def with_tables(page: str) -> str:
 def rendered(found: dict[str, Any]) -> str:
     """Return the commands of a part and its table as Markdown."""
     commits = ", ".join(each[:8] + "+changes" * each.endswith("+changes") for each in found["commits"])
-    lines = ["```", *(f"python {command}" for command in found["commands"]), "```", ""]
+    commands = [each.format(before="outputs/sft_lora", seed="SEED") for each in found["commands"]]
+    lines = ["```", *(f"python {command}" for command in commands), "```", ""]
     lines += [f"At {commits}, {found['minutes']:.1f} min on {found['processor']}:", ""]
     headings, *rows = found["table"]
     rule = " | ".join(["---", *["---:"] * headings.count(" | ")])
