@@ -1,0 +1,108 @@
+"""Kill runs with SIGKILL at random moments, resume them, and compare them with a run that was not killed.
+
+    python tools/kill_runs.py                    # every kind of run, 20 moments each; an hour on two cores
+    python tools/kill_runs.py sft --moments 5
+
+A run passes if it ends with the same adapter and the same samples of the evaluation, to the byte, and the same metrics
+of every step except times. It must also leave no temporary file. A run that is killed before it has written anything
+starts again. The table has one row per kind, with the moments that failed.
+"""
+
+import argparse
+import json
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lora_grpo.cli import run_command
+from lora_grpo.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+_SHORT = "--train.checkpoint-steps 2 --eval.num-samples 1 --eval.k 1 --data.eval-limit 8"
+_TINY = (
+    f"{_SHORT} --train.max-steps 6 --train.prompts-per-step 2 --sampling.num-generations 4 --train.completions-steps 1"
+)
+KINDS = {
+    "gsm8k": f"recipes/gsm8k_lora.py --preset starter {_TINY} --monitor.rows 4 --monitor.every-steps 2",
+    "code": f"recipes/code_lora.py --preset starter {_TINY}",
+    "filter": f"recipes/gsm8k_lora.py --preset starter {_TINY} --data.filter-by-difficulty",
+    "game": f"recipes/guess_lora.py --preset starter {_TINY}",
+    "sft": f"recipes/sft_lora.py --preset starter {_SHORT} --train.max-steps 12",
+}
+"""Recipes with short runs of the bundled model."""
+_TIMES = ("time", "runtime", "seconds", "per_second")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        raise UserError(f"no kind {', '.join(sorted(unknown))}; expected {', '.join(KINDS)}")
+    generator = random.Random(options.seed)
+    print("| run | seconds | moments | killed in step | same to the byte |\n|---|---:|---:|---|---:|")
+    for kind in options.kinds or KINDS:
+        with tempfile.TemporaryDirectory(prefix="lora_grpo-kills-") as folder:
+            whole, started = Path(folder) / "whole", time.monotonic()
+            run(kind, whole)
+            seconds, expected = time.monotonic() - started, outcome(whole)
+            steps, same = [], 0
+            for number in range(options.moments):
+                killed = Path(folder) / str(number)
+                run(kind, killed, kill_after=generator.uniform(0, seconds))
+                steps.append(len(metrics(killed)))
+                resumes = ["--resume"] if (killed / "run.json").exists() else []
+                run(kind, killed, *resumes)
+                wrong = [name for name, value in outcome(killed).items() if value != expected.get(name)]
+                same += not wrong
+                if wrong:
+                    print(f"{kind}: killed in step {steps[-1]}, other {', '.join(wrong)}", file=sys.stderr, flush=True)
+        shown = ", ".join(f"{step}: {steps.count(step)}" for step in sorted(set(steps)))
+        print(f"| {kind} | {seconds:.0f} | {options.moments} | {shown} | {same} |", flush=True)
+
+
+def run(kind: str, folder: Path, *more: str, kill_after: float | None = None) -> None:
+    """Run a recipe to its end, or kill it and its child processes after some seconds."""
+    command = [sys.executable, *shlex.split(KINDS[kind]), "--output-dir", str(folder), *more]
+    quiet = subprocess.DEVNULL if kill_after is not None else subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet, text=True, start_new_session=True)
+    try:
+        _, errors = process.communicate(timeout=kill_after)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return
+    if process.returncode:
+        raise UserError(f"`{shlex.join(command)}` failed: {(errors or '').strip().splitlines()[-1:]}")
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of every step, without times."""
+    path = folder / "metrics.jsonl"
+    steps = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return [{name: value for name, value in step.items() if not any(t in name for t in _TIMES)} for step in steps]
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """Return what must not depend on interruptions."""
+    files = ["adapter/adapter_model.safetensors", *(f"evaluation/{name}" for name in samples(folder))]
+    found: dict[str, object] = {name: (folder / name).read_bytes() for name in files}
+    # Resources of the machine, such as memory, differ between runs.
+    kept = [{name: value for name, value in step.items() if "memory" not in name} for step in metrics(folder)]
+    left = sorted(path.name for path in folder.rglob("*") if path.name.endswith(".partial"))
+    return found | {"metrics": kept, "temporary files": left}
+
+
+def samples(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "evaluation").glob("*.samples.jsonl"))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
