@@ -23,6 +23,7 @@ from typing import Any
 
 from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
+from lora_grpo.evaluation.measurement import percent
 from lora_grpo.files import atomic
 from lora_grpo.runs import git_revision
 
@@ -52,7 +53,8 @@ class Recipe:
             report = json.loads((Path(before) / "evaluation" / "report.json").read_text(encoding="utf-8"))
             commits.add(json.loads((Path(before) / "run.json").read_text(encoding="utf-8"))["git_revision"])
             for index, row in enumerate(report["table"]):
-                cells = [percent(row, "before"), percent(row, "after"), percent(row, "difference", "+")]
+                before_after = (percent(row[each], row[f"{each}_interval"]) for each in ("before", "after"))
+                cells = [*before_after, percent(row["difference"], row["difference_interval"], "+")]
                 p = "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}"
                 first = ["", ""] if index else [str(seed), f"{spent:.0f}"]
                 rows.append([first[0], row["metric"], *cells, p, first[1]])
@@ -145,11 +147,6 @@ def run_once(command: str, folder: Path) -> float:
 
 def words(command: str) -> list[str]:
     return [sys.executable, *shlex.split(command)]
-
-
-def percent(row: dict[str, Any], name: str, sign: str = "") -> str:
-    low, high = (f"{100 * bound:{sign}.1f}" for bound in row[f"{name}_interval"])
-    return f"{100 * row[name]:{sign}.1f} [{low}, {high}]"
 
 
 def processor() -> str:
