@@ -6,7 +6,8 @@
 The model has the shape of Qwen2.5-0.5B in four bfloat16 shards. The adapter has rank 32 on every linear layer. Each
 method runs in its own process, one at a time. Memory is the peak resident set size. PEFT loads the model, applies the
 adapter, merges, and saves. The kit runs `scripts/merge.py`, which also hashes, chooses the dtype
-and measures divergences.
+and measures divergences. `merge.py RUN` merges a run of one step from this adapter on the base in 4 bits, so that
+divergences are measured on the prompts and completions of the run, and also from the adapter on its 4-bit base.
 
 `--kills` kills `scripts/merge.py` with SIGKILL at times spread over its run time, runs each merge again, and
 compares the bytes with those of an uninterrupted merge. The exit code is 1 if they differ.
@@ -80,6 +81,15 @@ def make_model(folder: Path) -> None:
     adapted.save_pretrained(folder / "adapter")
 
 
+def make_run(folder: Path) -> None:
+    """Train for a step from the adapter, with completions of random tokens."""
+    flags = f"""--preset starter --model.name {folder}/base --lora.from {folder}/adapter --lora.rank {RANK}
+        --lora.alpha {2 * RANK} --train.max-steps 1 --train.prompts-per-step 1 --sampling.num-generations 4
+        --train.micro-batch-size 1 --eval.num-samples 0 --data.eval-limit 1 --monitor.rows 0 --output-dir {folder}/run"""
+    recipe = str(Path(__file__).resolve().parents[1] / "recipes" / "gsm8k_lora.py")
+    subprocess.run([sys.executable, recipe, *flags.split()], check=True, stdout=subprocess.DEVNULL)
+
+
 def measure(command: list[str]) -> tuple[float, float, float]:
     """Return the peak memory of a command in MB, its run time in seconds, and its CPU time in seconds."""
     started = time.perf_counter()
@@ -100,6 +110,7 @@ def main() -> None:
     try:
         subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
         if options.rounds:
+            make_run(folder)
             compare(folder, options.rounds)
         if options.kills and not survives(folder, options.kills):
             sys.exit(1)
@@ -146,10 +157,12 @@ def compare(folder: Path, rounds: int) -> None:
     base, adapter, output = folder / "base", folder / "adapter", folder / "merged"
     three = [str(base), str(adapter), str(output)]
     kit = merge_command(folder, output)
+    of_run = [*kit[:2], str(folder / "run"), "--output", str(output)]
     sides = {
         "PEFT: load, merge, save": [sys.executable, "-c", PEFT, *three],
         "merge.py --dtype bf16": [*kit, "--dtype", "bf16"],
         "merge.py": kit,
+        "merge.py RUN": of_run,
     }
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for turn in range(rounds):

@@ -2,10 +2,11 @@
 
 Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `plain16` is the same script with an
 unquantized base and bfloat16 autocast, which on a CPU is faster than a base in bfloat16; `fast` is the plain script
-with FastGRPOTrainer; `before` is the recipe at the commit `--before`; `now` is the recipe of this tree. All of them do
-the same work: base in NF4 (except `plain16`), adapter in float32, no gradient checkpointing, the same prompts, rewards,
-loss and number of completions. They take turns, each in its own process, so that other load affects all of them. In a
-round, all sides have the same seed.
+with FastGRPOTrainer; `unsloth` is the plain script with Unsloth's model and trainer (after `make engines`); `before` is
+the recipe at the commit `--before`; `now` is the recipe of this tree. All of them do the same work: base in NF4 (except
+`plain16`), adapter in float32, no gradient checkpointing, the same prompts, rewards, loss and number of completions.
+They take turns, each in its own process, so that other load affects all of them. In a round, all sides have the same
+seed.
 
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
 about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
@@ -62,8 +63,9 @@ SFT: dict[str, tuple[str, ...]] = {
     "tools": ("--task", "recipes/sql_lora.py", "--train.prompts-per-step", "4", "--train.max-steps", "16"),
 }
 """Flags of the SFT before the measured steps, of the workloads whose base gets no reward."""
-SIDES = {"plain": (), "plain16": ("--model.bits", "16"), "fast": (), "now": ()}
-RATIOS = (("before", "plain"), ("fast", "plain"), ("now", "plain"), ("now", "plain16"), ("now", "before"))
+SIDES = {"plain": (), "plain16": ("--model.bits", "16"), "fast": (), "unsloth": (), "now": ()}
+RATIOS = (("before", "plain"), ("fast", "plain"), ("unsloth", "plain"), ("now", "plain"), ("now", "plain16"))
+RATIOS += (("now", "unsloth"), ("now", "before"))
 COLUMNS = {"step": "step, s", "rollouts": "rollouts, s", "rewards": "rewards, s", "training": "training, s"}
 COLUMNS |= {"training_cpu": "training, CPU s", "tokens": "tokens", "peak_gib": "peak, GiB"}
 Step = dict[str, float]
@@ -184,6 +186,9 @@ def ratio(ours: list[list[Step]], theirs: list[list[Step]], name: str) -> str:
 
 def child(side: str, file: str, recipe: str, *flags: str) -> None:
     """Run one side in this process, and write a line for each step to a file."""
+    if side == "unsloth":  # before TRL, which it patches
+        os.environ |= {"UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": f"{Path(file).parent}/compiled"}
+        import unsloth  # noqa: F401
     from trl import import_utils
 
     import_utils.is_vllm_available = lambda min_version=None: False  # no side uses it, and its import is slow
@@ -191,8 +196,8 @@ def child(side: str, file: str, recipe: str, *flags: str) -> None:
 
     assert lora_grpo.__path__[0].startswith(os.environ["PYTHONPATH"]), lora_grpo.__path__
     measure_steps(Path(file))
-    if side in ("plain", "plain16", "fast"):
-        return script(recipe, flags, fast=side == "fast")
+    if side in ("plain", "plain16", "fast", "unsloth"):
+        return script(recipe, flags, side)
     sys.argv = [recipe, *flags]
     runpy.run_path(recipe, run_name="__main__")
 
@@ -259,8 +264,8 @@ def measure_steps(file: Path) -> None:
     timed("_calculate_rewards", "rewards")
 
 
-def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
-    """Do the recipe's work with TRL alone, or with FastGRPOTrainer in place of its trainer."""
+def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
+    """Do the recipe's work with TRL alone, with Unsloth, or with FastGRPOTrainer in place of TRL's trainer."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer
@@ -282,8 +287,8 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
     if environment:  # TRL gives `reset` the columns of the dataset, and adds its text to the prompt
         rows = [{**row["loaded_row"], "prompt": before_reset(row)} for row in rows]
         factory, final_reward = in_two_parts(environment.kind)
-    trainer = (FastGRPOTrainer if fast else GRPOTrainer)(
-        model=load_model(config),
+    trainer = (FastGRPOTrainer if side == "fast" else GRPOTrainer)(
+        model=load_unsloth(config) if side == "unsloth" else load_model(config),
         processing_class=tokenizer,
         args=GRPOConfig(
             output_dir=config.output_dir,
@@ -306,7 +311,9 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
             bf16=config.model.bits == 16,
             use_cpu=True,
             logging_steps=1,
-            save_strategy="no",
+            save_steps=config.train.checkpoint_steps,
+            save_total_limit=config.train.keep_checkpoints,
+            save_only_model=True,
             report_to=[],
             disable_tqdm=True,
             seed=config.seed,
@@ -319,7 +326,7 @@ def script(recipe: str, flags: tuple[str, ...], *, fast: bool) -> None:
         else [graded(config.data.task, rows, reward.function) for reward in rewards],
         environment_factory=factory if environment else None,
         peft_config=None
-        if start
+        if start or side == "unsloth"
         else LoraConfig(
             task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
         ),
@@ -374,6 +381,30 @@ def load_model(config: Any) -> Any:
     )
     start = start_folder(config)
     return PeftModel.from_pretrained(model, start, is_trainable=True) if start else model
+
+
+def load_unsloth(config: Any) -> Any:
+    """Return the base in 4 bits with a new adapter, as Unsloth's documentation makes them."""
+    import torch
+    from unsloth import FastLanguageModel
+
+    from lora_grpo.models import model_files
+
+    model, _ = FastLanguageModel.from_pretrained(
+        model_files.source(config.model.name),
+        max_seq_length=config.model.max_sequence_tokens,
+        load_in_4bit=config.model.bits == 4,
+        dtype=torch.float32,
+        use_exact_model_name=True,
+    )
+    return FastLanguageModel.get_peft_model(
+        model,
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=0,
+        use_gradient_checkpointing=config.train.gradient_checkpointing,
+        random_state=config.seed,
+    )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-_SHORT = "--train.checkpoint-steps 2 --eval.num-samples 1 --eval.k 1 --data.eval-limit 8"
+_SHORT = "--train.checkpoint-steps 4 --eval.num-samples 1 --eval.k 1 --data.eval-limit 8"
 _TINY = (
-    f"{_SHORT} --train.max-steps 6 --train.prompts-per-step 2 --sampling.num-generations 4 --train.micro-batch-size 4 "
+    f"{_SHORT} --train.max-steps 30 --train.prompts-per-step 2 --sampling.num-generations 4 --train.micro-batch-size 4 "
     "--train.completions-steps 1"
 )
 _TOOLS = (
@@ -33,14 +33,14 @@ _TOOLS = (
     "--train.prompts-per-step 1 --sampling.num-generations 4 --train.micro-batch-size 4 --train.completions-steps 1"
 )
 KINDS = {
-    "gsm8k": f"recipes/gsm8k_lora.py --preset starter {_TINY} --monitor.rows 4 --monitor.every-steps 2",
+    "gsm8k": f"recipes/gsm8k_lora.py --preset starter {_TINY} --monitor.rows 16 --monitor.every-steps 6",
     "code": f"recipes/code_lora.py --preset starter {_TINY}",
     "filter": f"recipes/gsm8k_lora.py --preset starter {_TINY} --data.filter-by-difficulty",
     "game": f"recipes/guess_lora.py --preset starter {_TINY}",
-    "sft": f"recipes/sft_lora.py --preset starter {_SHORT} --train.max-steps 12",
+    "sft": f"recipes/sft_lora.py --preset starter {_SHORT} --train.max-steps 30",
     "tools": f"recipes/sql_lora.py --preset laptop {_TOOLS} --lora.from outputs/sft_lora",
 }
-"""Recipes with short runs of the bundled model, and of SmolLM2-135M with tools, after the SFT of recipes/sql_lora.py."""
+"""Recipes with short runs of the bundled model, and of SmolLM2-135M with tools, after its SFT."""
 _TIMES = ("time", "runtime", "seconds", "per_second")
 
 

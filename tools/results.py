@@ -5,15 +5,19 @@
     python tools/results.py --list             # the parts and their commands
 
 A part is a recipe, trained with each of its seeds, or a benchmark that prints a table. Its table stands between
-`<!-- results: NAME -->` and `<!-- end -->` on a page, with the commands, the commit and the processor. Runs are kept in
-outputs/results, and a part that was stopped goes on with the runs that are not finished. A test compares the pages with
-docs/results.json.
+`<!-- results: NAME -->` and `<!-- end -->` on a page, with the commands, the commit and the processor. A recipe also
+has a plot, docs/curve-NAME.png: the validation accuracy, or the reward of the steps if there is no validation, as the
+mean over the seeds with a band from the lowest to the highest.
+
+Runs are kept in outputs/results, and a part that was stopped goes on with the runs that are not finished. Files are
+written at the end, because changed files would change the commit of a run. A test compares them with docs/results.json.
 """
 
 import argparse
 import json
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -25,7 +29,9 @@ from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.measurement import percent
 from lora_grpo.files import atomic
-from lora_grpo.runs import git_revision
+from lora_grpo.report.charts import draw
+from lora_grpo.report.plots import Curve, Plot, plots_of
+from lora_grpo.runs import git_revision, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "results.json"
@@ -43,7 +49,7 @@ class Recipe:
 
     def measure(self, name: str) -> dict[str, Any]:
         """Train all seeds, and return the table with its minutes and commits."""
-        rows, commits, minutes = [], set(), 0.0
+        rows, curves, commits, minutes = [], [], set(), 0.0
         for seed in self.seeds:
             before, spent = "", 0.0
             for number, command in enumerate(self.commands):
@@ -59,7 +65,21 @@ class Recipe:
                 first = ["", ""] if index else [str(seed), f"{spent:.0f}"]
                 rows.append([first[0], row["metric"], *cells, p, first[1]])
             minutes += spent
-        return {"commits": sorted(commits), "minutes": minutes, "table": [" | ".join(row) for row in (HEADINGS, *rows)]}
+            plots = {plot.key: plot for plot in plots_of(read_run(Path(before)), None)}
+            curves.append(plots.get("validation-accuracy") or plots["reward"])
+        table = [" | ".join(row) for row in (HEADINGS, *rows)]
+        return {"commits": sorted(commits), "minutes": minutes, "table": table, "curve": mean_curve(curves)}
+
+
+def mean_curve(plots: list[Plot]) -> dict[str, Any]:
+    """Return the mean, lowest and highest value over runs for each step that all of them have."""
+    curves = [dict(zip(plot.curves[0].x, plot.curves[0].y, strict=True)) for plot in plots]
+    points = [(step, [curve[step] for curve in curves]) for step in curves[0] if all(step in each for each in curves)]
+    return {
+        **{"title": plots[0].title, "unit": plots[0].unit, "x": [step for step, _ in points]},
+        **{"y": [statistics.fmean(values) for _, values in points]},
+        **{"low": [min(values) for _, values in points], "high": [max(values) for _, values in points]},
+    }
 
 
 @dataclass(frozen=True)
@@ -83,21 +103,24 @@ class Benchmark:
 
 _SQL = "--task recipes/sql_lora.py --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4"
 _GUESS = "--task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100"
+_FROM_SFT = "--start outputs/results/order-0-0 --goal 0.75 --every 2"
+_STARTER = "--preset starter --monitor.every-steps 5 --seed {seed}"
+_MONITOR = "--monitor.rows 64 --monitor.every-steps 2"
 PARTS: dict[str, Recipe | Benchmark] = {
-    "gsm8k": Recipe(("recipes/gsm8k_lora.py --preset starter --seed {seed}",)),
-    "code": Recipe(("recipes/code_lora.py --preset starter --seed {seed}",)),
-    "length": Recipe(("recipes/length_lora.py --preset starter --seed {seed}",)),
-    "your_task": Recipe(("recipes/your_task.py --preset starter --seed {seed}",)),
+    "gsm8k": Recipe((f"recipes/gsm8k_lora.py {_STARTER}",)),
+    "code": Recipe((f"recipes/code_lora.py {_STARTER}",)),
+    "length": Recipe((f"recipes/length_lora.py {_STARTER}",)),
+    "your_task": Recipe((f"recipes/your_task.py {_STARTER}",)),
     "guess": Recipe(
         (
             f"recipes/sft_lora.py --preset starter {_GUESS} --seed {{seed}}",
-            "recipes/guess_lora.py --preset starter --lora.from {before} --seed {seed}",
+            f"recipes/guess_lora.py --lora.from {{before}} {_STARTER}",
         )
     ),
     "order": Recipe(
         (
             "recipes/sft_lora.py --preset laptop --task recipes/laptop_lora.py --seed {seed}",
-            "recipes/laptop_lora.py --preset laptop --lora.from {before} --seed {seed}",
+            f"recipes/laptop_lora.py --preset laptop {_MONITOR} --lora.from {{before}} --seed {{seed}}",
         )
     ),
     "sql": Recipe(
@@ -108,7 +131,10 @@ PARTS: dict[str, Recipe | Benchmark] = {
         seeds=(1, 2, 3),
     ),
     "rounding": Benchmark(("tools/merge_rounding.py",)),
-    "merge": Benchmark(("tools/benchmark_merge.py --rounds 1",)),
+    "steps": Benchmark(("tools/benchmark_step.py --workloads starter --sides plain unsloth now --steps 4 --rounds 3",)),
+    "accuracy": Benchmark(("tools/benchmark_accuracy.py",)),
+    "laptop_accuracy": Benchmark((f"tools/benchmark_accuracy.py --workload laptop {_FROM_SFT}",)),
+    "merge": Benchmark(("tools/benchmark_merge.py --rounds 3",)),
     "sandbox": Benchmark(("tools/benchmark_sandbox.py --rounds 5",)),
     "turns": Benchmark(("tools/benchmark_turns.py --turns 4 --steps 2 --rounds 2",)),
 }
@@ -121,17 +147,24 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         raise UserError(f"no part {', '.join(sorted(unknown))}; expected {', '.join(PARTS)}")
-    for name in options.parts or PARTS:
-        if options.list:
+    names = options.parts or list(PARTS)
+    if options.list:
+        for name in names:
             print(f"{name}\n" + "\n".join(f"    python {command}" for command in PARTS[name].commands))
-            continue
-        found = {"commands": PARTS[name].commands, "processor": processor(), **PARTS[name].measure(name)}
-        known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-        atomic.write_json(RECORD, {**known, name: found})
-        for page in sorted(RECORD.parent.glob("*.md")):
-            text = page.read_text(encoding="utf-8")
-            if (new := with_tables(text)) != text:
-                atomic.write_text(page, new)
+        return
+    found = {
+        name: {"commands": PARTS[name].commands, "processor": processor(), **PARTS[name].measure(name)}
+        for name in names
+    }
+    known = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    atomic.write_json(RECORD, {**known, **found})
+    for name in names:
+        if "curve" in found[name]:
+            image(name).write_bytes(drawn(name, found[name]["curve"]))
+    for page in sorted(RECORD.parent.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := with_tables(text)) != text:
+            atomic.write_text(page, new)
 
 
 def run_once(command: str, folder: Path) -> float:
@@ -154,6 +187,21 @@ def processor() -> str:
     return f"{len(models)} x {models[0]}" if models else "unknown"
 
 
+def image(name: str) -> Path:
+    return RECORD.parent / f"curve-{name}.png"
+
+
+def plotted(name: str, curve: dict[str, Any]) -> Plot:
+    x, y, low, high = (curve[each] for each in ("x", "y", "low", "high"))
+    mean = Curve(name, x, y, low, high, "the range over the seeds")
+    return Plot(name, "", f"{name}: {curve['title'].lower()}", curve["unit"], "", curves=[mean])
+
+
+def drawn(name: str, curve: dict[str, Any]) -> bytes:
+    """Return the PNG image of a part's curve. The same curve always gives the same bytes."""
+    return draw(plotted(name, curve))[1]
+
+
 def with_tables(page: str) -> str:
     """Return the page with the tables of docs/results.json in their places."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -161,20 +209,24 @@ def with_tables(page: str) -> str:
     def block(match: re.Match[str]) -> str:
         if (found := record.get(match[1])) is None:
             return match[0]
-        return f"<!-- results: {match[1]} -->\n{rendered(found)}<!-- end -->"
+        return f"<!-- results: {match[1]} -->\n{rendered(match[1], found)}<!-- end -->"
 
     return re.sub(r"<!-- results: (\w+) -->\n(?:.*?\n)??<!-- end -->", block, page, flags=re.S)
 
 
-def rendered(found: dict[str, Any]) -> str:
-    """Return the commands of a part and its table as Markdown."""
+def rendered(name: str, found: dict[str, Any]) -> str:
+    """Return the commands of a part, its table and its plot as Markdown."""
     commits = ", ".join(each[:8] + "+changes" * each.endswith("+changes") for each in found["commits"])
     commands = [each.format(before="outputs/sft_lora", seed="SEED") for each in found["commands"]]
     lines = ["```", *(f"python {command}" for command in commands), "```", ""]
     lines += [f"At {commits}, {found['minutes']:.1f} min on {found['processor']}:", ""]
     headings, *rows = found["table"]
     rule = " | ".join(["---", *["---:"] * headings.count(" | ")])
-    return "\n".join([*lines, *(f"| {row} |" for row in (headings, rule, *rows)), ""])
+    lines += [f"| {row} |" for row in (headings, rule, *rows)]
+    if "curve" in found:
+        plot = plotted(name, found["curve"])
+        lines += ["", f"![{plot.alt}]({image(name).name})"]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

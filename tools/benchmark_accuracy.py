@@ -1,0 +1,116 @@
+"""Measure the time until a held-out pass@1 reaches a goal: the recipe, TRL's trainer, and Unsloth's.
+
+The sides are those of tools/benchmark_step.py, which do the same work: `plain` is a script with TRL's GRPOTrainer,
+`unsloth` the script with Unsloth's model and trainer (after `make engines`), `now` the recipe. They take turns, each in
+its own process, for each seed. Each keeps a checkpoint every few steps. Then `scripts/evaluate.py` evaluates the
+checkpoints in order, with the run's rows and sampling, up to the first that reaches the goal. The crossing is
+interpolated between this checkpoint and the one before.
+
+    python tools/benchmark_accuracy.py --sides plain unsloth now --seeds 0 1 2
+    python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.75 --every 2
+
+Columns: step of the crossing; seconds and CPU seconds of all steps up to it, without validation and checkpoints; the
+pass@1 of the last checkpoint that was evaluated. A ratio is the median over seeds, with its range. `-` is a goal that
+was not reached.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmark_step import ROOT, SIDES, WORKLOADS, execute
+
+EVALUATION = {
+    "starter": (
+        *("--task", "starter", "--limit", "400", "--num-samples", "4", "--max-completion-tokens", "64"),
+        *("--style", "xml"),
+    ),
+    "laptop": (
+        *("--task", "recipes/laptop_lora.py", "--limit", "150", "--num-samples", "3"),
+        *("--max-completion-tokens", "40"),
+    ),
+}
+"""The rows and sampling of the recipes' evaluations."""
+COLUMNS = {"step": "step", "seconds": "seconds", "cpu": "CPU seconds"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=("starter", "laptop"), default="starter")
+    parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=["plain", "now"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--goal", type=float, default=0.85, help="pass@1 to reach (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints (default: %(default)s)")
+    parser.add_argument("--start", type=Path, help="the SFT run that the workload `laptop` continues from")
+    options = parser.parse_args()
+    if (options.workload == "laptop") != bool(options.start):
+        parser.error("--start is needed for the workload laptop, and only for it")
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in options.sides}
+    for number, seed in enumerate(options.seeds):
+        for side in options.sides if number % 2 == 0 else reversed(options.sides):
+            command = [*WORKLOADS[options.workload], "--seed", str(seed)]
+            command += ["--lora.from", str(options.start.resolve())] if options.start else []
+            with tempfile.TemporaryDirectory() as folder:
+                result = measure(side, Path(folder), command, options, seed)
+            found[side].append(result)
+            print(f"seed {seed}, {side}: {result}", file=sys.stderr, flush=True)
+    print(table(found, options.seeds))
+
+
+def measure(side: str, folder: Path, command: list[str], options: argparse.Namespace, seed: int) -> dict[str, float]:
+    """Train one side, and return the point at which its pass@1 crosses the goal."""
+    run, file = folder / "run", folder / "steps.jsonl"
+    kept = ["--train.checkpoint-steps", str(options.every), "--train.keep-checkpoints", "1000"]
+    execute(str(ROOT / "tools" / "benchmark_step.py"), "--child", side, str(file), *command, *kept, *SIDES[side],
+            "--output-dir", str(run))  # fmt: skip
+    steps = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    point = {**dict.fromkeys(COLUMNS, 0.0), "pass@1": math.nan}
+    for checkpoint in sorted(run.rglob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])):
+        step, before = int(checkpoint.name.split("-")[1]), point
+        done = steps[:step]
+        point = {"step": step, "seconds": sum(s["step"] for s in done), "cpu": sum(s["cpu"] for s in done)}
+        point["pass@1"] = evaluate(checkpoint, folder / str(step), options.workload, seed)
+        if point["pass@1"] >= options.goal:
+            # Nothing is known of the start, so the first checkpoint itself is the crossing if it reaches the goal.
+            known = not math.isnan(before["pass@1"])
+            share = (options.goal - before["pass@1"]) / (point["pass@1"] - before["pass@1"]) if known else 1.0
+            crossing = {name: before[name] + share * (point[name] - before[name]) for name in COLUMNS}
+            return {**crossing, "pass@1": point["pass@1"]}
+    return {**dict.fromkeys(COLUMNS, math.nan), "pass@1": point["pass@1"]}
+
+
+def evaluate(checkpoint: Path, folder: Path, workload: str, seed: int) -> float:
+    """Return the pass@1 of a checkpoint on the held-out rows of its run."""
+    flags = [*EVALUATION[workload], "--k", "1", "--temperature", "1", "--seed", str(seed), "--bits", "4"]
+    execute("scripts/evaluate.py", str(checkpoint), "--output-dir", str(folder), *flags)
+    return float(json.loads((folder / "report.json").read_text(encoding="utf-8"))["pass@1"])
+
+
+def table(found: dict[str, list[dict[str, float]]], seeds: list[int]) -> str:
+    """Return a Markdown table with a row for each side and seed, and ratios to the first side."""
+    headings = ["", "seed", *COLUMNS.values(), "pass@1, %"]
+    rows = [
+        [side, str(seed), *(cell(point[name]) for name in COLUMNS), f"{point['pass@1']:.1%}"[:-1]]
+        for side, points in found.items()
+        for seed, point in zip(seeds, points, strict=True)
+    ]
+    first, *others = found
+    for side in others:
+        ratios = {name: [ours[name] / theirs[name] for ours, theirs in zip(found[side], found[first], strict=True)]
+                  for name in COLUMNS}  # fmt: skip
+        cells = (f"{statistics.median(each):.2f} ({min(each):.2f}–{max(each):.2f})" for each in ratios.values())
+        rows.append([f"{side} / {first}", "", *cells, ""])
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:,.1f}"
+
+
+if __name__ == "__main__":
+    main()
