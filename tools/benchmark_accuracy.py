@@ -20,6 +20,7 @@ import math
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmark_step import ROOT, SIDES, WORKLOADS, execute
@@ -68,19 +69,30 @@ def measure(side: str, folder: Path, command: list[str], options: argparse.Names
     execute(str(ROOT / "tools" / "benchmark_step.py"), "--child", side, str(file), *command, *kept, *SIDES[side],
             "--output-dir", str(run))  # fmt: skip
     steps = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    point = {**dict.fromkeys(COLUMNS, 0.0), "pass@1": math.nan}
-    for checkpoint in sorted(run.rglob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])):
-        step, before = int(checkpoint.name.split("-")[1]), point
-        done = steps[:step]
-        point = {"step": step, "seconds": sum(s["step"] for s in done), "cpu": sum(s["cpu"] for s in done)}
-        point["pass@1"] = evaluate(checkpoint, folder / str(step), options.workload, seed)
-        if point["pass@1"] >= options.goal:
-            # Nothing is known of the start, so the first checkpoint itself is the crossing if it reaches the goal.
-            known = not math.isnan(before["pass@1"])
-            share = (options.goal - before["pass@1"]) / (point["pass@1"] - before["pass@1"]) if known else 1.0
-            crossing = {name: before[name] + share * (point[name] - before[name]) for name in COLUMNS}
-            return {**crossing, "pass@1": point["pass@1"]}
-    return {**dict.fromkeys(COLUMNS, math.nan), "pass@1": point["pass@1"]}
+    checkpoints = sorted((int(path.name.split("-")[1]), path) for path in run.rglob("checkpoint-*"))
+
+    def point(step: int, checkpoint: Path) -> dict[str, float]:
+        seconds, cpu = (sum(each[name] for each in steps[:step]) for name in ("step", "cpu"))
+        reached = evaluate(checkpoint, folder / str(step), options.workload, seed)
+        return {"step": step, "seconds": seconds, "cpu": cpu, "pass@1": reached}
+
+    return crossing((point(*each) for each in checkpoints), options.goal)
+
+
+def crossing(points: Iterable[dict[str, float]], goal: float) -> dict[str, float]:
+    """Return the interpolated point at which the pass@1 reaches the goal, with the pass@1 of the first one above it.
+
+    Nothing is known of the start, so the first point itself is the crossing if it reaches the goal. Other points are
+    not computed.
+    """
+    before: dict[str, float] = {}
+    for point in points:
+        if point["pass@1"] >= goal:
+            share = (goal - before["pass@1"]) / (point["pass@1"] - before["pass@1"]) if before else 1.0
+            earlier = before or point
+            return {**point, **{name: earlier[name] + share * (point[name] - earlier[name]) for name in COLUMNS}}
+        before = point
+    return {**before, **dict.fromkeys(COLUMNS, math.nan)}
 
 
 def evaluate(checkpoint: Path, folder: Path, workload: str, seed: int) -> float:

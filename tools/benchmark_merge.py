@@ -85,7 +85,8 @@ def make_run(folder: Path) -> None:
     """Train for a step from the adapter, with completions of random tokens."""
     flags = f"""--preset starter --model.name {folder}/base --lora.from {folder}/adapter --lora.rank {RANK}
         --lora.alpha {2 * RANK} --train.max-steps 1 --train.prompts-per-step 1 --sampling.num-generations 4
-        --train.micro-batch-size 1 --eval.num-samples 0 --data.eval-limit 1 --monitor.rows 0 --output-dir {folder}/run"""
+        --train.micro-batch-size 1 --eval.num-samples 0 --data.eval-limit 1 --monitor.rows 0
+        --output-dir {folder}/run"""
     recipe = str(Path(__file__).resolve().parents[1] / "recipes" / "gsm8k_lora.py")
     subprocess.run([sys.executable, recipe, *flags.split()], check=True, stdout=subprocess.DEVNULL)
 

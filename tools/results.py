@@ -7,7 +7,7 @@
 A part is a recipe, trained with each of its seeds, or a benchmark that prints a table. Its table stands between
 `<!-- results: NAME -->` and `<!-- end -->` on a page, with the commands, the commit and the processor. A recipe also
 has a plot, docs/curve-NAME.png: the validation accuracy, or the reward of the steps if there is no validation, as the
-mean over the seeds with a band from the lowest to the highest.
+mean over the seeds with a band from the lowest to the highest. `<!-- results: summary -->` is a table of all recipes.
 
 Runs are kept in outputs/results, and a part that was stopped goes on with the runs that are not finished. Files are
 written at the end, because changed files would change the commit of a run. A test compares them with docs/results.json.
@@ -207,11 +207,31 @@ def with_tables(page: str) -> str:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
 
     def block(match: re.Match[str]) -> str:
+        if match[1] == "summary":
+            return f"<!-- results: summary -->\n{summary(record)}<!-- end -->"
         if (found := record.get(match[1])) is None:
             return match[0]
         return f"<!-- results: {match[1]} -->\n{rendered(match[1], found)}<!-- end -->"
 
     return re.sub(r"<!-- results: (\w+) -->\n(?:.*?\n)??<!-- end -->", block, page, flags=re.S)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """Return a Markdown table with a row for each recipe: pass@1 of all seeds, without intervals, and the largest p."""
+    lines = [
+        "| recipe | seeds | pass@1 before, % | after, % | p, at most | minutes a seed |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in record.items():
+        if "curve" not in found:
+            continue
+        rows = [dict(zip(HEADINGS, row.split(" | "), strict=True)) for row in found["table"][1:]]
+        first = [row for row in rows if row[""] == "pass@1"]
+        before, after = (", ".join(row[each].split()[0] for row in first) for each in ("before", "after"))
+        p = max((row["p"] for row in first), key=lambda value: float(value.strip("<")))
+        minutes = found["minutes"] / len(first)
+        lines.append(f"| [`{name}`](#{name}) | {len(first)} | {before} | {after} | {p} | {minutes:.0f} |")
+    return "\n".join([*lines, ""])
 
 
 def rendered(name: str, found: dict[str, Any]) -> str:
