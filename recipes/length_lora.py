@@ -12,9 +12,7 @@ from lora_grpo.pipeline import run_recipe
 from lora_grpo.starter import problems
 from lora_grpo.tasks import read_rows
 
-CHARACTERS = (
-    80  # about 40 tokens, because an answer that fills the limit of 64 would have its length without learning it
-)
+CHARACTERS = 80  # about 40 tokens: answers that are cut off at the limit of 64 tokens must not have this length
 THRESHOLD = 0.9
 
 

@@ -56,13 +56,13 @@ def main() -> None:
     print("| run | seconds | moments | killed in step | same to the byte |\n|---|---:|---:|---|---:|")
     for kind in options.kinds or KINDS:
         with tempfile.TemporaryDirectory(prefix="lora_grpo-kills-") as folder:
-            whole, started = Path(folder) / "whole", time.monotonic()
-            run(kind, whole)
-            seconds, expected = time.monotonic() - started, outcome(whole)
-            steps, same = [], 0
+            whole = Path(folder) / "whole"
+            *times, seconds = run(kind, whole)
+            expected, steps, same = outcome(whole), [], 0
             for number in range(options.moments):
-                killed = Path(folder) / str(number)
-                run(kind, killed, kill_after=generator.uniform(0, seconds))
+                killed, moment = Path(folder) / str(number), generator.uniform(0, seconds)
+                step = sum(time <= moment for time in times)
+                run(kind, killed, kill_at=(step, moment - max((0.0, *times[:step]))))
                 steps.append(len(metrics(killed)))
                 resumes = ["--resume"] if (killed / "run.json").exists() else []
                 run(kind, killed, *resumes)
@@ -74,19 +74,27 @@ def main() -> None:
         print(f"| {kind} | {seconds:.0f} | {options.moments} | {shown} | {same} |", flush=True)
 
 
-def run(kind: str, folder: Path, *more: str, kill_after: float | None = None) -> None:
-    """Run a recipe to its end, or kill it and its child processes after some seconds."""
+def run(kind: str, folder: Path, *more: str, kill_at: tuple[int, float] | None = None) -> list[float]:
+    """Run a recipe to its end, or kill it some seconds after a step, and return the times of its steps and its end.
+
+    A moment is given by a step, because other load changes the time that a run takes.
+    """
     command = [sys.executable, *shlex.split(KINDS[kind]), "--output-dir", str(folder), *more]
-    quiet = subprocess.DEVNULL if kill_after is not None else subprocess.PIPE
-    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet, text=True, start_new_session=True)
-    try:
-        _, errors = process.communicate(timeout=kill_after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return
-    if process.returncode:
-        raise UserError(f"`{shlex.join(command)}` failed: {(errors or '').strip().splitlines()[-1:]}")
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
+        started, times = time.monotonic(), [0.0]
+        while process.poll() is None:
+            now = time.monotonic() - started
+            times += [now] * (len(metrics(folder)) - len(times) + 1)
+            if kill_at and len(times) > kill_at[0] and now > times[kill_at[0]] + kill_at[1]:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return times[1:]
+            time.sleep(0.02)
+        if process.returncode:
+            errors.seek(0)
+            raise UserError(f"`{shlex.join(command)}` failed: {errors.read().strip().splitlines()[-1:]}")
+    return [*times[1:], time.monotonic() - started]
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
