@@ -22,11 +22,11 @@ _group: list[Any] = []  # the gloo process group for waiting, once `join` was ca
 
 
 def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ.get("RANK") or 0)
 
 
 def is_main() -> bool:

@@ -87,6 +87,8 @@ def read_given(
     given: dict[str, Any] = {}
     for name, value in vars(found).items():
         *sections, key = name.split(".")
+        if value == "" and key != "system":  # of an unset variable of the shell; a system prompt may be empty
+            raise UserError(f"{flag(name)} is empty; pass a value, or leave it out")
         values = given
         for section in sections:
             values = values.setdefault(section, {})

@@ -35,7 +35,6 @@ from lora_grpo.tasks import (
     fit_data,
     is_task_file,
     load_data,
-    preset_flags,
     sft_command,
     split_validation,
     start_sandbox,
@@ -165,7 +164,8 @@ def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
         recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
         if own := [name for name in RECIPES if named and recipe_file(name) == Path(task).resolve()]:
             recipe, named = f"train {own[0]}", []  # its default task
-        steps["GRPO"] = f"{command(recipe, *preset_flags(config), '--lora.from', folder, *named)} with {same}"
+        preset = ["--preset", "laptop"] if config.preset == "laptop" else []
+        steps["GRPO"] = f"{command(recipe, *preset, '--lora.from', folder, *named)} with {same}"
     # The flags that lift the limits that ended the run, or that a run twice as long would reach.
     flags = [] if run.out_of_time else [f"--train.max-steps {2 * config.train.max_steps}"]
     if run.stopped_early:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from lora_grpo.errors import RunError
+
 
 class TooSlow(Exception):
     """A call did not end within the time limit."""
@@ -69,7 +71,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[str]:
         code = f"from lora_grpo.workers import serve; serve({self._function!r}, {[*self._imports]!r})"
-        command = [sys.executable, "-W", "ignore::SyntaxWarning", "-c", code]
+        command = [sys.executable, "-P", "-W", "ignore::SyntaxWarning", "-c", code]  # -P: no module of this folder
         # In a session of its own, so that Ctrl-C reaches only the caller. The process ends when the caller does.
         # The order of sets is that of every other worker: some libraries draw from sets.
         process = subprocess.Popen(
@@ -81,7 +83,8 @@ class Worker:
             env={**os.environ, "PYTHONHASHSEED": "0"},
         )
         assert process.stdout
-        process.stdout.readline()  # the imports are not a part of a call
+        if not process.stdout.readline():  # the imports are not a part of a call
+            raise RunError(f"{self._function} cannot be imported in a process of its own; its error is above")
         self._process = process
         return process
 

@@ -275,14 +275,14 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     from lora_grpo.config import batch_shape
     from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
-    from lora_grpo.tasks import fit_to_context, get_task, load_data, prompt_order, split_validation
+    from lora_grpo.tasks import fit_data, get_task, load_data, prompt_order, split_validation
     from lora_grpo.training import FastGRPOTrainer
 
     presets = runpy.run_path(recipe)["PRESETS"]
     config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets)
     start, environment = start_folder(config), getattr(get_task(config.data.task), "environment", None)
     tokenizer = AutoTokenizer.from_pretrained(start or model_files.source(config.model.name))
-    rows, _ = split_validation(fit_to_context(load_data(config).train, tokenizer, config, "train"), config)
+    rows, _ = split_validation(fit_data(load_data(config), tokenizer, config).train, config)
     rewards = resolve(parse_reward_specs(config.rewards))
     if environment:  # TRL gives `reset` the columns of the dataset, and adds its text to the prompt
         rows = [{**row["loaded_row"], "prompt": before_reset(row)} for row in rows]

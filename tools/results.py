@@ -77,8 +77,9 @@ def mean_curve(plots: list[Plot]) -> dict[str, Any]:
     points = [(step, [curve[step] for curve in curves]) for step in curves[0] if all(step in each for each in curves)]
     return {
         **{"title": plots[0].title, "unit": plots[0].unit, "x": [step for step, _ in points]},
-        **{"y": [statistics.fmean(values) for _, values in points]},
-        **{"low": [min(values) for _, values in points], "high": [max(values) for _, values in points]},
+        **{"y": [round(statistics.fmean(values), 4) for _, values in points]},
+        **{"low": [round(min(values), 4) for _, values in points]},
+        **{"high": [round(max(values), 4) for _, values in points]},
     }
 
 
@@ -222,8 +223,8 @@ def summary(record: dict[str, Any]) -> str:
         "| recipe | seeds | pass@1 before, % | after, % | p, at most | minutes a seed |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name, found in record.items():
-        if "curve" not in found:
+    for name in PARTS:
+        if "curve" not in (found := record.get(name, {})):
             continue
         rows = [dict(zip(HEADINGS, row.split(" | "), strict=True)) for row in found["table"][1:]]
         first = [row for row in rows if row[""] == "pass@1"]

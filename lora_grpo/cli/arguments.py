@@ -164,10 +164,7 @@ def _drop_unused(given: Mapping[str, Any], how: Invocation, files: Sequence[dict
     """Reject flags without effect on SFT. In a settings file they are dropped, because it may be from a GRPO run."""
     useless = [flag(name) for name in UNUSED_BY_SFT if name in flat(dict(given))] + ["--preview"] * how.preview
     if useless:
-        raise UserError(
-            f"{useless[0]} is for GRPO; this recipe trains on reference answers, without rollouts and rewards; "
-            "leave it out"
-        )
+        raise UserError(f"{useless[0]} is for GRPO, and this recipe trains on reference answers; leave it out")
     for file in files:
         _drop(file, UNUSED_BY_SFT)
 
@@ -208,7 +205,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"--config {path} cannot be read: {reason}") from None
     if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from lora_grpo.config import check_fields
+from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.flags import Flag
 from lora_grpo.models import ModelSpec, Overrides, choose_adapter, resolve
@@ -48,6 +49,8 @@ def run_chat(options: ChatOptions) -> None:
     check_fields(options)
     source = choose_adapter(options.source, options.what)
     if source.lower().endswith(".gguf"):
+        if options.bits or options.base or options.revision or options.trust_remote_code:
+            raise UserError("--bits, --base, --revision and --trust-remote-code do not apply to a GGUF file; omit them")
         model: ModelSpec | GgufModel = read_gguf(Path(source).expanduser())
     else:
         model = resolve(source, options, bits=options.bits)

@@ -48,10 +48,7 @@ def _check_tasks(config: RunConfig) -> None:
     chat.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and task not in CODE_TASKS:
-            raise UserError(
-                f"--rewards {spec.name} runs unit tests, and --data.task {task} has none; "
-                f"expected one of {', '.join(CODE_TASKS)}"
-            )
+            raise UserError(f"--rewards {spec.name} needs unit tests, as in {', '.join(CODE_TASKS)}, not {task}")
 
 
 def _check_sampling(config: RunConfig) -> None:
@@ -76,10 +73,7 @@ def _check_sampling(config: RunConfig) -> None:
         )
     largest = max(config.eval.k, default=0)
     if config.eval.num_samples and largest > config.eval.num_samples:
-        raise UserError(
-            f"--eval.k {largest} needs at least as many samples, got {config.eval.num_samples}; "
-            f"pass --eval.num-samples {largest}"
-        )
+        raise UserError(f"--eval.k {largest} needs --eval.num-samples {largest} or more, got {config.eval.num_samples}")
 
 
 def _check_training(config: RunConfig) -> None:

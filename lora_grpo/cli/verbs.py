@@ -31,6 +31,8 @@ def train(arguments: Sequence[str]) -> NoReturn:
         if not path.is_file():
             raise UserError(f"{name}: no such file; expected a task file or a recipe")
         if "run_recipe(" not in path.read_text(encoding="utf-8", errors="replace"):  # a task, not a recipe
+            if any(each.partition("=")[0] in ("--task", "--data.task") for each in flags):
+                raise UserError(f"{name} is the task; leave the other --task out")
             path, flags = commands.recipe_file("task"), ["--data.task", name, *flags]
     else:
         known = [each for each in commands.RECIPES if each != "task"]

@@ -67,8 +67,7 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
             why = f"{requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
             return requested, f"preset {why}"
         raise UserError(
-            f"preset {requested} needs an NVIDIA GPU with {size} GB and found none ({why_none}); "
-            "pass --preset starter for the CPU"
+            f"preset {requested} needs a GPU with {size} GB ({why_none}); pass --preset starter for the CPU"
         )
     gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
     sizes = {name: preset_gigabytes(name) or 0 for name in names}

@@ -27,7 +27,7 @@ STARTER = "starter"
 MIN_VALIDATION_ROWS = 16
 """Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
-_STEPS_PER_HOUR, _COMMON_MULTIPLE = 36_000, 840
+_STEPS_PER_HOUR, _COMMON_MULTIPLE = 10_800, 840
 """More steps than any model trains in an hour. Divisible by every `num_iterations` up to 8."""
 
 UNUSED_BY_SFT = (
@@ -226,7 +226,7 @@ class RunConfig:
     """Folder of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed for the adapter initialization, the order of prompts, the rollouts and the evaluation samples."""
-    hours: Annotated[float, Field(ge=0.02, le=10_000, allow_inf_nan=False)] | None = None
+    hours: Annotated[float, Field(ge=0.02, le=1_000, allow_inf_nan=False)] | None = None
     """Maximum hours of the whole run, e.g. 2 or 0.5, excluding the time between stop and --resume. Training uses the
     time that the evaluations leave. Without --train.max-steps, only the time limits the number of steps."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -236,7 +236,7 @@ class RunConfig:
     rewards: tuple[str, ...] = ("correct_answer",)
     """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
     share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
-    think_format, coin_flip, pattern:REGEX, longer_is_better, near_length:200, cosine_scaled:1000, repetition_penalty:3,
+    coin_flip, pattern:REGEX, longer_is_better, near_length:200, cosine_scaled:1000, repetition_penalty:3,
     soft_overlong_punishment:1000,200. Use my_file.py:function for a function that a file of yours defines or
     imports."""
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -120,7 +120,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     """Combine the flags with the settings of the run that trained the model, given as its run.json."""
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     assert not isinstance(options.task, tuple)  # each task has its own settings
-    task = options.task or (config.data.evaluation_task if run else None)
+    task = config.data.evaluation_task if run and options.task is None else options.task
     if task is None:
         raise UserError(f"--task is missing; expected {', '.join(TASK_NAMES)}, or a file: my_task.py")
     if is_task_file(task) and not options.task:

@@ -65,8 +65,9 @@ class SampleFile:
 
     @property
     def min_samples(self) -> int:
-        """The smallest number of samples of a task that has samples."""
-        return min(Counter(row["id"] for _, row in self.samples).values())
+        """The smallest number of samples of a task that has samples. Greedy ones beside them do not count."""
+        counts = Counter(row["id"] for line, row in self.samples if line.get("sample_index") != "greedy")
+        return min(counts.values(), default=1)
 
     def grade(self, path: Path) -> Graded:
         """Grade every sample that has no result in a file yet, and append the results to it.
@@ -149,6 +150,6 @@ def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
-    # Keys of the line are kept, except for those of grades, which other tools may use with another meaning.
-    lines = [{key: value for key, value in line.items() if key not in GRADES} for line, _ in samples]
+    # Keys of the line are kept, except for those that other tools may use with another meaning.
+    lines = [{key: value for key, value in line.items() if key not in (*GRADES, "messages")} for line, _ in samples]
     return [{**line, **grades(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]

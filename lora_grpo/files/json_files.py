@@ -20,7 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises UserError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object")
@@ -59,7 +59,7 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
 
 
@@ -93,7 +93,7 @@ def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
             keys = f" with {', '.join(required)}" if required else ""

@@ -22,6 +22,7 @@ from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import TASK_NAMES, get_task
 
+_EXAMPLE = (("question", "rows", None), ("before", "base.samples", False), ("after", "trained.samples", True))
 _SECONDS = 10
 """Time limit of the request for a license."""
 
@@ -125,11 +126,7 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
     texts: dict[str, str] = {}
-    for key, name, passed in (
-        ("question", "rows", None),
-        ("before", "base.samples", False),
-        ("after", "trained.samples", True),
-    ):
+    for key, name, passed in _EXAMPLE:
         for line in json_files.read_finished_lines(run / "evaluation" / f"{name}.jsonl"):
             if str(line.get("task_id")) == report.fixed[0].task_id and line.get("passed") == passed:
                 texts.setdefault(key, str(line.get("question") or line.get("completion")))

@@ -90,7 +90,7 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
     files, skipped = [], []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if not path.resolve().is_relative_to(folder.parent.resolve() / folder.name):
             raise UserError(f"{path} links to outside {folder}; replace it with a copy, or delete it")
         if _matches(name, _UPLOADED[kind]):
             files.append(UploadFile(name, _without_own_paths(path, base_name)))

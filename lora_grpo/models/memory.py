@@ -227,8 +227,7 @@ def _kept_by_layer(layer: Layer, step: Step) -> int:
     are repeated only on GPUs before compute capability 8.0.
 
     The delta net is that of transformers, which computes chunks of 64 tokens in float32: matrices of queries, keys and
-    values, those of a chunk's tokens, and a state for each chunk. How many was fitted to what torch allocates. Kernels
-    of flash-linear-attention save less.
+    values, those of a chunk's tokens, and a state for each chunk. Their number was fitted to what torch allocates.
     """
     h, q, kv, i = layer.hidden, layer.queries, layer.keys, layer.inner
     statistics = 4 * q // layer.head + 8  # attention's log-sum-exp and the RMS of the norms

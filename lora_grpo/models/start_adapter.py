@@ -31,10 +31,12 @@ def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> R
         resumed: whether the output folder contains a run that continues.
     """
     folder = start_folder(config, resumed=resumed)
+    for name, value in (("--lora.from", folder and config.lora.from_), ("--model.name", config.model.name)):
+        path = Path(value or "").expanduser().resolve()
+        if value and not resumed and path.exists() and path.is_relative_to(config.folder.resolve()):
+            raise UserError(f"{name} {value} is inside --output-dir {config.folder}; pass another folder")
     if folder is None:
         return config
-    if not resumed and folder.resolve().is_relative_to(config.folder.resolve()):
-        raise UserError(f"--lora.from {config.lora.from_} is inside --output-dir {config.folder}; pass another folder")
     adapter = read_adapter(folder)
     settings = _lora_settings(adapter)
     asked = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}

@@ -161,10 +161,7 @@ def choose_adapter(name: str, what: str | None) -> str:
         return name
     folder = Path(name).expanduser() / BEST
     if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise UserError(
-            f"--what best needs {folder}, which does not exist: no run, or no validation pass beat its start; "
-            "leave it out"
-        )
+        raise UserError(f"--what best needs {folder}, which does not exist: no validation pass beat the run's start")
     return str(folder)
 
 

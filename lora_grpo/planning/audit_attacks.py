@@ -16,7 +16,7 @@ _LONG = {"a ": 1_000_000, "<answer>": 20_000, "(": 20_000, " ": 20_000, "1": 4_0
 completion; Python reads integers of at most 4,300 digits."""
 _SPAM = (
     *("<reasoning>\n</reasoning>\n<answer>\n</answer>", "<think></think><answer></answer>", "<answer>" * 50),
-    *("#### ", "\\boxed{}", "```python\n\n```", "{}", "[]", "None", "True", ".", "The answer is"),
+    *("#### ", "\\boxed{}", "```python\n\n```", "{}", "[]", "None", "True", "nan", ".", "The answer is"),
 )
 MARKER = Path(tempfile.gettempdir()) / f"lora-grpo-audit-{os.getpid()}"
 _CODE = f"open({str(MARKER)!r}, 'w').close()"
@@ -130,7 +130,7 @@ ATTACKS = (
     Attack("wrong value", False, _wrong_values),
     Attack("contradiction", False, lambda subject: [f"{subject.gold}\n{each}" for each in _wrong_values(subject)[:1]]),
     Attack("reversed words", False, _reversed_words),
-    Attack("code that runs", False, lambda subject: [_CODE, *subject.with_answer(_CODE)]),
+    Attack("code that runs", False, lambda subject: [_CODE, *subject.with_answer(_CODE, "98765**87654321")]),
     Attack(LONG, False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items())),
 )
 NAMES = (*(attack.name for attack in ATTACKS[1:]), LEAK, REPEAT)

@@ -146,6 +146,12 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
         mixed = _mix(subject.turns, others(subject))
         return [mixed] if mixed != subject.turns else []
 
+    def all_calls(subject: Subject) -> list[Sequence[Message]]:
+        """Return a turn with the calls of the reference in the middle of those of other rows."""
+        golds = [*others(subject)[::2], subject.turns, *others(subject)[1::2]]
+        calls = [call for gold in golds for message in gold for call in message.get("tool_calls", ())]
+        return [[{"role": "assistant", "content": "", "tool_calls": calls}]] if calls else []
+
     def plays(name: str, policy: Policy, luck: bool = True) -> Attack:
         return Attack(name, False, lambda subject: [policy], luck)
 
@@ -157,6 +163,8 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     for number in range(3):
         yield Attack(OTHERS, False, partial(other, number), luck=True)
     yield Attack(ALL, False, all_answers, luck=True)
+    yield Attack(ALL, False, all_calls, luck=True)
+    yield plays(RANDOM, lambda game: _WORDS[game.turn % len(_WORDS)])
     if tools:
         yield plays(TOOLS, _calling(tools))
     for tool in tools:

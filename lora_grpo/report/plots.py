@@ -100,7 +100,7 @@ def reward_names(lines: Sequence[Line]) -> list[str]:
 
 def is_number(value: Any) -> bool:
     """Return whether a line's value can be plotted. It is None if a reward graded no row of the step."""
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and not abs(value) > 1e99
 
 
 def _reward_plots(lines: Sequence[Line]) -> Iterator[Plot]:

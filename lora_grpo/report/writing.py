@@ -46,7 +46,7 @@ def write_report(folder: Path) -> Path:
             for plot, image in charts:
                 (staging / f"{plot.key}.png").write_bytes(image)
     except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}") from None
+        raise UserError(f"{output} cannot be written: {error.strerror or error}") from None
     return output / "report.html"
 
 

@@ -120,14 +120,6 @@ def think_answer_format(text: str) -> float:
     return 0.5 if _has_sections(text, "think") else 0.0
 
 
-@_of_text
-def think_format(text: str) -> float:
-    """Reward 1 for a text that starts with its only `<think>` section, as TRL's `think_format_reward` does."""
-    from trl import rewards
-
-    return rewards.think_format_reward([[{"content": text}]])[0]
-
-
 def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Return 1 or 0 with equal probability. Use it as a control: it has no signal, so any gain is due to chance.
 
@@ -189,7 +181,7 @@ PLAIN_REWARDS: dict[str, RewardFunction] = {
     function.__name__: function
     for function in (
         *(correct_answer, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format),
-        *(think_format, coin_flip, *TEST_REWARDS.values()),
+        *(coin_flip, *TEST_REWARDS.values()),
     )
 }
 """Rewards without an argument."""

@@ -65,7 +65,7 @@ class RunRecord:
 def read_record(folder: Path) -> dict[str, Any]:
     """Read the run.json in the folder of a run, or raise a UserError if it does not match `RunRecord`."""
     path = folder / "run.json"
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of a run")
     record = json_files.read_object(path)
     json_files.validated(record, RunRecord, f"{path} is not a valid run.json", "restore it from a copy")

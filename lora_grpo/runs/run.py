@@ -186,8 +186,7 @@ def check_settings(config: RunConfig) -> None:
             same = Path(str(old)).name == Path(str(new)).name
         if name not in _MAY_CHANGE and not same:
             raise UserError(
-                f"the run in {folder} has {name}={old!r}, this command has {new!r}; leave the flag out to resume, "
-                f"{_ELSEWHERE}"
+                f"the run in {folder} has {name}={old!r}, not {new!r}; leave it out to resume, {_ELSEWHERE}"
             )
 
 
@@ -211,10 +210,7 @@ def open_run(
     folder = config.folder
     is_run = (folder / "run.json").is_file()
     if is_run and not (invocation.resume or invocation.overwrite):
-        raise UserError(
-            f"{folder} already contains a run; pass --resume to continue it, --overwrite to delete it, or another "
-            "--output-dir"
-        )
+        raise UserError(f"{folder} contains a run; pass --resume to continue, --overwrite to delete it, {_ELSEWHERE}")
     # Without a run.json, no file here belongs to a run, not even a folder named `adapter`: `begin` deletes the old
     # run.json last and writes the new one first. A kill in between leaves only temporary dot files, and the empty
     # folder that the trainer makes for its checkpoints.

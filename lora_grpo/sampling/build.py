@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, memory
+from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, load_adapter, memory
 from lora_grpo.sampling.llama_cpp import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
@@ -113,6 +113,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
             f"the adapter in {target.adapter} cannot be loaded into its base model: {first_line(error)}; "
             "if it was trained on another base, pass that one with --base"
         ) from error
+    load_adapter(model, target.adapter)  # PEFT accepts NaN, and leaves weights as they are that it does not find
     base_model.keep_frozen(model)
     return sampler_in_process(model.eval(), tokenizer, eos_token_ids)
 

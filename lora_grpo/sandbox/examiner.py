@@ -65,6 +65,8 @@ def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
     """Return the status and message for the exception that ended the tests."""
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
     text = str(notes[0]).removeprefix(FROM_CANDIDATE) if notes else describe(error)
+    if notes and not text.partition(":")[0].encode(errors="replace").isalpha():  # a class named like an assert
+        text = f"Exception: {text}"
     if isinstance(error, MemoryError):
         return "memory", text
     if notes:

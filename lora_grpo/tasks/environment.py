@@ -18,15 +18,16 @@ import contextlib
 import copy
 import functools
 import inspect
+import json
 import signal
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, NonNegativeFloat, PositiveInt, PydanticUserError, ValidationError, validate_call
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt, PydanticUserError, ValidationError, validate_call
 
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
@@ -46,7 +47,7 @@ class Constants:
 
     SYSTEM_PROMPT: str | None = None
     REWARDS: tuple[str, ...] = ("correct_answer=1.0",)
-    THRESHOLD: float = 1.0
+    THRESHOLD: Annotated[float, Field(gt=0, le=1)] = 1.0
     AUDIT_IGNORE: tuple[str, ...] = ()
     MAX_TURNS: PositiveInt = 8
     RAISE_ERRORS: bool = False
@@ -79,10 +80,13 @@ class EnvironmentClass:
     @functools.cached_property
     def tools(self) -> dict[str, Callable[..., Any]]:
         """The tools by name: functions of an instance and keyword arguments, whose types they check."""
-        methods = inspect.getmembers(self.kind, inspect.isfunction)
-        public = {name: method for name, method in methods if not name.startswith("_") and name not in _METHODS}
+        members = {name: each for name, each in inspect.getmembers(self.kind, callable) if name not in _METHODS}
+        public = {name: each for name, each in members.items() if not name.startswith("_")}
+        if static := [name for name in public if not inspect.isfunction(inspect.getattr_static(self.kind, name))]:
+            raise UserError(f"{self.path}: {static[0]} is static or a class; a tool is a method with `self`")
+        strict = ConfigDict(strict=True, allow_inf_nan=False)  # NaN would be neither too low nor too high
         try:
-            return {name: validate_call(config=ConfigDict(strict=True))(tool) for name, tool in public.items()}
+            return {name: validate_call(config=strict)(tool) for name, tool in public.items()}
         except (PydanticUserError, NameError) as error:
             raise UserError(f"{self.path}: a type of a tool cannot be checked: {first_line(error)}") from None
 
@@ -137,7 +141,7 @@ class Session:
         if calls := message.get("tool_calls"):
             if hasattr(self.environment, "take_calls"):
                 self.calls += len(calls)
-                self._run("take_calls", self.environment.take_calls, copy.deepcopy(calls))
+                self._run("take_calls", self.environment.take_calls, json.loads(json.dumps(calls)))
                 return []
             return [self._call(each) for each in calls]
         if not self._class.replies:
@@ -169,25 +173,29 @@ class Session:
         if tool is None:
             return self.refuse(f"no tool named {name!r:.60}; {suggestion(name, self._class.tools)}")
         try:
-            result = self._run(name, functools.partial(tool, self.environment, **arguments), reraise=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", name)
-        except (Exception, SystemExit, _TimeLimit) as error:
+            result = self._run(name, functools.partial(tool, self.environment, **arguments), is_tool=True)
+        except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
+            if isinstance(error, ValidationError) and error.title in (
+                name,
+                tool.__qualname__,
+            ):  # not one of the tool's own
+                first = error.errors()[0]
+                return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", name)
             if self._class.constants.RAISE_ERRORS:
                 raise self._failed(name, error) from error
             self.failed_calls += 1
             result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
-        return {"role": "tool", "name": name, "content": str(result)}
+        return {"role": "tool", "name": name, "content": result}
 
-    def _run(self, name: str, method: Callable[..., Any], *args: Any, reraise: bool = False) -> Any:
-        """Call a method within the time limit. Methods may be coroutines."""
+    def _run(self, name: str, method: Callable[..., Any], *args: Any, is_tool: bool = False) -> Any:
+        """Call a method within the time limit, and return its result, as a text if it is a tool's."""
         try:
             with python_file.keeping_directory(), _time_limit(self._class.constants.SECONDS_PER_CALL):
                 result = method(*args)
-                return asyncio.run(result) if inspect.iscoroutine(result) else result
-        except (Exception, SystemExit, _TimeLimit) as error:
-            if reraise:
+                result = asyncio.run(result) if inspect.iscoroutine(result) else result
+                return str(result) if is_tool else result  # integers of more than 4,300 digits raise ValueError
+        except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
+            if is_tool:
                 raise
             raise self._failed(name, error) from error
 

@@ -113,7 +113,9 @@ class Episode:
             return self.end("reply")
         if self.turns == self.session.max_turns:
             return self.end("limit")
-        following = turns.following_text(self.tokenizer, answers)
+        if sum(len(each["content"]) for each in answers) > 200 * self.budget:  # tokenizing it would take minutes
+            return self.end("budget")
+        following = turns.following_text(self.tokenizer, answers).encode(errors="replace").decode()
         ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
         # The model has ended its turn itself, perhaps with another of its tokens for that than the template's.
         if ids[0] == token_ids[-1] or {ids[0], token_ids[-1]} <= {*self.eos_token_ids}:

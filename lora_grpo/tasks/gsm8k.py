@@ -23,17 +23,14 @@ Markers:
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
   later line. The end of a `<think>` or `<reasoning>` section also ends a line.
 
-Final statements must be unmistakable, because the last number in a text is often an intermediate result.
-docs/decisions/0024-final-statements.md counts the verdicts that each rule changes on real completions:
+Final statements must be unmistakable, because the last number in a text is often an intermediate result
+(docs/decisions/0024-final-statements.md):
 
 - The statement is the last sentence, outside thoughts, and has no other number, operator or hedge ("about", "or").
-- It states the number: "The answer is 18", "Total: 18", "The cost of the order is $18", "x = 18". Other verbs need a
-  conclusion: "So Janet makes $18", "In total, there are 18 boxes".
-- It must be closed by a full stop, by a line break, or by markup around the number (`**18**`, `$18$`). "The answer is
-  18" at the end of a truncated text could have become 180. This is stricter than `#### 18`, which the end of the text
-  closes. One gap remains: a text that is cut off within 18.5, right after the point.
-- After the number, only units, words like "in total", and words of the question may follow. "$18 per box" therefore
-  counts only if the question asks for something "per" box, and "18%" only if it asks for a percentage.
+- It states the number: "The answer is 18", "Total: 18", "x = 18", or with a conclusion, "So Janet makes $18".
+- It must be closed by a full stop, a line break, or markup around the number (`**18**`), because "The answer is 18" at
+  the end of a truncated text could have become 180.
+- After the number, only units, words like "in total", and words of the question may follow, such as "per box".
 - Earlier sentences do not count, except "The answer is 17.", which makes two answers.
 
 Source: the `#### N` format is from https://github.com/openai/grade-school-math (`dataset.py`). `flexible` follows
@@ -276,10 +273,7 @@ def _gold_number(row: Mapping[str, Any], where: str | None = None) -> str:
     found = _numbers(answer)
     if len(found) != 1 or not _NUMBER.fullmatch(found[0]):
         where = where or f"row {row.get('id', '?')}"
-        raise UserError(
-            f"{where}: no readable number in answer {answer[-60:]!r}; "
-            "expected a number, or a solution that ends in '#### 18'"
-        )
+        raise UserError(f"{where}: no readable number in answer {answer[-60:]!r}; expected 18, or '... #### 18'")
     return found[0]
 
 

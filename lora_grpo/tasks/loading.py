@@ -251,7 +251,11 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
 
 
 def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
-    """Return the rows of both splits that fit the context, and the longest of them. See `fit_to_context`."""
+    """Return the rows whose prompt and longest completion fit the context, and the longest of them.
+
+    SFT also drops training rows whose reference answer exceeds the longest completion, because an evaluation would
+    truncate it. The number of dropped rows is printed.
+    """
     train = _fitting(data.train, tokenizer, config, "train")
     evaluation = _fitting(data.eval, tokenizer, config, "eval")
     also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
@@ -261,15 +265,6 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     kept = {name: [row for row, *_ in rows] for name, rows in also.items()}
     fitting = [row for row, *_ in train], [row for row, *_ in evaluation]
     return replace(data, train=fitting[0], eval=fitting[1], also=kept, longest=longest)
-
-
-def fit_to_context(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[Row]:
-    """Drop rows whose prompt plus the longest completion exceeds the context, and print their number.
-
-    SFT also drops training rows whose reference answer exceeds the longest completion, because an evaluation would
-    truncate it.
-    """
-    return [row for row, *_ in _fitting(rows, tokenizer, config, split)]
 
 
 def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[_Sized]:
@@ -361,11 +356,6 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
     return train, validation
 
 
-def preset_flags(config: RunConfig) -> list[str]:
-    """Return the flags with which another recipe has the preset of this run, if `auto` would not select it."""
-    return ["--preset", "laptop"] if config.preset == "laptop" else []
-
-
 def sft_command(config: RunConfig) -> str | None:
     """Return the command that trains on the task's reference answers first.
 
@@ -373,4 +363,5 @@ def sft_command(config: RunConfig) -> str | None:
     """
     if config.lora.from_ or not getattr(get_task(config.data.task), "has_gold", True):
         return None
-    return command("train sft", *preset_flags(config), "--task", config.data.task)
+    preset = ["--preset", "laptop"] if config.preset == "laptop" else []  # `auto` would choose another
+    return command("train sft", *preset, "--task", config.data.task)

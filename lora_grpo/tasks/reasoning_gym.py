@@ -128,6 +128,8 @@ class Generator:
                 given[name] = json.loads(text)
             except ValueError:
                 given[name] = text
+            if name == "size" and (type(given[name]) is not int or given[name] < 1):
+                raise UserError(f"--data.options {option!r}: expected a number of rows, 1 or more")
         config = json.dumps(given, sort_keys=True)
         try:
             _generate(self.name, "eval", json.dumps({**given, "size": 1}))

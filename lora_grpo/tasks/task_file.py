@@ -42,7 +42,7 @@ from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict, as_verdict
 
 _ROLES = ("assistant", "user", "tool")
-"""Of the messages in a reference conversation. Only the assistant's are read; the environment makes the others."""
+"""Of messages. Of a reference conversation, only the assistant's are read; the environment makes the others."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ class TaskFile:
                 raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
             return gold
         messages = list(gold) if isinstance(gold, (list, tuple)) else []
-        if not messages or not all(isinstance(each, dict) and each.get("role") in _ROLES for each in messages):
+        if not messages or not all(
+            isinstance(each, dict) and each.get("role") in _ROLES and isinstance(each.get("content") or "", str)
+            for each in messages
+        ):
             raise UserError(
                 f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages with the "
                 f"roles {', '.join(_ROLES)}"
@@ -132,8 +135,8 @@ class TaskFile:
         if not prompt[-1]["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
         question = row["question"] + text
-        own = getattr(self.environment.kind, "tools_of", None)
-        tools = own(self._given(row)) if own else self.environment.schemas
+        own = hasattr(self.environment.kind, "tools_of")
+        tools = self._call("tools_of", self._given(row), of=self.environment.kind) if own else self.environment.schemas
         return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": tools}
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
@@ -147,7 +150,8 @@ class TaskFile:
             asked = [{"role": "user", "content": asked}]
         parts = asked if isinstance(asked, (list, tuple)) and asked else [None]
         if not all(
-            isinstance(part, dict) and isinstance(part.get("content"), str) and "role" in part for part in parts
+            isinstance(part, dict) and isinstance(part.get("content"), str) and part.get("role") in ("system", *_ROLES)
+            for part in parts
         ):
             raise UserError(
                 f"{self.path}: row {name} asks {asked!r:.60}; expected a text or messages from prompt(row), or a "
@@ -160,7 +164,7 @@ class TaskFile:
         question = "\n".join(message["content"] for message in asked if message["role"] != "system")
         given = {"question": question, "answer": "", **row, "id": name}
         try:
-            json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
+            json.dumps({**given, "prompt": asked}, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.path}: row {name} is not JSON: {first_line(error)}; keep plain values") from None
         return {**given, "question": question, "prompt": [*messages, *asked], "loaded_row": given}
@@ -169,10 +173,10 @@ class TaskFile:
         """Return a copy of the row as `load` returned it, so that a function of the file cannot change it."""
         return copy.deepcopy(row.get("loaded_row", dict(row)))
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, of: Any = None) -> Any:
         try:
             with python_file.keeping_directory():
-                return getattr(self.module, name)(*arguments)
+                return getattr(of or self.module, name)(*arguments)
         except UserError:  # of `read_rows`
             raise
         except (Exception, SystemExit) as error:

@@ -63,7 +63,7 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
 
     try:
         parsed = parse_response(text, dict(template), prefix=before)
-        json.dumps(parsed, ensure_ascii=False).encode()  # ValueError for half a character, which no tokenizer takes
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
     for call in parsed.get("tool_calls") or ():

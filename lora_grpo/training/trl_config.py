@@ -51,7 +51,7 @@ def sft_arguments(config: RunConfig, folder: Path, loss_type: str) -> dict[str, 
         **_arguments(config, folder),
         "train_sampling_strategy": "sequential",
         "loss_type": loss_type,
-        "max_length": None,  # never truncate; fit_to_context has dropped longer rows
+        "max_length": None,  # never truncate; fit_data has dropped longer rows
         "packing": False,
         "padding_free": False,
     }

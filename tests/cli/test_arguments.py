@@ -161,8 +161,11 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         (["--hours", "1", "--train.lr-scheduler", "cosine"], "--hours alone does not set it; pass --train.max-steps"),
         (["--hours", "1", "--data.filter-by-difficulty"], "--hours alone does not set it; pass --train.max-steps too"),
         (["--seed"], "--seed: expected one argument"),
+        (["--output-dir", ""], "--output-dir is empty"),
+        (["--config="], "--config is empty"),
+        (["--output-dir", "outputs", "--model.name", "outputs/base"], "--model.name outputs/base is inside"),
         (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
-        (["--preset", "16gb"], "preset 16gb needs an NVIDIA GPU with 16 GB and found none (CUDA_VISIBLE_DEVICES"),
+        (["--preset", "16gb"], "preset 16gb needs a GPU with 16 GB (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
         (["--sampling.server-folder", "/tmp"], "--sampling.server-folder needs --sampling.server-url"),
         (
@@ -174,7 +177,7 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments, message, capsys):
-    Path("outputs").mkdir()  # a model named outputs/run is a folder that does not exist, not one of the Hub
+    Path("outputs/base").mkdir(parents=True)
     assert message in refusal(*arguments)
     assert capsys.readouterr().out == ""
 

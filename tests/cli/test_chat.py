@@ -72,7 +72,14 @@ def test_samples_follow_their_seed(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["missing"], ["starter", "--temperature", "-1", QUESTION], ["missing.gguf"], ["starter", "one", "two"]],
+    [
+        [],
+        ["missing"],
+        ["starter", "--temperature", "-1", QUESTION],
+        ["missing.gguf"],
+        ["a.gguf", "--base", "b", QUESTION],
+        ["starter", "one", "two"],
+    ],
 )
 def test_mistakes_end_with_one_line(arguments, capsys):
     assert verbs.run_front_door(["chat", *arguments]) == 2

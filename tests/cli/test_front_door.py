@@ -34,6 +34,7 @@ def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main(
         (("train", "--help"), 0, "lora-grpo train gsm8k"),
         (("train", "gsm9k"), 2, "'gsm8k'?"),
         (("train", "missing.py"), 2, "missing.py: no such file"),
+        (("train", f"{ROOT}/lora_grpo/errors.py", "--task=other.py"), 2, "leave the other --task out"),
         (("merge", "--help"), 0, "lora-grpo merge outputs/gsm8k_lora "),
         (("check-gpu", "--help"), 0, "usage: lora-grpo check-gpu"),
         (("push", "run", "me/x", "--token", "hf_x"), 2, "hf auth login"),

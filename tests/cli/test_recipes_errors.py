@@ -118,7 +118,7 @@ def run_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "outputs/gsm8k_lora already contains a run; pass --resume"),
+        ([], "outputs/gsm8k_lora contains a run; pass --resume"),
         (["--resume"], "outputs/gsm8k_lora/run.json is not a valid run.json"),
         (["--resume", "--seed", "x"], "--seed is 'x'; expected a valid integer"),
         (["--overwrite", "--train.micro-batch-size", "7"], "do not divide"),

@@ -96,7 +96,7 @@ def test_the_size_a_refusal_offers_is_accepted():
         ("train__learning_rate", float("inf"), "--train.learning-rate is inf"),
         ("lora__dropout", 1.0, "--lora.dropout is 1.0; expected a value less than 1"),
         ("sampling__max_completion_tokens", 1024, "leaves no room for a prompt in --model.max-sequence-tokens 1024"),
-        ("eval__k", (1, 5), "--eval.k 5 needs at least as many samples, got 4; pass --eval.num-samples 5"),
+        ("eval__k", (1, 5), "--eval.k 5 needs --eval.num-samples 5 or more, got 4"),
         ("eval__k", (0,), "--eval.k is 0; expected a value greater than"),
     ],
 )

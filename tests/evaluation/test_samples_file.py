@@ -229,6 +229,19 @@ def test_damaged_results_are_noticed(damage, message, asked):
         evaluate_and_report(asked)
 
 
+def test_keys_of_conversations_and_greedy_samples_of_other_tools_are_not_counted(tmp_path):
+    data = write(tmp_path / "data.jsonl", [{"question": "a?", "answer": "#### 1"}])
+    line = {"task_id": "data/0", "completion": "#### 1", "messages": [], "turns": "x"}
+    numbered = [{**line, "sample_index": number} for number in (0, 1)]
+    samples = write(tmp_path / "samples.jsonl", [*numbered, {**line, "sample_index": "greedy"}])
+    options = EvaluateOptions(str(samples), task="gsm8k", output_dir=tmp_path / "out", data=str(data), k=(3,))
+    with pytest.raises(UserError, match="--k 3 exceeds 2"):
+        evaluate_and_report(options)
+    assert not (tmp_path / "out").exists()
+    evaluate_and_report(replace(options, k=(2,)))
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["evaluated"]["scores"]["pass@2"] == 1
+
+
 # Mistakes
 
 

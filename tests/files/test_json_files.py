@@ -21,6 +21,7 @@ def test_values_come_with_their_file_and_line(tmp_path):
         ("a.jsonl", None, "No such file or directory; expected rows"),
         ("a.jsonl", b"\n \n", "no rows; expected rows"),
         ("a.jsonl", b'{"a": 1}\n{"a":\n', r"a\.jsonl:2: not JSON; expected one object per line, got '\{\"a\":'"),
+        ("a.jsonl", 100_000 * b"[", r"a\.jsonl:1: not JSON"),
         ("a.jsonl", b'"\xff"', r"a\.jsonl:1: byte 0xff is not UTF-8"),
         ("a.jsonl.gz", b'{"a": 1}', "Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-9], "cannot be read"),

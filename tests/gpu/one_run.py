@@ -16,7 +16,7 @@ from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.tasks.chat import render_row
-from lora_grpo.tasks.loading import fit_to_context, load_data
+from lora_grpo.tasks.loading import fit_data, load_data
 from lora_grpo.training import make_trainer, train
 from lora_grpo.training.logprob_check import trainer_log_probs
 
@@ -82,7 +82,7 @@ def main():
     config, plan = make_plan(config, how)
     run = open_run(config, how, "gsm8k_lora", data.record, plan.record())
     policy = load_policy(config)
-    rows = fit_to_context(data.train, policy.tokenizer, config, "train")
+    rows = fit_data(data, policy.tokenizer, config).train
     sampler = build_sampler(policy, config)
     trainer = make_trainer(run, policy, rows, sampler)
     run.begin(policy.record)

@@ -45,6 +45,7 @@ WHOLE = {
     "a list": _writing(b"[1, 2]\n"),
     "a number": _writing(b"7\n"),
     "a huge number": _writing(b"1" * 5000 + b"\n"),
+    "a deep list": _writing(b'{"a": ' + 100_000 * b"[" + 100_000 * b"]" + b"}\n"),
     "null": _writing(b"null\n"),
     "a text": _writing(b'"text"\n'),
     "an empty object": _writing(b"{}\n"),

@@ -293,6 +293,10 @@ def test_a_link_to_outside_the_folder_is_refused(tmp_path, adapter):
     (adapter / "vocab.json").unlink()
     (adapter / "vocab.json").symlink_to("tokenizer.json")
     assert "vocab.json" in names_in(adapter)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "adapter").symlink_to(adapter)
+    with pytest.raises(UserError, match="links to outside"):
+        names_in(tmp_path / "run" / "adapter")
 
 
 def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):

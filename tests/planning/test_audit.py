@@ -75,6 +75,22 @@ BROKEN = {
     "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
     "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
     "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
+    "eval of arithmetic": (
+        SUMS,
+        "try: return bool(re.fullmatch(r'[-+*/(). \\d]+', completion)) and eval(completion) == row['sum']\n"
+        "    except Exception: return False",
+        "code that runs",
+    ),
+    "NaN": (
+        SUMS,
+        "try: return not abs(float(completion) - row['sum']) > 0.01\n    except ValueError: return False",
+        "tags and formats",
+    ),
+    "NaN in a score": (
+        SUMS,
+        "try: return max(0.0, min(1.0, 1 - abs(float(completion) - row['sum'])))\n    except ValueError: return 0.0",
+        "tags and formats",
+    ),
     "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
     "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
     "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
@@ -142,7 +158,7 @@ def task(tmp_path):
 def test_a_broken_checker_is_caught(task, name):
     text, check, attack = BROKEN[name]
     path, rows = task(text, check)
-    findings = find(path, rows)
+    findings = find(path, rows, seconds_per_call=4.0)
     assert attack in findings.problems
     assert findings.problems[attack].startswith(f"{attack}: ")
 

@@ -110,6 +110,7 @@ RIGHT = "text.strip() == str(self.sum)"
 PRICE = "return PRICES[item]"
 GIVEN = "self.given == self.total"
 REWARD = "float(self.right)"
+GUESS_DOCSTRING = "'''Guess.\n\n        Args:\n            n: a sum.\n        '''"
 
 BROKEN = {
     "state in the class, kept": (
@@ -158,6 +159,22 @@ BROKEN = {
     "the reply": (SUMS, {RIGHT: f"{RIGHT} or text == 'No.'"}, "echo"),
     "substring": (SUMS, {RIGHT: "str(self.sum) in text"}, "all answers at once"),
     "substring of an argument": (STORE, {GIVEN: "self.total in str(self.given)"}, "all answers at once"),
+    "any number of guesses in a turn": (
+        SUMS,
+        {'say(row["sum"])': 'call("guess", n=row["sum"])', RIGHT: "self.right or n == self.sum",
+         "def reply(self, text):": f"def guess(self, n: int):\n        {GUESS_DOCSTRING}"},
+        "all answers at once",
+    ),
+    "any number of submissions": (
+        STORE,
+        {"self.given = total": "self.given = [*(self.given or ()), total]", GIVEN: "self.total in (self.given or ())"},
+        "all answers at once",
+    ),
+    "choices, until one is right": (
+        SUMS,
+        {'say(row["sum"])': 'say("abcd"[row["sum"] % 4])', RIGHT: "text == 'abcd'[self.sum % 4]"},
+        "random words",
+    ),
     "nothing": (SUMS, {RIGHT: f"{RIGHT} or not text"}, "empty text"),
     "nothing, in some rows": (SUMS, {RIGHT: f"{RIGHT} or not text and self.sum % 3 == 0"}, "empty text"),
     "spaces": (SUMS, {RIGHT: f"{RIGHT} or text.isspace()"}, "empty text"),

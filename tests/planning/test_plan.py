@@ -152,7 +152,7 @@ def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, ca
     assert (plan.engine, plan.fit.sampler) == ("unsloth", "shared")
     assert plan.assumptions[0].startswith("the GPU has 16 GiB, all of it free; no GPU was found")
     presets = {"16gb": {}, "starter": {}}
-    with pytest.raises(UserError, match="needs an NVIDIA GPU with 16 GB and found none"):
+    with pytest.raises(UserError, match="needs a GPU with 16 GB"):
         parse(flags, recipe="gsm8k_lora", description="", presets=presets)
 
 

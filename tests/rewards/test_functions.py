@@ -140,11 +140,6 @@ def of_spec(item, lengths, **columns):
     return reward.function(completions=["x" * length for length in lengths], completion_ids=ids, **columns), ids
 
 
-@pytest.mark.parametrize("text", [f"<think>\n{THOUGHT}\n</think>\n18", "<think>a<think>b</think>", "18", XML])
-def test_think_format_is_that_of_trl(text):
-    assert functions.think_format([text]) == of_trl.think_format_reward([chat(text)])
-
-
 LENGTHS = (0, 1, 3, 4, 8, 9, 10, 11, 30)
 
 
@@ -173,7 +168,7 @@ def test_cosine_scaled_is_that_of_open_r1(item, longest, is_correct):
 @pytest.mark.parametrize("unit", ["<reasoning>", "</reasoning>", "</reasoning><answer>", "</think> ", "</answer>", " "])
 def test_formats_read_long_hostile_texts(unit):
     text = "<reasoning>\n<think>" + unit * 20_000
-    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format", "think_format"):
+    for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
         assert functions.PLAIN_REWARDS[name]([text])[0] < 1
 
 

@@ -160,16 +160,16 @@ def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], this command has ['integer_answer']"),
-        ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, this command has 0.001"),
-        ({"data": DataConfig(task="/elsewhere/b.py")}, "has data.task='starter', this command has '/elsewhere/b.py'"),
+        ({"rewards": ("integer_answer",)}, "has rewards=['correct_answer'], not ['integer_answer']"),
+        ({"train": TrainConfig(learning_rate=1e-3)}, "has train.learning_rate=2e-05, not 0.001"),
+        ({"data": DataConfig(task="/elsewhere/b.py")}, "has data.task='starter', not '/elsewhere/b.py'"),
     ],
 )
 def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes, message):
     finished(tmp_path)
     said = refusal(tmp_path, RESUME, **changes)
     assert message in said
-    assert "leave the flag out" in said
+    assert "leave it out" in said
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_setting_that_is_newer_than_the_run_had_its_default(tmp_path, temperat
         open_in(tmp_path, RESUME, **changes).begin(BASE)
         assert read_record(tmp_path)["config"]["sampling"]["temperature"] == 1.0
     else:
-        assert "has sampling.temperature=1.0, this command has 0.5" in refusal(tmp_path, RESUME, **changes)
+        assert "has sampling.temperature=1.0, not 0.5" in refusal(tmp_path, RESUME, **changes)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

@@ -1,11 +1,14 @@
+import math
+
 import pytest
 import torch
 from helpers.made_runs import WIDTH, make_adapter
 from helpers.sampling import sample
+from safetensors.torch import load_file, save_file
 
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models.policy import load_policy
+from lora_grpo.models.policy import load_policy, save_adapter
 from lora_grpo.models.target import Overrides, resolve
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
@@ -80,6 +83,22 @@ def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
         expected = torch.softmax(sampler.model(ids).logits[0, -1] / 0.7, dim=-1)
     assert 0.5 * (counts / 4000 - expected).abs().sum() < 0.05
     assert all(rollout.truncated or rollout.token_ids[0] in sampler.eos_token_ids for rollout in samples)
+
+
+@pytest.mark.parametrize("harm", ["NaN", "other names", "a missing weight"])
+def test_an_adapter_that_does_not_fit_is_refused(tmp_path, policy, harm):
+    save_adapter(policy.model, policy.tokenizer, tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = next(each for each in weights if "lora_B" in each)
+    if harm == "NaN":
+        weights[name][0, 0] = math.nan
+    else:
+        weights |= {f"x.{name}": weights.pop(name)} if harm == "other names" else {}
+        weights.pop(name, None)
+    save_file(weights, tmp_path / "adapter" / "adapter_model.safetensors")
+    target = resolve(str(tmp_path / "adapter"), Overrides())
+    with pytest.raises(UserError, match="does not fit this base or is damaged"):
+        build.load_sampler(target, "transformers", policy.tokenizer, 64, 0)
 
 
 @pytest.mark.parametrize("harm", ["another base", "torn file"])

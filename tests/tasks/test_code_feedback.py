@@ -89,7 +89,7 @@ def test_no_expected_value_reaches_the_model(test, program):
     [
         (WRONG, "assert f(1) == 2\nassert f(4) == 8", "`f(1)`"),
         ("def f(x):\n    return 2", "assert f(1) == 2\nassert f(4) == 8", "`f(4)`"),
-        (WRONG, "assert sorted(f(f(1))) == [2]", "`f(f(1))` or `f(1)` raises TypeError"),
+        (WRONG, "assert sorted(f(f(1))) == [2]", "`f` raises TypeError"),
         (WRONG, "assert f(1) == f(4) + 1", "`f(1)` or `f(4)`"),
         (RAISES, "assert f(1) == 2", "`f` raises TypeError"),
         ("def f(x):\n    while True: pass", "assert f(1) == 2", "too long"),
@@ -101,6 +101,21 @@ def test_no_expected_value_reaches_the_model(test, program):
 def test_the_model_reads_which_call_failed(program, test, expected, monkeypatch):
     [read], _ = play(program, test=test)
     assert expected in read and len(read) < 300
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("def f(x):\n    raise ValueError('assert f(4) == 8')", "`f` raises ValueError."),
+        ("def f(x):\n    raise AssertionError('assert f(4) == 8')", "`f` raises AssertionError."),
+        ("def f(x):\n    raise type(f'Got{x}', (Exception,), {})('assert f(4) == 8')", "`f` raises Exception."),
+        ("def f(x):\n    raise type('assert f(4) == 8', (Exception,), {})('')", "`f` "),
+        ("def f(x):\n    raise type('', (Exception,), {})('assert f(4) == 8')", "`f` "),
+    ],
+)
+def test_a_program_cannot_ask_whether_an_assert_is_in_the_tests(program, expected):
+    [read], _ = play(program)
+    assert expected in read and "f(4)" not in read
 
 
 def test_rows_are_those_of_the_starter_and_need_the_sandbox():

@@ -89,6 +89,44 @@ class Environment:
 MAX_TURNS = 3
 """
 )
+ODD = (
+    LOAD
+    + '''
+import pydantic, time
+SECONDS_PER_CALL = 1.0
+
+class Text:
+    def __init__(self, write): self.write = write
+    def __str__(self): return self.write()
+
+class Environment:
+    def reset(self, **row):
+        self.numbers = []
+
+    def show(self, result: str):
+        """Show a result.
+
+        Args:
+            result: in Python.
+        """
+        return eval(result)
+
+    def say(self, number: float):
+        """Say a number.
+
+        Args:
+            number: any.
+        """
+        self.numbers.append(number)
+
+    def get_reward(self):
+        return float(bool(self.numbers))
+'''
+)
+TAKE_CALLS = """
+    def take_calls(self, calls):
+        self.numbers = calls[0]["function"]["arguments"]["result"]
+"""
 
 
 def task_of(folder, text, **changes):
@@ -196,6 +234,83 @@ def test_an_exception_in_a_tool_can_stop_the_run(begin):
         take(begin(TOOLS + "RAISE_ERRORS = True\n"), call("fail", how="loudly"))
 
 
+@pytest.mark.parametrize(
+    "result", ["10 ** 5000", "(1, 10 ** 5000)", "Text(lambda: time.sleep(9))", "Text(lambda: 1 / 0)", "Text(lambda: 5)"]
+)
+def test_a_result_without_a_text_is_an_error(begin, result):
+    episode = begin(ODD)
+    assert take(episode, call("show", result=result)).startswith("error: ")
+    assert episode.session.failed_calls == 1 and not episode.is_over
+
+
+OWN = ["pydantic.TypeAdapter(int).validate_python('x')", "pydantic.create_model('M', a=(int, ...))(a='x')"]
+
+
+@pytest.mark.parametrize("result", OWN)
+def test_a_validation_error_of_a_tool_is_not_one_of_its_arguments(begin, result):
+    episode = begin(ODD)
+    assert take(episode, call("show", result=result)).startswith("error: ValidationError: ")
+    assert episode.session.failed_calls == 1
+
+
+@pytest.mark.parametrize("result", OWN)
+def test_a_validation_error_of_a_tool_can_stop_the_run(begin, result):
+    with pytest.raises(CheckError, match="ValidationError"):
+        take(begin(ODD + "RAISE_ERRORS = True\n"), call("show", result=result))
+
+
+@pytest.mark.parametrize("constant", ["", "RAISE_ERRORS = True\n"])
+def test_a_refused_argument_is_named_and_never_stops_the_run(begin, constant):
+    assert take(begin(TOOLS + constant), call("add", a="0", b=1)).startswith("error: argument 'a': ")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_no_tool_gets_a_number_that_is_not_finite(begin, number):
+    episode = begin(ODD)
+    assert take(episode, call("say", number=0).replace("0", number)).startswith("error: ")
+    function = {"name": "say", "arguments": {"number": float(number)}}  # as of a format that is not JSON
+    [result] = episode.session.answer({"tool_calls": [{"type": "function", "function": function}]})
+    assert result["content"].startswith("error: ")
+    assert episode.session.failed_calls == 2 and episode.session.environment.numbers == []
+
+
+def test_calls_that_are_taken_may_be_nested(begin):
+    episode = begin(ODD + "class Environment(Environment):" + TAKE_CALLS)
+    nested = "[" * 600 + "]" * 600
+    take(episode, call("show", result="nested").replace('"nested"', nested))
+    assert (episode.ended_by, episode.session.calls, episode.verdict.passed) == ("reply", 1, True)
+    assert nested in episode.text
+
+
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        (REPLY.replace('"No."', "'No' + chr(0xD800)"), "5"),
+        (ODD, call("show", result="chr(0xD800)")),
+        (ODD, call("show", result="exec('raise ValueError(chr(0xD800))')")),
+    ],
+)
+def test_half_a_character_does_not_end_the_episode(begin, text, turn):
+    episode = begin(text)
+    take(episode, turn)
+    take(episode, turn)
+    assert not episode.is_over and episode.turns == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        (REPLY.replace('"No."', "'No ' * 7_000_000"), "5"),
+        (ODD, call("show", result="'No ' * 7_000_000")),
+    ],
+)
+def test_a_huge_answer_is_not_tokenized(begin, monkeypatch, text, turn):
+    episode = begin(text)
+    monkeypatch.setattr(turns, "following_text", None)
+    take(episode, turn)
+    assert episode.ended_by == "budget" and episode.messages[-1]["role"] == "assistant"
+
+
 def test_replies_and_the_limit_of_turns(begin):
     episode = begin(REPLY)
     assert [take(episode, text) for text in ("5", "no idea", call("add", a=1, b=2))][:2] == ["No.", "No."]
@@ -246,6 +361,9 @@ def test_reference_conversations_are_played(tmp_path, tokenizer):
         (REPLY.replace("class Environment:", "class Environment:\n    MAX_TURNS = 4"), "top level"),
         (REPLY + "def check(completion, row): return True", "both"),
         (REPLY.replace('"question": f"What is {n} plus 1?", ', ""), "question"),
+        (REPLY.replace("    def reply", "    @staticmethod\n    def add(): pass\n    def reply"), "add is static"),
+        (REPLY.replace("    def reply", "    @classmethod\n    def add(cls): pass\n    def reply"), "add is static"),
+        (REPLY.replace("    def reply", "    class Add: pass\n    def reply"), "Add is static"),
     ],
 )
 def test_a_wrong_environment_is_one_line(tmp_path, text, said):

@@ -39,6 +39,8 @@ def rows_of(tmp_path, *records, name="ifeval"):
         ("HERE IT IS:\nthe rain falls on the roof and it is quiet.", False, True, 0.5),
         ("<think>Lowercase, no commas.</think>the rain falls on the roof and it is quiet.", True, True, 1.0),
         ("", False, False, 0.0),
+        ("<think>Lowercase, no commas.</think>", False, False, 0.0),
+        ("<think>Lowercase, no commas.", False, False, 0.0),
     ],
 )
 def test_all_instructions_must_be_followed(tmp_path, text, passed, loose, score):
@@ -76,10 +78,18 @@ def test_wrong_rows_are_one_line(tmp_path, change, said):
         rows_of(tmp_path, TWO | change)
 
 
-def test_an_unknown_instruction_stops_the_run(tmp_path):
-    (row,) = rows_of(tmp_path, TWO | {"instruction_id_list": ["punctuation:no_commas", "punctuation:no_comma"]})
+@pytest.mark.parametrize("names", [["punctuation:no_commas"], ["punctuation:no_commas", "punctuation:no_comma"]])
+def test_an_unknown_instruction_stops_the_run(tmp_path, names):
+    (row,) = rows_of(tmp_path, TWO | {"instruction_id_list": names, "kwargs": [{}] * len(names)})
     with pytest.raises(CheckError, match="no instruction punctuation:no_commas"):
         get_task("ifeval").check("Text", row)
+
+
+def test_a_text_that_a_checker_cannot_read_is_wrong(tmp_path):
+    quotes = {"prompt": "Quote.", "instruction_id_list": ["format:quote_unquote"], "kwargs": [{}]}
+    (row,) = rows_of(tmp_path, quotes, name="ifbench")
+    verdict = get_task("ifbench").check("42", row)
+    assert (verdict.passed, verdict.reason, verdict.value) == (False, "wrong_answer", 0.0)
 
 
 def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):

@@ -7,7 +7,7 @@ from lora_grpo import sandbox
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
-from lora_grpo.tasks.loading import fit_to_context, load_data, prompt_order, start_sandbox
+from lora_grpo.tasks.loading import Data, fit_data, load_data, prompt_order, start_sandbox
 
 
 class Words:
@@ -150,21 +150,25 @@ def rows_of_words(*lengths):
     return [{"prompt": [{"role": "user", "content": "w " * (length - extra)}]} for length in lengths]
 
 
+def fitting(rows, config):
+    return fit_data(Data(rows, rows_of_words(10), {}), Words(), config).train
+
+
 def test_a_prompt_fits_where_it_leaves_room_for_the_completion(capsys):
     rows = rows_of_words(10, 11, 12)
-    assert fit_to_context(rows, Words(), context(21, 10), "train") == rows[:2]
+    assert fitting(rows, context(21, 10)) == rows[:2]
     assert "dropped 1 of 3 train rows: their prompts have more than 11 tokens" in capsys.readouterr().err
-    assert fit_to_context(rows, Words(), context(22, 10), "train") == rows
+    assert fitting(rows, context(22, 10)) == rows
     assert capsys.readouterr().err == ""
 
 
 def test_too_few_rows_fit():
     with pytest.raises(UserError, match=r"without 2 of 3 train rows: .* more than 10 tokens .*longest has 15"):
-        fit_to_context(rows_of_words(10, 12, 15), Words(), context(20, 10, 2), "train")
+        fitting(rows_of_words(10, 12, 15), context(20, 10, 2))
     rows = rows_of_words(10, 12)
-    assert fit_to_context(rows, Words(), context(20, 10, 2), "eval") == rows[:1]
+    assert fit_data(Data(rows[:1], rows, {}), Words(), context(20, 10)).eval == rows[:1]
     with pytest.raises(UserError, match="1 of 1 eval rows"):
-        fit_to_context(rows[1:], Words(), context(20, 10, 2), "eval")
+        fit_data(Data(rows[:1], rows[1:], {}), Words(), context(20, 10))
 
 
 # The order

@@ -81,6 +81,7 @@ def test_options_set_fields_sizes_and_levels():
         ("chain_sum", ["min_terms=0"], "chain_sum"),
         ("chain_sum", ["min_terms=two"], "chain_sum"),
         ("chain_sum", ["level=high"], "chain_sum"),
+        *(("chain_sum", [f"size={size}"], "number of rows") for size in ("0", "-1", "many", "true", "2.0")),
         ("chain_sums", [], "chain_sum"),
         ("composite", [], "mixes"),
         ("codeio", [], "sandbox"),

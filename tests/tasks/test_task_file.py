@@ -136,6 +136,7 @@ def test_training_and_evaluation_check_the_same_row(task):
         (LOAD + "def Environment(): pass", "expected a class"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected "),
         (LOAD + CHECK + "THRESHOLD = 'half'", "THRESHOLD is 'half'; expected "),
+        *((LOAD + CHECK + f"THRESHOLD = {number}", "THRESHOLD is ") for number in ("0", "-1", "90", "float('nan')")),
         (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected "),
         (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected "),
         (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected "),
@@ -148,6 +149,33 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
     with pytest.raises(UserError) as error:
         get_task(str(tmp_path / "my_task.py"))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+ASKS = "def prompt(row): return [{'role': 'user', 'content': 'count'} | "
+ENVIRONMENT = """class Environment:
+    def reset(self, **row): pass
+    def reply(self, text): pass
+    def get_reward(self): return 1
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def load(split): return [{'question': 'a', 'b': 1, 2: 3}]\n" + CHECK,
+        "import datetime\n" + LOAD + CHECK + ASKS + "{'at': datetime.datetime(2026, 1, 2)}]",
+        LOAD + CHECK + ASKS + "{'role': 'usr'}]",
+        LOAD + CHECK + ASKS + "{'role': ['user']}]",
+        LOAD + ENVIRONMENT + "def gold(row): return [{'role': 'assistant', 'content': 5}]",
+        LOAD + ENVIRONMENT + "    @staticmethod\n    def tools_of(row): return row['missing']",
+    ],
+)
+def test_a_wrong_row_is_one_line(task, text):
+    with pytest.raises(UserError, match=r"my_task\.py") as error:
+        _, found = task(text)
+        for row in found.load("train"):
+            found.gold(found.open(row))
+    assert "\n" not in str(error.value) and "'gold'" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["json", "shared_helper"])

@@ -37,6 +37,7 @@ def test_calls_and_text_are_read():
         *("look_up", '"look_up"', "[]", "3", "{}", '{"name": "look_up"}', '{"name": "look_up", "arguments": "key"}'),
         *('{"name": "look_up", "arguments": {"key": 1}', "[" * 100_000, "1" * 5000),
         '{"name": "look_up", "arguments": {"key": "\\ud800"}}',  # half a character
+        *(f'{{"name": "look_up", "arguments": {{"key": {number}}}}}' for number in ("NaN", "[-Infinity]", "1e999")),
     ],
 )
 def test_a_malformed_call_is_refused(text):
