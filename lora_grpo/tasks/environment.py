@@ -47,7 +47,7 @@ class Constants:
 
     SYSTEM_PROMPT: str | None = None
     REWARDS: tuple[str, ...] = ("correct_answer=1.0",)
-    THRESHOLD: Annotated[float, Field(gt=0, le=1)] = 1.0
+    THRESHOLD: Annotated[float, Field(ge=0, le=1)] = 1.0
     AUDIT_IGNORE: tuple[str, ...] = ()
     MAX_TURNS: PositiveInt = 8
     RAISE_ERRORS: bool = False

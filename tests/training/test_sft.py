@@ -15,7 +15,7 @@ from lora_grpo.models import base_model
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import chat, fit_data, fit_to_context, get_task, grade_all, prompt_order
+from lora_grpo.tasks import chat, fit_data, get_task, grade_all, prompt_order
 from lora_grpo.training.sft import IGNORED, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,25 +75,25 @@ def test_the_end_of_an_answer_is_that_of_the_chat_template(tokenizer):
 
 
 def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, config, capsys):
-    rows = starter_data().train
+    data = starter_data()
+    rows = data.train
     lengths = [len(tokenizer(get_task("starter").gold(row))["input_ids"]) + 1 for row in rows]
     limit = sorted(lengths)[3]
     shorter = replace(config, {"sampling": {"max_completion_tokens": limit}})
-    kept = fit_to_context(rows, tokenizer, shorter, "train")
+    fitted = fit_data(data, tokenizer, shorter)
+    kept = fitted.train
     assert [row["id"] for row in kept] == [
         row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit
     ]
     said = capsys.readouterr().err
     assert f"dropped {8 - len(kept)} of 8 train rows: their reference answers have more than {limit} tokens" in said
-    assert fit_to_context(rows, tokenizer, shorter, "eval") == rows
-    fitted = fit_data(starter_data(), tokenizer, shorter)
-    assert fitted.train == kept and fitted.longest.rows == len(kept) + len(fitted.eval)
+    assert fitted.eval == data.eval and fitted.longest.rows == len(kept) + len(fitted.eval)
     answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept]
     assert fitted.longest.answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
     prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept, *fitted.eval)]
     assert fitted.longest.prompt == max(prompts)
     with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
-        fit_to_context(rows, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}), "train")
+        fit_data(data, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}))
 
 
 # The run
@@ -141,7 +141,7 @@ def test_a_flag_of_grpo_is_refused():
     result = run_recipe(RECIPE, *given)
     assert result.stdout == "loaded [] code 2\n" * len(given)
     for line, flags in zip(result.stderr.splitlines(), given, strict=True):
-        assert line.startswith(f"error: {flags[0]} is for GRPO; ")
+        assert line.startswith(f"error: {flags[0]} is for GRPO, ")
 
 
 # Whole runs
