@@ -7,7 +7,7 @@ checkpoints in order, with the run's rows and sampling, up to the first that rea
 interpolated between this checkpoint and the one before.
 
     python tools/benchmark_accuracy.py --sides plain unsloth now --seeds 0 1 2
-    python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.75 --every 2
+    python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.65 --every 2
 
 Columns: step of the crossing; seconds and CPU seconds of all steps up to it, without validation and checkpoints; the
 pass@1 of the last checkpoint that was evaluated. A ratio is the median over seeds, with its range. `-` is a goal that

@@ -58,19 +58,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="lora_grpo-kills-") as folder:
             whole = Path(folder) / "whole"
             *times, seconds = run(kind, whole)
-            expected, steps, same = outcome(whole), [], 0
+            expected, reached, same = outcome(whole), [], 0
             for number in range(options.moments):
                 killed, moment = Path(folder) / str(number), generator.uniform(0, seconds)
                 step = sum(time <= moment for time in times)
                 run(kind, killed, kill_at=(step, moment - max((0.0, *times[:step]))))
-                steps.append(len(metrics(killed)))
+                reached.append(steps(killed))
                 resumes = ["--resume"] if (killed / "run.json").exists() else []
                 run(kind, killed, *resumes)
                 wrong = [name for name, value in outcome(killed).items() if value != expected.get(name)]
                 same += not wrong
                 if wrong:
-                    print(f"{kind}: killed in step {steps[-1]}, other {', '.join(wrong)}", file=sys.stderr, flush=True)
-        shown = ", ".join(f"{step}: {steps.count(step)}" for step in sorted(set(steps)))
+                    print(f"{kind}: killed in step {reached[-1]}, other {', '.join(wrong)}", file=sys.stderr, flush=True)
+        shown = ", ".join(f"{step}: {reached.count(step)}" for step in sorted(set(reached)))
         print(f"| {kind} | {seconds:.0f} | {options.moments} | {shown} | {same} |", flush=True)
 
 
@@ -85,7 +85,7 @@ def run(kind: str, folder: Path, *more: str, kill_at: tuple[int, float] | None =
         started, times = time.monotonic(), [0.0]
         while process.poll() is None:
             now = time.monotonic() - started
-            times += [now] * (len(metrics(folder)) - len(times) + 1)
+            times += [now] * (steps(folder) - len(times) + 1)
             if kill_at and len(times) > kill_at[0] and now > times[kill_at[0]] + kill_at[1]:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
@@ -97,11 +97,17 @@ def run(kind: str, folder: Path, *more: str, kill_at: tuple[int, float] | None =
     return [*times[1:], time.monotonic() - started]
 
 
+def steps(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def metrics(folder: Path) -> list[dict[str, float]]:
     """Return the metrics of every step, without times."""
     path = folder / "metrics.jsonl"
-    steps = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return [{name: value for name, value in step.items() if not any(t in name for t in _TIMES)} for step in steps]
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [{name: value for name, value in json.loads(line).items() if not any(t in name for t in _TIMES)}
+            for line in lines]  # fmt: skip
 
 
 def outcome(folder: Path) -> dict[str, object]:

@@ -104,7 +104,7 @@ class Benchmark:
 
 _SQL = "--task recipes/sql_lora.py --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4"
 _GUESS = "--task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100"
-_FROM_SFT = "--start outputs/results/order-0-0 --goal 0.75 --every 2"
+_FROM_SFT = "--start outputs/results/order-0-0 --goal 0.65 --every 2 --seeds 0 1"
 _STARTER = "--preset starter --monitor.every-steps 5 --seed {seed}"
 _MONITOR = "--monitor.rows 64 --monitor.every-steps 2"
 PARTS: dict[str, Recipe | Benchmark] = {
