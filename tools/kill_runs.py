@@ -58,19 +58,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="lora_grpo-kills-") as folder:
             whole = Path(folder) / "whole"
             *times, seconds = run(kind, whole)
-            expected, reached, same = outcome(whole), [], 0
+            expected, ends, same = outcome(whole), [], 0
             for number in range(options.moments):
                 killed, moment = Path(folder) / str(number), generator.uniform(0, seconds)
                 step = sum(time <= moment for time in times)
                 run(kind, killed, kill_at=(step, moment - max((0.0, *times[:step]))))
-                reached.append(steps(killed))
+                ends.append(steps(killed))
                 resumes = ["--resume"] if (killed / "run.json").exists() else []
                 run(kind, killed, *resumes)
                 wrong = [name for name, value in outcome(killed).items() if value != expected.get(name)]
                 same += not wrong
                 if wrong:
-                    print(f"{kind}: killed in step {reached[-1]}, other {', '.join(wrong)}", file=sys.stderr, flush=True)
-        shown = ", ".join(f"{step}: {reached.count(step)}" for step in sorted(set(reached)))
+                    print(f"{kind}: killed in step {ends[-1]}, other {', '.join(wrong)}", file=sys.stderr, flush=True)
+        shown = ", ".join(f"{step}: {ends.count(step)}" for step in sorted(set(ends)))
         print(f"| {kind} | {seconds:.0f} | {options.moments} | {shown} | {same} |", flush=True)
 
 
