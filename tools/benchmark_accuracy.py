@@ -7,7 +7,7 @@ checkpoints in order, with the run's rows and sampling, up to the first that rea
 interpolated between this checkpoint and the one before.
 
     python tools/benchmark_accuracy.py --sides plain unsloth now --seeds 0 1 2
-    python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.65 --every 2
+    python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.75 --every 2
 
 Columns: step of the crossing; seconds and CPU seconds of all steps up to it, without validation and checkpoints; the
 pass@1 of the last checkpoint that was evaluated. A ratio is the median over seeds, with its range. `-` is a goal that
@@ -31,7 +31,7 @@ EVALUATION = {
         *("--style", "xml"),
     ),
     "laptop": (
-        *("--task", "recipes/laptop_lora.py", "--limit", "150", "--num-samples", "3"),
+        *("--task", "recipes/laptop_lora.py", "--limit", "150", "--num-samples", "2"),
         *("--max-completion-tokens", "40"),
     ),
 }
@@ -65,7 +65,7 @@ def main() -> None:
 def measure(side: str, folder: Path, command: list[str], options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Train one side, and return the point at which its pass@1 crosses the goal."""
     run, file = folder / "run", folder / "steps.jsonl"
-    kept = ["--train.checkpoint-steps", str(options.every), "--train.keep-checkpoints", "1000"]
+    kept = ["--train.checkpoint-steps", str(options.every), "--train.keep-checkpoints", "100"]
     execute(str(ROOT / "tools" / "benchmark_step.py"), "--child", side, str(file), *command, *kept, *SIDES[side],
             "--output-dir", str(run))  # fmt: skip
     steps = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

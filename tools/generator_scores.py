@@ -28,7 +28,7 @@ SmolLM2-135M-Instruct, before any training, on the default options of each gener
 prompt (`--data.few-shot 2`): 8 prompts, 8 completions of each at temperature 1, at most 48 tokens. GRPO learns nothing
 from groups with equal rewards. Where nothing passes, train on reference answers first (`recipes/sft_lora.py`), or make
 the rows easier with `--data.options`. Questions with two or three possible answers pass by guessing. Brackets: 95%
-intervals. Measured on {device} with PyTorch {version}.
+intervals. Measured with `python tools/generator_scores.py` on {device} with PyTorch {version}.
 """
 COLUMNS = ("generator", "reward", "passed", "no answer", "groups with equal rewards")
 REASONS = {

@@ -1,7 +1,14 @@
 """Kill runs with SIGKILL at random moments, resume them, and compare them with a run that was not killed.
 
-    python tools/kill_runs.py                    # every kind of run, 20 moments each; an hour on two cores
+    python tools/kill_runs.py                    # every kind of run, 20 moments each; hours on two cores
     python tools/kill_runs.py sft --moments 5
+
+`game` and `tools` continue from an adapter of SFT:
+
+    python recipes/sft_lora.py --preset starter --task recipes/guess_lora.py --sampling.max-completion-tokens 160 \\
+        --train.max-steps 100 --output-dir outputs/sft_guess
+    python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py --train.prompts-per-step 4 \\
+        --train.max-steps 32 --train.learning-rate 5e-4
 
 A run passes if it ends with the same adapter and the same samples of the evaluation, to the byte, and the same metrics
 of every step except times. It must also leave no temporary file. A run that is killed before it has written anything
@@ -36,7 +43,7 @@ KINDS = {
     "gsm8k": f"recipes/gsm8k_lora.py --preset starter {_TINY} --monitor.rows 16 --monitor.every-steps 6",
     "code": f"recipes/code_lora.py --preset starter {_TINY}",
     "filter": f"recipes/gsm8k_lora.py --preset starter {_TINY} --data.filter-by-difficulty",
-    "game": f"recipes/guess_lora.py --preset starter {_TINY}",
+    "game": f"recipes/guess_lora.py --preset starter {_TINY} --lora.from outputs/sft_guess",
     "sft": f"recipes/sft_lora.py --preset starter {_SHORT} --train.max-steps 30",
     "tools": f"recipes/sql_lora.py --preset laptop {_TOOLS} --lora.from outputs/sft_lora",
 }

@@ -49,12 +49,14 @@ class Recipe:
 
     def measure(self, name: str) -> dict[str, Any]:
         """Train all seeds, and return the table with its minutes and commits."""
-        rows, curves, commits, minutes = [], [], set(), 0.0
+        rows, curves, commits = [], [], set()
+        minutes: dict[Path, float] = {}
         for seed in self.seeds:
             before, spent = "", 0.0
             for number, command in enumerate(self.commands):
                 folder = RUNS / (f"{name}-{number}-{seed}" if "{seed}" in command else f"{name}-{number}")
-                spent += run_once(command.format(seed=seed, before=before), folder)
+                minutes[folder] = run_once(command.format(seed=seed, before=before), folder)
+                spent += minutes[folder]
                 before = str(folder)
             report = json.loads((Path(before) / "evaluation" / "report.json").read_text(encoding="utf-8"))
             commits.add(json.loads((Path(before) / "run.json").read_text(encoding="utf-8"))["git_revision"])
@@ -64,11 +66,11 @@ class Recipe:
                 p = "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}"
                 first = ["", ""] if index else [str(seed), f"{spent:.0f}"]
                 rows.append([first[0], row["metric"], *cells, p, first[1]])
-            minutes += spent
             plots = {plot.key: plot for plot in plots_of(read_run(Path(before)), None)}
             curves.append(plots.get("validation-accuracy") or plots["reward"])
         table = [" | ".join(row) for row in (HEADINGS, *rows)]
-        return {"commits": sorted(commits), "minutes": minutes, "table": table, "curve": mean_curve(curves)}
+        total = sum(minutes.values())
+        return {"commits": sorted(commits), "minutes": total, "table": table, "curve": mean_curve(curves)}
 
 
 def mean_curve(plots: list[Plot]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class Benchmark:
 
 _SQL = "--task recipes/sql_lora.py --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4"
 _GUESS = "--task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100"
-_FROM_SFT = "--start outputs/results/order-0-0 --goal 0.65 --every 2 --seeds 0 1"
+_FROM_SFT = "--start outputs/results/order-0-0 --goal 0.75 --every 2"
 _STARTER = "--preset starter --monitor.every-steps 5 --seed {seed}"
 _MONITOR = "--monitor.rows 64 --monitor.every-steps 2"
 PARTS: dict[str, Recipe | Benchmark] = {
@@ -242,7 +244,7 @@ def rendered(name: str, found: dict[str, Any]) -> str:
     lines = ["```", *(f"python {command}" for command in commands), "```", ""]
     lines += [f"At {commits}, {found['minutes']:.1f} min on {found['processor']}:", ""]
     headings, *rows = found["table"]
-    rule = " | ".join(["---", *["---:"] * headings.count(" | ")])
+    rule = " | ".join(["---", *["---:"] * headings.count("|")])
     lines += [f"| {row} |" for row in (headings, rule, *rows)]
     if "curve" in found:
         plot = plotted(name, found["curve"])

@@ -65,8 +65,8 @@ def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int)
     entries. A new checkpoint or adapter is complete before the old one is deleted.
     """
     saved = adapter + _VOCABULARY_BYTES * vocabulary
-    checkpoints = (config.train.keep_checkpoints + 1) * (saved + optimizer)
-    return checkpoints + (3 if config.monitor.rows else 1) * saved  # `adapter`, `best` and the next `best`
+    checkpoints = min(config.train.keep_checkpoints, config.train.max_steps // config.train.checkpoint_steps) + 1
+    return checkpoints * (saved + optimizer) + (3 if config.monitor.rows else 1) * saved  # adapter, best, next best
 
 
 def count(number: float) -> str:

@@ -115,6 +115,8 @@ def test_the_plan_bounds_the_checkpoints_and_adapters_that_a_run_writes(unbroken
     checkpoint = config.folder / "checkpoints" / "checkpoint-4"
     staged = existing + sum(path.stat().st_size for path in checkpoint.iterdir())  # the next one is written first
     assert staged < 1.01 * planned < 1.2 * staged  # small files are not counted
+    keeps_all = replace(config, {"train": {"keep_checkpoints": 1000}})
+    assert make_plan(keeps_all, Invocation())[1].disk_bytes == planned  # the run has two checkpoints
 
 
 def test_a_gguf_file_stays_until_the_new_one_is_complete(small, ended, monkeypatch):
