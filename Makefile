@@ -11,6 +11,9 @@ INSTALLED := $(shell cat $(VENV)/installed 2>/dev/null)
 GPU := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
 EXTRA := $(or $(filter cuda12,$(INSTALLED)),$(GPU),$(INSTALLED))
 
+# Some containers set this. Every process would compile PyTorch and Transformers again, for 7 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: add-gpu install demo laptop-model test test-all check engines gpu-rig lock clean
 
 demo: $(VENV)/installed
