@@ -65,7 +65,7 @@ def main() -> None:
 def measure(side: str, folder: Path, command: list[str], options: argparse.Namespace, seed: int) -> dict[str, float]:
     """Train one side, and return the point at which its pass@1 crosses the goal."""
     run, file = folder / "run", folder / "steps.jsonl"
-    kept = ["--train.checkpoint-steps", str(options.every), "--train.keep-checkpoints", "100"]
+    kept = ["--train.checkpoint-steps", str(options.every), "--train.keep-checkpoints", "1000"]
     execute(str(ROOT / "tools" / "benchmark_step.py"), "--child", side, str(file), *command, *kept, *SIDES[side],
             "--output-dir", str(run))  # fmt: skip
     steps = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -105,6 +105,7 @@ def run(kind: str, folder: Path, *more: str, kill_at: tuple[int, float] | None =
 
 
 def steps(folder: Path) -> int:
+    """Return the number of steps that a run has written. Called all the time, so it does not parse them."""
     path = folder / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
