@@ -8,6 +8,10 @@ interpolated between this checkpoint and the one before.
 
     python tools/benchmark_accuracy.py --sides plain unsloth now --seeds 0 1 2
     python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.75 --every 2
+    python tools/benchmark_accuracy.py --workload tools --start outputs/sft_lora --goal 0 --every 10 --seeds 1 2 3
+
+In the last example, all sides train 10 steps of 3 prompts, and only their last checkpoint is evaluated: a curve would
+take hours, because 200 conversations take minutes.
 
 Columns: step of the crossing; seconds and CPU seconds of all steps up to it, without validation and checkpoints; the
 pass@1 of the last checkpoint that was evaluated. A ratio is the median over seeds, with its range. `-` is a goal that
@@ -28,32 +32,38 @@ from benchmark_step import ROOT, SIDES, WORKLOADS, execute
 EVALUATION = {
     "starter": (
         *("--task", "starter", "--limit", "400", "--num-samples", "4", "--max-completion-tokens", "64"),
-        *("--style", "xml"),
+        *("--style", "xml", "--temperature", "1"),
     ),
     "laptop": (
         *("--task", "recipes/laptop_lora.py", "--limit", "150", "--num-samples", "2"),
-        *("--max-completion-tokens", "40"),
+        *("--max-completion-tokens", "40", "--temperature", "1"),
+    ),
+    "tools": (
+        *("--task", "recipes/sql_lora.py", "--limit", "200", "--num-samples", "1"),
+        *("--max-completion-tokens", "304", "--temperature", "0.9"),
     ),
 }
 """The rows and sampling of the recipes' evaluations."""
+TRAINING = {"tools": ("--train.prompts-per-step", "3", "--train.max-steps", "10")}
+"""Flags in place of those of tools/benchmark_step.py."""
 COLUMNS = {"step": "step", "seconds": "seconds", "cpu": "CPU seconds"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=("starter", "laptop"), default="starter")
+    parser.add_argument("--workload", choices=[*EVALUATION], default="starter")
     parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=["plain", "now"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--goal", type=float, default=0.85, help="pass@1 to reach (default: %(default)s)")
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints (default: %(default)s)")
-    parser.add_argument("--start", type=Path, help="the SFT run that the workload `laptop` continues from")
+    parser.add_argument("--start", type=Path, help="the SFT run that all sides of `laptop` and `tools` continue from")
     options = parser.parse_args()
-    if (options.workload == "laptop") != bool(options.start):
-        parser.error("--start is needed for the workload laptop, and only for it")
+    if (options.workload != "starter") != bool(options.start):
+        parser.error("--start is needed for the workloads laptop and tools, and only for them")
     found: dict[str, list[dict[str, float]]] = {side: [] for side in options.sides}
     for number, seed in enumerate(options.seeds):
         for side in options.sides if number % 2 == 0 else reversed(options.sides):
-            command = [*WORKLOADS[options.workload], "--seed", str(seed)]
+            command = [*WORKLOADS[options.workload], *TRAINING.get(options.workload, ()), "--seed", str(seed)]
             command += ["--lora.from", str(options.start.resolve())] if options.start else []
             with tempfile.TemporaryDirectory() as folder:
                 result = measure(side, Path(folder), command, options, seed)
@@ -73,7 +83,8 @@ def measure(side: str, folder: Path, command: list[str], options: argparse.Names
 
     def point(step: int, checkpoint: Path) -> dict[str, float]:
         seconds, cpu = (sum(each[name] for each in steps[:step]) for name in ("step", "cpu"))
-        reached = evaluate(checkpoint, folder / str(step), options.workload, seed)
+        moved = checkpoint.rename(folder / checkpoint.name)  # out of the run, whose settings evaluation would use
+        reached = evaluate(moved, folder / str(step), options.workload, seed)
         return {"step": step, "seconds": seconds, "cpu": cpu, "pass@1": reached}
 
     return crossing((point(*each) for each in checkpoints), options.goal)
@@ -97,7 +108,7 @@ def crossing(points: Iterable[dict[str, float]], goal: float) -> dict[str, float
 
 def evaluate(checkpoint: Path, folder: Path, workload: str, seed: int) -> float:
     """Return the pass@1 of a checkpoint on the held-out rows of its run."""
-    flags = [*EVALUATION[workload], "--k", "1", "--temperature", "1", "--seed", str(seed), "--bits", "4"]
+    flags = [*EVALUATION[workload], "--k", "1", "--seed", str(seed), "--bits", "4"]
     execute("scripts/evaluate.py", str(checkpoint), "--output-dir", str(folder), *flags)
     return float(json.loads((folder / "report.json").read_text(encoding="utf-8"))["pass@1"])
 
