@@ -300,6 +300,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
             temperature=config.sampling.temperature,
             learning_rate=config.train.learning_rate,
             lr_scheduler_type=config.train.lr_scheduler,
+            warmup_steps=config.train.warmup_steps,
             max_grad_norm=config.train.max_grad_norm,
             loss_type="dapo",
             beta=config.train.beta,
