@@ -135,7 +135,7 @@ PARTS: dict[str, Recipe | Benchmark] = {
     ),
     "rounding": Benchmark(("tools/merge_rounding.py",)),
     "steps": Benchmark(("tools/benchmark_step.py --workloads starter --sides plain unsloth now --steps 4 --rounds 3",)),
-    "accuracy": Benchmark(("tools/benchmark_accuracy.py",)),
+    "accuracy": Benchmark(("tools/benchmark_accuracy.py --sides plain unsloth now",)),
     "laptop_accuracy": Benchmark((f"tools/benchmark_accuracy.py --workload laptop {_FROM_SFT}",)),
     "merge": Benchmark(("tools/benchmark_merge.py --rounds 3",)),
     "sandbox": Benchmark(("tools/benchmark_sandbox.py --rounds 5",)),
