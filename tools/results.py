@@ -110,6 +110,8 @@ _FROM_SFT = "--start outputs/results/order-0-0 --goal 0.75 --every 2"
 _STARTER = "--preset starter --monitor.every-steps 5 --seed {seed}"
 _MONITOR = "--monitor.rows 64 --monitor.every-steps 2"
 PARTS: dict[str, Recipe | Benchmark] = {
+    # First, because it fails without HumanEval.jsonl.gz, and tables are written at the end.
+    "sandbox": Benchmark(("tools/benchmark_sandbox.py --rounds 5",)),
     "gsm8k": Recipe((f"recipes/gsm8k_lora.py {_STARTER}",)),
     "code": Recipe((f"recipes/code_lora.py {_STARTER}",)),
     "length": Recipe((f"recipes/length_lora.py {_STARTER}",)),
@@ -138,7 +140,6 @@ PARTS: dict[str, Recipe | Benchmark] = {
     "accuracy": Benchmark(("tools/benchmark_accuracy.py --sides plain unsloth now",)),
     "laptop_accuracy": Benchmark((f"tools/benchmark_accuracy.py --workload laptop {_FROM_SFT}",)),
     "merge": Benchmark(("tools/benchmark_merge.py --rounds 3",)),
-    "sandbox": Benchmark(("tools/benchmark_sandbox.py --rounds 5",)),
     "turns": Benchmark(("tools/benchmark_turns.py --turns 4 --steps 2 --rounds 2",)),
 }
 
