@@ -107,6 +107,7 @@ class Benchmark:
 _SQL = "--task recipes/sql_lora.py --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4"
 _GUESS = "--task recipes/guess_lora.py --sampling.max-completion-tokens 160 --train.max-steps 100"
 _FROM_SFT = "--start outputs/results/order-0-0 --goal 0.75 --every 2"
+_TEN_STEPS = "--start outputs/results/sql-0 --goal 0 --every 10 --seeds 2"
 _STARTER = "--preset starter --monitor.every-steps 5 --seed {seed}"
 _MONITOR = "--monitor.rows 64 --monitor.every-steps 2"
 PARTS: dict[str, Recipe | Benchmark] = {
@@ -138,6 +139,7 @@ PARTS: dict[str, Recipe | Benchmark] = {
     "rounding": Benchmark(("tools/merge_rounding.py",)),
     "steps": Benchmark(("tools/benchmark_step.py --workloads starter --sides plain unsloth now --steps 4 --rounds 3",)),
     "accuracy": Benchmark(("tools/benchmark_accuracy.py --sides plain unsloth now",)),
+    "tools_accuracy": Benchmark((f"tools/benchmark_accuracy.py --workload tools {_TEN_STEPS}",)),  # an hour and a half
     "laptop_accuracy": Benchmark((f"tools/benchmark_accuracy.py --workload laptop {_FROM_SFT}",)),
     "merge": Benchmark(("tools/benchmark_merge.py --rounds 3",)),
     "turns": Benchmark(("tools/benchmark_turns.py --turns 4 --steps 2 --rounds 2",)),
