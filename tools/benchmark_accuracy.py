@@ -108,7 +108,7 @@ def crossing(points: Iterable[dict[str, float]], goal: float) -> dict[str, float
 
 
 def evaluate(checkpoint: Path, folder: Path, workload: str, seed: int) -> float:
-    """Return the pass@1 of a checkpoint on the held-out rows of its run."""
+    """Return the pass@1 of a checkpoint on held-out rows, with the flags of EVALUATION."""
     flags = [*EVALUATION[workload], "--k", "1", "--seed", str(seed), "--bits", "4"]
     execute("scripts/evaluate.py", str(checkpoint), "--output-dir", str(folder), *flags)
     return float(json.loads((folder / "report.json").read_text(encoding="utf-8"))["pass@1"])
