@@ -32,9 +32,6 @@ LINES = [
     "__main__",
 ]
 LINE_OF = {room: number for number, line in enumerate(LINES) for room in line.split()}
-MOST_MODULES = 20
-MOST_FOLDERS = 17
-MOST_TOP_LEVEL_FILES = 12
 
 
 def room(path):
@@ -117,13 +114,6 @@ def test_no_module_imports_itself_through_others():
 
 def test_every_line_speaks_of_rooms_that_exist():
     assert set(LINE_OF) == {room(path) for path in FILES} - {"__init__"}
-
-
-def test_a_folder_stays_small_enough_to_know():
-    sizes = {folder.name: len([*folder.glob("*.py")]) for folder in PACKAGE.iterdir() if folder.is_dir()}
-    assert {name: size for name, size in sizes.items() if size > MOST_MODULES} == {}
-    assert len([name for name, size in sizes.items() if size]) <= MOST_FOLDERS
-    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= MOST_TOP_LEVEL_FILES
 
 
 def test_every_folder_and_the_recipes_are_installed():
