@@ -1,13 +1,27 @@
 """The candidate's process: run the source, then serve requests from the tests."""
 
 import builtins
+import functools
 import operator
 import sys
 import types
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from lora_grpo.sandbox.codec import Decoder, Encoder, receive, send
+
+
+@functools.cache
+def _event_loop() -> Any:
+    """Return one event loop for all objects that the tests await, as if the tests ran in it."""
+    return import_module("asyncio").new_event_loop()  # imported only if it is used
+
+
+async def _next_item(generator: Any) -> Any:
+    """Return the next item. An event loop runs only coroutines, and `anext` of a generator is none."""
+    return await anext(generator)
+
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, /, *args, **kwargs: function(*args, **kwargs),
@@ -21,11 +35,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "bool": bool,
     "str": str,
     "repr": repr,
+    "await": lambda coroutine: _event_loop().run_until_complete(coroutine),
+    "anext": lambda generator: _event_loop().run_until_complete(_next_item(generator)),
 }
 """Operations that tests may request on the candidate's objects. `==` and `in` would reveal expected values."""
 
 ABILITIES = ("call", "iter", "next", "len", "getitem", "setitem")
 """Operations that are special methods of the same name. A handle lists those that its object has."""
+
+ASYNCHRONOUS = {"await": types.CoroutineType, "anext": types.AsyncGeneratorType}
+"""Operations for objects of one type, whose handles list nothing else."""
 
 
 class _Objects:
@@ -41,6 +60,9 @@ class _Objects:
         number = self._numbers.setdefault(id(value), len(self._kept))
         if number == len(self._kept):
             self._kept.append(value)
+        for name, kind in ASYNCHRONOUS.items():
+            if type(value) is kind:
+                return ["handle", number, [name]]
         methods = {name for kind in type(value).__mro__ for name in vars(kind)}
         return ["handle", number, [name for name in ABILITIES if f"__{name}__" in methods]]
 

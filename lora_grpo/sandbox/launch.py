@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import zoneinfo
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def start_process(role: str, isolation: str, *limits: int) -> tuple[subprocess.P
     """Start a zygote; `zygote.main` describes the arguments. It sends `!` on the returned socket when it is ready."""
     collected = collect()
     ours, theirs = socket.socketpair()
-    environment = {"PYTHONHASHSEED": "0"}
+    # A program may print any text, also a lone surrogate.
+    environment = {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8:backslashreplace"}
     if "LD_LIBRARY_PATH" in os.environ:  # some interpreters need it to find libpython
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     folder = str(Path(__file__).parent)
@@ -75,11 +77,16 @@ __pycache__ site-packages dist-packages test tests idlelib turtledemo tkinter li
 pydoc_data
 """
 EXTENSIONS = """
-_bisect _blake2 _bz2 _contextvars _csv _ctypes _datetime _decimal _elementtree _heapq _json _lzma _md5 _opcode
-_pickle _posixsubprocess _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _struct _typing array binascii cmath
+_bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _contextvars _csv _ctypes
+_datetime _decimal _elementtree _hashlib _heapq _json _lsprof _lzma _md5 _multibytecodec _opcode _pickle
+_posixsubprocess _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _sqlite3 _ssl _struct _typing array binascii cmath
 fcntl grp math mmap pyexpat resource select unicodedata zlib
 """
-"""Extensions that are loaded before the fork. Each makes the fork of a process slower, by about 10 microseconds."""
+"""Extensions that are loaded before the fork. Each makes the fork of a process slower, by about 10 microseconds.
+
+Left out: those that a Python module replaces if they are missing, such as `_asyncio`, and those that need a terminal,
+new processes, or a server, such as `_curses`, `_multiprocessing`, and `syslog`.
+"""
 
 
 def interpreter() -> str:
@@ -89,11 +96,12 @@ def interpreter() -> str:
 
 @functools.cache
 def collect() -> int:
-    """Return the descriptor of a file in memory with the paths of extensions and the code of Python modules.
+    """Return the descriptor of a file in memory with extensions' paths, the code of Python modules, and time zones.
 
     The file starts with the length of its table in eight bytes. The table, in marshal's format, has the path of each
-    extension, and for each Python module its path, whether it is a package, whether its content is source, and the
-    offsets of its start and end after the table.
+    extension; for each Python module its path, whether it is a package, whether its content is source, and the offsets
+    of its start and end after the table; and the offset of the time zones. They are a dictionary of names and the
+    contents of their files, also in marshal's format.
     """
     extensions: dict[str, str] = {}
     modules: dict[str, tuple[str, bool, bool, int, int]] = {}
@@ -116,8 +124,8 @@ def collect() -> int:
     # Read the shared libraries of the interpreter and its extensions into the page cache. Otherwise, the first program
     # that uses a page would make it faster for all later ones, which could measure that.
     subprocess.run([interpreter(), "-I", "-S", "-c", _READ_LIBRARIES, *extensions.values()], check=True)
-    table = marshal.dumps((extensions, modules))
-    return memory_file(len(table).to_bytes(8, "little") + table + content)
+    table = marshal.dumps((extensions, modules, len(content)))
+    return memory_file(len(table).to_bytes(8, "little") + table + content + marshal.dumps(read_time_zones()))
 
 
 _READ_LIBRARIES = """
@@ -135,6 +143,17 @@ def read_code(name: str, path: str) -> tuple[bool, bytes]:
     if Path(importlib.util.cache_from_source(path)).exists():
         return False, marshal.dumps(SourceFileLoader(name, path).get_code(name))
     return True, Path(path).read_bytes()
+
+
+def read_time_zones() -> dict[str, bytes]:
+    """Return this machine's time zones, in the format of their files."""
+    zones = {}
+    for name in zoneinfo.available_timezones():
+        paths = [Path(folder, name) for folder in zoneinfo.TZPATH]
+        path = next((path for path in paths if path.is_file()), None)
+        if path:  # not in a Python package
+            zones[name] = path.read_bytes()
+    return zones
 
 
 def memory_file(content: bytes) -> int:

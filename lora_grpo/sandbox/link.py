@@ -1,12 +1,14 @@
 """The tests' end of the socket: send requests to the candidate's process and proxy its objects."""
 
 import builtins
+import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from lora_grpo.sandbox.candidate import ABILITIES
+from lora_grpo.sandbox.candidate import ABILITIES, ASYNCHRONOUS
 from lora_grpo.sandbox.codec import MALFORMED, MAX_ITEMS, PREDICATES, Decoder, Encoder, receive, send
 
 FROM_CANDIDATE = "raised by the candidate: "
@@ -29,6 +31,7 @@ class Link:
         self.used = False
         self.gone: Gone | None = None
         self._descriptor = descriptor
+        self._awaitable_remotes: WeakKeyDictionary[Any, Remote] = WeakKeyDictionary()
 
     def ask(self, operation: str, remote: "Remote", /, *args: Any, **kwargs: Any) -> Any:
         """Run an operation in the candidate's process and return its result.
@@ -101,6 +104,8 @@ class Link:
         return error
 
     def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
+        if isinstance(value, tuple(ASYNCHRONOUS.values())):
+            value = self._awaitable_remotes.get(value, value)
         if isinstance(value, Remote):
             return ["handle", object.__getattribute__(value, "_key")]
         if isinstance(value, Iterator):
@@ -108,10 +113,26 @@ class Link:
         # For example a function, or a list that is too deep.
         raise self._lose("broken", f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
-    def _remote(self, key: Any, abilities: Any = ()) -> "Remote":
+    def _remote(self, key: Any, abilities: Any = ()) -> Any:
         if type(key) is not int:
             raise ValueError(f"{key!r} is not a handle")
-        return remote(self, key, frozenset(abilities).intersection(ABILITIES))
+        names = frozenset(abilities)
+        handle = remote(self, key, names.intersection(ABILITIES))
+        if not names.intersection(ASYNCHRONOUS):
+            return handle
+        # Only an object of one of these types can be run by every function of asyncio.
+        awaitable = self._coroutine(handle) if "await" in names else self._asynchronous_generator(handle)
+        self._awaitable_remotes[awaitable] = handle
+        return awaitable
+
+    async def _coroutine(self, handle: "Remote") -> Any:
+        """Run a coroutine of the candidate to its end, in the candidate's process."""
+        return self.ask("await", handle)
+
+    async def _asynchronous_generator(self, handle: "Remote") -> AsyncIterator[Any]:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield self.ask("anext", handle)
 
     def _lose(self, status: str, message: str) -> Gone:
         self.gone = Gone(status, message)

@@ -13,23 +13,25 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import io
 import json
 import marshal
 import mmap
 import os
 import random
-import re
 import resource
 import select
+import selectors
 import signal
 import socket
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, SourcelessFileLoader
 from importlib.util import spec_from_file_location
+from types import ModuleType
 from typing import Any
 
 from lora_grpo.sandbox import candidate, examiner, lockdown
+from lora_grpo.sandbox.adapt import adapt
+from lora_grpo.sandbox.mappings import merge_mappings
 
 PRELOADED = """
 bisect cmath collections copy datetime functools heapq itertools math operator random re string typing
@@ -46,14 +48,14 @@ class Importer(SourcelessFileLoader):
     """Find and load the modules that `launch.collect` returned. The base class executes the code of `get_code`.
 
     The shared library of an extension is loaded now, so its module can be created later without its file. The code of
-    Python modules stays in a file in memory. A private mapping of it costs nothing to fork.
+    Python modules and the time zones stay in a file in memory. A private mapping of it costs nothing to fork.
     """
 
     def __init__(self, library: int) -> None:
         self._content = mmap.mmap(library, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         os.close(library)
         self._start = 8 + int.from_bytes(self._content[:8], "little")
-        paths, self._modules = marshal.loads(self._content[8 : self._start])
+        paths, self._modules, self._zones = marshal.loads(self._content[8 : self._start])
         self._extensions: dict[str, str] = {}
         for name, path in paths.items():
             with contextlib.suppress(OSError):  # it needs a shared library that this machine lacks
@@ -76,6 +78,16 @@ class Importer(SourcelessFileLoader):
         origin, _, is_source, start, end = self._modules[name]
         content = self._content[self._start + start : self._start + end]
         return compile(content, origin, "exec", dont_inherit=True) if is_source else marshal.loads(content)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute a module, and adapt it if it needs more than a sandboxed process has."""
+        super().exec_module(module)
+        adapt(module, self.time_zones)
+
+    def time_zones(self) -> dict[str, bytes]:
+        """Return the files of the machine's time zones by name."""
+        zones: dict[str, bytes] = marshal.loads(self._content[self._start + self._zones :])
+        return zones
 
 
 def main(role: str, isolation: str, *numbers: str) -> None:
@@ -124,16 +136,12 @@ def _prepare(isolation: str, importer: Importer, memory_bytes: int) -> None:
     # Both are inherited. With other settings, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # The kernel merges adjacent mappings with equal rights, and each mapping makes a fork slower. So code and constants
-    # of a shared library both become executable. This protects nothing here: a candidate may map executable memory.
-    with contextlib.suppress(OSError), io.FileIO("/proc/self/maps") as maps:  # bubblewrap has no /proc
-        for start, end in re.findall(r"(?m)^(\w+)-(\w+) r--p .*\.so", maps.read().decode()):
-            address, size = int(start, 16), int(end, 16) - int(start, 16)
-            _libc.mprotect(ctypes.c_size_t(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_EXEC)
+    merge_mappings()
     for name in PRELOADED.split():
         with contextlib.suppress(ImportError):  # the interpreter was built without it
             importlib.import_module(name)
     os.environ.clear()
+    adapt(selectors, importer.time_zones)
     lockdown.limit_resources(memory_bytes)
     if isolation != "none":
         lockdown.give_up_privileges()
