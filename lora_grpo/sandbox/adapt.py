@@ -9,6 +9,7 @@ Each function gets a module that was just executed, and a function that returns 
 import contextlib
 import functools
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -48,8 +49,15 @@ def _sqlite3_dbapi2(module: Any, _: TimeZones) -> None:
 
 def _tempfile(module: Any, _: TimeZones) -> None:
     """Keep temporary files without a name in memory. Those with a name need a file system."""
-    # Both have the same arguments, except for the size above which the content is moved into a file; 0 for never.
-    module.TemporaryFile = functools.partial(module.SpooledTemporaryFile, 0)
+
+    class TemporaryFile(module.SpooledTemporaryFile):  # type: ignore[misc, name-defined]
+        """A file that is in memory up to a size that no program reaches. Its pages count toward the memory limit."""
+
+        def fileno(self) -> int:
+            raise io.UnsupportedOperation("fileno")
+
+    # The other arguments of both are the same. A `SpooledTemporaryFile` also becomes such a file when it is large.
+    module.TemporaryFile = functools.partial(TemporaryFile, sys.maxsize)
 
 
 def _zoneinfo_common(module: Any, time_zones: TimeZones) -> None:

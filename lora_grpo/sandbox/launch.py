@@ -79,8 +79,8 @@ pydoc_data
 EXTENSIONS = """
 _bisect _blake2 _bz2 _codecs_cn _codecs_hk _codecs_iso2022 _codecs_jp _codecs_kr _codecs_tw _contextvars _csv _ctypes
 _datetime _decimal _elementtree _hashlib _heapq _json _lsprof _lzma _md5 _multibytecodec _opcode _pickle
-_posixsubprocess _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _sqlite3 _ssl _struct _typing array binascii cmath
-fcntl grp math mmap pyexpat resource select unicodedata zlib
+_posixsubprocess _random _sha1 _sha2 _sha256 _sha3 _sha512 _socket _sqlite3 _ssl _struct _typing array audioop
+binascii cmath fcntl grp math mmap pyexpat resource select unicodedata zlib
 """
 """Extensions that are loaded before the fork. Each makes the fork of a process slower, by about 10 microseconds.
 

@@ -6,6 +6,25 @@ ATTACKS = {
 # status: crashed, failed, timeout
 total.__code__ = total.__code__.replace(co_code=bytes([100, 255]) * 8, co_stacksize=0)
 """,
+    "database_fills_memory": r"""
+# Fills a database in memory, whose pages SQLite allocates, with rows of a megabyte.
+# status: failed, memory, timeout
+import sqlite3
+def total(numbers):
+    connection = sqlite3.connect(":memory:")
+    connection.execute("create table t(a)")
+    for _ in range(768):
+        connection.execute("insert into t values (randomblob(1 << 20))")
+    return sum(numbers)
+""",
+    "database_query": r"""
+# Runs a query without an end, inside C code that no Python signal handler interrupts.
+# status: timeout, failed, memory
+import sqlite3
+def total(numbers):
+    endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
+    return sqlite3.connect(":memory:").execute(endless).fetchone()[0]
+""",
     "deep_list": r"""
 # Returns a list nested a hundred thousand deep.
 # status: failed, crashed, memory, timeout
@@ -30,6 +49,44 @@ try:
 except OSError:
     pass
 def total(numbers): return sum(numbers) if len(kept) > 4096 else -1
+""",
+    "event_loop": r"""
+# Runs an event loop without an end, whose tasks refuse to be cancelled.
+# status: timeout
+import asyncio
+async def forever():
+    while True:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            pass
+def total(numbers): return asyncio.run(forever())
+""",
+    "event_loop_fills_memory": r"""
+# Starts tasks that wait for ever, as many as memory holds.
+# status: memory, failed, timeout
+import asyncio
+async def start_tasks():
+    kept = []
+    while True:
+        kept.append(asyncio.ensure_future(asyncio.sleep(1000)))
+        await asyncio.sleep(0)
+def total(numbers): return asyncio.run(start_tasks())
+""",
+    "event_loop_outlives_the_answer": r"""
+# Answers, and goes on with its tasks from a signal handler while the tests compare: can it change the answer then?
+# status: failed, timeout, crashed
+import asyncio, os, signal
+loop = asyncio.new_event_loop()
+async def write_answers():
+    while True:
+        os.write(3, b"\x13\0\0\0" + b'["returned", [], 6]')
+        await asyncio.sleep(0.001)
+def go_on(*_): loop.run_until_complete(write_answers())
+signal.signal(signal.SIGALRM, go_on)
+def total(numbers):
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    return -1
 """,
     "exception_text": r"""
 # Raises an exception whose text never ends, nor fits into a message, nor is a text.
@@ -76,6 +133,20 @@ def total(numbers): return list(range(30_000_000))
 # status: failed, memory, timeout
 class Thing: pass
 def total(numbers): return [Thing() for _ in range(1_000_000)]
+""",
+    "never_awaited": r"""
+# Gives the tests a coroutine that never ends, and that cannot be closed.
+# status: timeout
+# test: import asyncio
+# test: assert asyncio.run(asyncio.wait_for(total([1, 2, 3]), 0.1)) == 6
+class Endless:
+    def __await__(self):
+        while True:
+            try:
+                yield
+            except BaseException:
+                pass
+async def total(numbers): await Endless()
 """,
     "recursion": r"""
 # Raises the recursion limit and recurses until the stack is gone.
@@ -147,6 +218,16 @@ def total(numbers):
             kept.append(bytearray(10**7))
         except MemoryError:
             continue
+""",
+    "temporary_file": r"""
+# Fills temporary files, which are kept in memory.
+# status: failed, memory, timeout
+import tempfile
+def total(numbers):
+    files = [tempfile.TemporaryFile() for _ in range(48)]
+    for file in files:
+        file.write(bytes(16 << 20))
+    return sum(numbers)
 """,
     "unkillable": r"""
 # Ignores every signal it may and catches every exception, then loops.

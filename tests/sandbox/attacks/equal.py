@@ -27,6 +27,14 @@ class Thing:
     def __eq__(self, other): return True
 def total(numbers): return Thing()
 """,
+    "awaited": r"""
+# Awaiting the result gives an object that equals everything.
+# test: import asyncio
+# test: assert asyncio.run(total([1, 2, 3])) == 6
+class Equal:
+    def __eq__(self, other): return True
+async def total(numbers): return Equal()
+""",
     "bool": r"""
 # Returns a false number that says it is true.
 # test: assert total([1, 2, 3])
@@ -62,6 +70,14 @@ class Node:
         self.value = value
     def __eq__(self, other): return True
 def total(nodes): return Node(0)
+""",
+    "coroutine": r"""
+# Returns a coroutine where the tests expect a number, and one that yields such objects where they expect items.
+# fools: nobody
+# test: assert total([1, 2, 3]) == 6 or 6 in total([1, 2, 3])
+class Equal:
+    def __eq__(self, other): return True
+async def total(numbers): return Equal()
 """,
     "decimal": r"""
 # Returns a Decimal, a Fraction and a complex that equal everything.

@@ -57,6 +57,32 @@ def read(n):
     open(path(n), "rb").read()
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock == before
 """,
+    "database_name": r"""
+# Two programs open a database in memory with the same name, which connections of one process share.
+# live
+import sqlite3, time
+def write(bit, n):
+    connection = sqlite3.connect(f"file:memory_{n}?mode=memory&cache=shared", uri=True)
+    connection.execute(f"create table t{bit}(a)")
+    connection.commit()
+    time.sleep(0.3)
+def read(n):
+    time.sleep(0.15)
+    connection = sqlite3.connect(f"file:memory_{n}?mode=memory&cache=shared", uri=True)
+    return connection.execute("select name from sqlite_master").fetchall()
+""",
+    "database_page": r"""
+# As mapped_page, with a library that only an extension needs: touching a page reads it from the disk the first time.
+import _sqlite3, ctypes, resource
+PAGE = ctypes.cast(ctypes.CDLL(_sqlite3.__file__).sqlite3_open, ctypes.c_void_p).value & -4096
+def write(bit, n):
+    if bit:
+        ctypes.string_at(PAGE + (n % 40 << 12), 1)
+def read(n):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    ctypes.string_at(PAGE + (n % 40 << 12), 1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+""",
     "descriptor_flags": r"""
 # All programs share the open file of /dev/null, and its flags.
 import fcntl, os
@@ -195,5 +221,21 @@ def write(bit, n):
     random.seed(bit)
     [random.random() for _ in range(bit)]
 def read(n): return random.random(), hash("text"), list({"a", "b", "c"})
+""",
+    "thread_ids": r"""
+# Each thread would take a number from the machine's sequence of process ids, and so change the next program's id.
+# noisy
+import os, threading
+def write(bit, n):
+    for _ in range(1000):
+        thread = threading.Thread(target=int)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        thread.join()
+        if thread.native_id % 256 // 128 == bit and thread.native_id % 128 < 10:
+            return
+def read(n): return os.getpid() % 256 // 128
 """,
 }

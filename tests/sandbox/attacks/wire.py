@@ -24,6 +24,22 @@ def total(numbers): raise ValueError("\x1b]0;passed\x07\x1b[2J\x1b[1A\rpassed\n\
 import os
 os.write(3, frame(["ready"]) + frame(["returned", [], 6]) * 1000)
 """,
+    "false_coroutines": r"""
+# Says that objects are coroutines or asynchronous generators, or both, that are neither, or do not exist.
+# status: failed, crashed, timeout
+# test: import asyncio
+# test: async def everything():
+# test:     results = await asyncio.gather(*[total([number]) for number in range(6)], return_exceptions=True)
+# test:     return results, [item async for item in total([6])]
+# test: assert asyncio.run(everything()) == ([6] * 6, [6])
+import os
+kinds = [["await"], ["anext"], ["await", "anext", "call"], "await", [["await"]], 7]
+class Thing: pass
+def total(numbers):
+    number = numbers[0]
+    os.write(3, frame(["returned", [], ["handle", number * 1000, kinds[number % 6]]]))
+    return Thing()
+""",
     "invalid_alone": r"""
 # Sends the message for an invalid program with nothing in it, to trip the reader before any test has asked anything.
 # status: failed, invalid, crashed
