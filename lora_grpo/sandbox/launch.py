@@ -146,13 +146,18 @@ def read_code(name: str, path: str) -> tuple[bool, bytes]:
 
 
 def read_time_zones() -> dict[str, bytes]:
-    """Return this machine's time zones, in the format of their files."""
+    """Return the files of the time zones of this machine, or of the package `tzdata`, by name."""
+    folders = list(zoneinfo.TZPATH)
+    package = importlib.util.find_spec("tzdata")
+    if package:
+        folders += [f"{folder}/zoneinfo" for folder in package.submodule_search_locations or ()]
+    names = zoneinfo.available_timezones()
     zones = {}
-    for name in zoneinfo.available_timezones():
-        paths = [Path(folder, name) for folder in zoneinfo.TZPATH]
-        path = next((path for path in paths if path.is_file()), None)
-        if path:  # not in a Python package
-            zones[name] = path.read_bytes()
+    for folder in reversed(folders):  # as in `zoneinfo`, the first folder wins
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file():
+                zones[name] = path.read_bytes()
     return zones
 
 

@@ -11,6 +11,7 @@ wiped. This process therefore never contains anything that a program chose, whic
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -55,7 +56,8 @@ class Importer(SourcelessFileLoader):
         self._content = mmap.mmap(library, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         os.close(library)
         self._start = 8 + int.from_bytes(self._content[:8], "little")
-        paths, self._modules, self._zones = marshal.loads(self._content[8 : self._start])
+        paths, self._modules, zones = marshal.loads(self._content[8 : self._start])
+        self.time_zones = functools.cache(lambda: marshal.loads(self._content[self._start + zones :]))
         self._extensions: dict[str, str] = {}
         for name, path in paths.items():
             with contextlib.suppress(OSError):  # it needs a shared library that this machine lacks
@@ -83,11 +85,6 @@ class Importer(SourcelessFileLoader):
         """Execute a module, and adapt it if it needs more than a sandboxed process has."""
         super().exec_module(module)
         adapt(module, self.time_zones)
-
-    def time_zones(self) -> dict[str, bytes]:
-        """Return the files of the machine's time zones by name."""
-        zones: dict[str, bytes] = marshal.loads(self._content[self._start + self._zones :])
-        return zones
 
 
 def main(role: str, isolation: str, *numbers: str) -> None:
