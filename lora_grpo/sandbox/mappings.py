@@ -43,24 +43,28 @@ def merge_mappings() -> None:
     and the tables that the linker made read-only become writable, like the data after them. This protects nothing
     here: a candidate may map executable memory, and change the rights of any memory of its own process.
     """
-    read_only: list[tuple[int, int]] = []
-    relocated: list[tuple[int, int]] = []
+    changes: list[tuple[int, int, int]] = []  # start, end, new rights
 
     def visit(info: Any, size: int, data: int | None) -> int:
         library = info.contents
-        if b"/" in library.path:  # not the interpreter itself, or the kernel's library
-            for segment in library.segments[: library.num_segments]:
-                span = library.address + segment.address, library.address + segment.address + segment.size
-                if segment.type == _LOAD and not segment.flags & (_EXECUTABLE | _WRITABLE):
-                    read_only.append(span)
-                elif segment.type == _RELRO:
-                    relocated.append(span)
+        if b"/" not in library.path:  # the interpreter itself, or the kernel's library
+            return 0
+        for segment in library.segments[: library.num_segments]:
+            start = library.address + segment.address
+            end = start + segment.size
+            if segment.type == _LOAD and not segment.flags & (_EXECUTABLE | _WRITABLE):
+                changes.append((start, end, mmap.PROT_READ | mmap.PROT_EXEC))
+            elif segment.type == _RELRO:
+                # The linker left the last page, which is not full, writable.
+                changes.append((start, _page_of(end), mmap.PROT_READ | mmap.PROT_WRITE))
         return 0
 
     _libc.dl_iterate_phdr(_Visitor(visit), None)
-    for spans, rights in ((read_only, mmap.PROT_READ | mmap.PROT_EXEC), (relocated, mmap.PROT_READ | mmap.PROT_WRITE)):
-        for start, end in spans:
-            first = start // mmap.PAGESIZE * mmap.PAGESIZE
-            # The linker leaves the last, partial page of its tables writable.
-            last = end // mmap.PAGESIZE * mmap.PAGESIZE if spans is relocated else end
-            _libc.mprotect(ctypes.c_size_t(first), ctypes.c_size_t(last - first), rights)
+    for start, end, rights in changes:
+        size = end - _page_of(start)
+        _libc.mprotect(ctypes.c_size_t(_page_of(start)), ctypes.c_size_t(size), rights)
+
+
+def _page_of(address: int) -> int:
+    """Return the start of the page that contains an address."""
+    return address // mmap.PAGESIZE * mmap.PAGESIZE

@@ -370,8 +370,8 @@ with f() as one:
     "nesting of 200 levels": "def f():\n x = []\n for _ in range(200): x = [x]\n return x\n---\n"
     "x = []\nfor _ in range(200): x = [x]\nassert f() == x",
     "asynchronous context managers": "class C:\n async def __aenter__(self): return 1\n"
-    " async def __aexit__(self, *_): pass\ndef f(): return C()\n---\nimport asyncio\nasync def main():\n async with f() as one: return one\n"
-    "assert asyncio.run(main()) == 1",
+    " async def __aexit__(self, *_): pass\ndef f(): return C()\n---\n"
+    "import asyncio\nasync def main():\n async with f() as one: return one\nassert asyncio.run(main()) == 1",
     "kinds of functions": "async def f(): pass\n---\nimport inspect\nassert inspect.iscoroutinefunction(f)",
     "event loops of the tests": "import asyncio\nasync def f(e): await e.wait()\n---\nimport asyncio\n"
     "async def main():\n e = asyncio.Event()\n e.set()\n await f(e)\n return 1\nassert asyncio.run(main()) == 1",
