@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from lora_grpo import __version__
 from lora_grpo.commands import command
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors
 from lora_grpo.flags import Flag
 from lora_grpo.merging import writer
@@ -26,9 +26,11 @@ from lora_grpo.models import (
     Overrides,
     base_model,
     choose_adapter,
+    completion_ends,
     model_files,
     resolve,
     run_of,
+    tokenizer_of,
 )
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -135,6 +137,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
     base = base_tensors(folder, options.onto, model)
     plan = make_plan(base, target.adapter, model)
     _check_vocabulary(target, model.get_input_embeddings().num_embeddings)
+    ends, pad = _ends(target)
     dtype, reason, retained = choose(options.dtype, plan)
     shards = writer.lay_out(plan, dtype)
     with atomic.new_folder(output) as staging:
@@ -142,6 +145,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
         writer.write_shards(staging, shards)
         writer.write_index(staging, shards)
         writer.write_config(staging, folder, plan, dtype)
+        writer.write_generation_config(staging, folder, model.config, ends, pad)
         _copy_other_files(target, staging)
         report = MergeReport(
             identity=identity,
@@ -152,9 +156,25 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
             retained=retained,
             kl=measure_divergences(target, model, base, plan, staging, options.onto),
             untied=plan.tie_word_embeddings is False,
+            chat_template=target.template_from,
         )
         atomic.write_json(staging / REPORT, report.model_dump())
     return report
+
+
+def _ends(target: ModelSpec) -> tuple[list[int], int | None]:
+    """Return the tokens that end a completion of the merged model, and its padding token; ([], None) if unknown.
+
+    A base without a tokenizer, or without a token that ends a completion, is merged as it is.
+    """
+    try:
+        tokenizer = tokenizer_of(target)
+    except UserError:
+        return [], None
+    try:
+        return completion_ends(target, tokenizer), tokenizer.pad_token_id
+    except RunError:
+        return [], None
 
 
 def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
@@ -189,10 +209,20 @@ def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
 
 
 def _copy_other_files(target: ModelSpec, staging: Path) -> None:
-    """Copy the tokenizer, generation config, image processor, licenses, and custom model code."""
+    """Copy the tokenizer with its chat templates, image processor, licenses, and custom model code."""
     paths = [target.tokenizer / name for name in model_files.TOKENIZER_FILES]
-    for pattern in ("generation_config.json", *model_files.PROCESSOR_FILES, "*.py", *model_files.LICENSE_FILES):
+    for pattern in (*model_files.PROCESSOR_FILES, "*.py", *model_files.LICENSE_FILES):
         paths += Path(target.base.name).glob(pattern)
     for path in paths:
         if path.is_file():
             shutil.copyfile(path, staging / path.name)
+
+    # Templates in tokenizer_config.json are copied with it. Files take precedence over them.
+    more = staging / model_files.MORE_TEMPLATES
+    if target.chat_templates:
+        for name, template in target.chat_templates.items():
+            path = staging / model_files.TEMPLATE_FILE if name == "default" else more / f"{name}.jinja"
+            path.parent.mkdir(exist_ok=True)
+            atomic.write_text(path, template)
+    elif (target.tokenizer / model_files.MORE_TEMPLATES).is_dir():
+        shutil.copytree(target.tokenizer / model_files.MORE_TEMPLATES, more)

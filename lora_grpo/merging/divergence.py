@@ -7,7 +7,6 @@ The adapter's weights are W + D in float32, computed from the merge plan. An err
 of the comparison, so the tests compare plans with PEFT.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors, row_b
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, by_module, weight_name
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
-from lora_grpo.models import ModelSpec, base_model, run_of
+from lora_grpo.models import ModelSpec, run_of, tokenizer_of
 from lora_grpo.runs import read_record, system_prompt
 from lora_grpo.tasks import chat
 
@@ -46,9 +45,8 @@ def measure_divergences(
     """
     try:
         assert target.adapter is not None
-        tokenizer = dataclasses.replace(target.base, name=str(target.tokenizer), revision=None)
         run = run_of(target.adapter) if target.run else None
-        ids, keep = _texts(base_model.load_tokenizer(tokenizer), run)
+        ids, keep = _texts(tokenizer_of(target), run)
         written = by_module(model_tensors(merged), model)
         weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": written, "base": base}
         pairs = [("adapter", "merged"), ("adapter", "base")]

@@ -65,6 +65,8 @@ class MergeReport(BaseModel, frozen=True):
     kl: Divergences
     untied: bool
     """Whether the merged model unties the base's head and embedding."""
+    chat_template: Literal["adapter", "base"] | None = None
+    """Where the merged model's chat template is from; None if it has none."""
 
 
 def read_report(folder: Path) -> MergeReport | None:
@@ -103,6 +105,10 @@ def show(output: Path, report: MergeReport) -> None:
     if kl.trained_merged is not None:
         print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
         print(f"--onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
+    if report.chat_template == "base":
+        print("template  the base's, because the adapter has none")
+    elif report.chat_template is None:
+        print("template  none: neither the adapter's tokenizer nor the base has one; prompts are plain text")
     if not report.base.checked:
         print("base      not checked: the adapter does not record which weights it was trained on")
     if report.untied:

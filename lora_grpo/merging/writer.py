@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype
+from lora_grpo.models import model_files
 from lora_grpo.progress import Progress
 
 
@@ -89,3 +91,34 @@ def write_config(folder: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
         part.pop("torch_dtype", None)  # the former name of `dtype`
     text |= {key: value for key, value in changes.items() if key in text}
     atomic.write_json(folder / "config.json", config | changes)
+
+
+def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequence[int], pad: int | None) -> None:
+    """Write generation_config.json: the base's, with all tokens that end a completion, and a padding token.
+
+    The file is the base's to the byte if it has both, and absent if the base has none and config.json implies them.
+    The base's sampling defaults, such as a temperature, stay.
+
+    Args:
+        config: the base's configuration.
+        ends: ids of the tokens that end a completion; empty if unknown, which changes nothing.
+        pad: id of the tokenizer's padding token, written if the base names none.
+    """
+    from transformers import GenerationConfig
+
+    path = base / model_files.GENERATION_CONFIG
+    if path.is_file():
+        settings = json_files.read_object(path)
+    else:
+        settings = GenerationConfig.from_model_config(config).to_diff_dict()
+    changes: dict[str, Any] = {}
+    declared = settings.get("eos_token_id")
+    declared_ids = declared if isinstance(declared, list) else [declared]
+    if ends and set(ends) != set(declared_ids):
+        changes["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
+    if ends and pad is not None and settings.get("pad_token_id") is None and (changes or path.is_file()):
+        changes["pad_token_id"] = pad
+    if changes:
+        atomic.write_json(folder / model_files.GENERATION_CONFIG, settings | changes)
+    elif path.is_file():
+        shutil.copyfile(path, folder / model_files.GENERATION_CONFIG)

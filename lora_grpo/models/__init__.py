@@ -6,6 +6,7 @@ spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder o
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 model_files.py    locates a model's files: local folders, the Hub cache, and files still to be downloaded
+tokenizers.py     the tokenizer of a model spec, its chat template, and the tokens that end its completions
 base_model.py     sets up torch, loads the base model and its tokenizer; reports why an engine did not start
 adapter.py        reads adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
@@ -42,3 +43,4 @@ from lora_grpo.models.target import (
     run_of,
     source_adapter,
 )
+from lora_grpo.models.tokenizers import completion_ends, tokenizer_of

@@ -25,6 +25,11 @@ TOKENIZER_FILES = (
     *("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
 )
 
+GENERATION_CONFIG = "generation_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of a tokenizer's other chat templates, such as `tool_use.jinja`."""
+
 PROCESSOR_FILES = ("*processor_config.json", "chat_template.json")
 """Patterns of the files of an image processor. The base's are copied to a merged model."""
 
@@ -87,6 +92,29 @@ def digest(folder: Path, names: Collection[str]) -> str:
 def _cached_sha256(path: Path, modified: int) -> str:
     """Return the SHA-256 of a file, cached by modification time because a base model has gigabytes."""
     return atomic.sha256(path)
+
+
+def chat_templates(folder: Path) -> dict[str, str]:
+    """Return the chat templates in the folder of a tokenizer by name, as transformers (5.17) reads them.
+
+    The usual template is `default`. Files take precedence over tokenizer_config.json.
+
+    Raises:
+        UserError: tokenizer_config.json is damaged.
+    """
+    paths = {path.stem: path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+    if (folder / TEMPLATE_FILE).is_file():
+        paths = {"default": folder / TEMPLATE_FILE, **paths}
+    if paths:
+        templates = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    else:
+        settings = folder / "tokenizer_config.json"
+        saved = json_files.read_object(settings).get("chat_template") if settings.is_file() else None
+        if isinstance(saved, list):
+            templates = {entry["name"]: entry["template"] for entry in saved}
+        else:
+            templates = {"default": saved or ""}
+    return {name: text for name, text in templates.items() if text}
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError, first_line, suggestion
-from lora_grpo.files import atomic, file_tensors, json_files, unquantized
+from lora_grpo.files import atomic, file_tensors, unquantized
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
 from lora_grpo.models.base_model import eos_token_ids
-from lora_grpo.models.model_files import TOKENIZER_FILES, source, weights_fingerprint
+from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
 from lora_grpo.models.target import run_of
 from lora_grpo.runs import Run, read_record
 from lora_grpo.tasks import chat
@@ -90,11 +90,8 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, 
     Raises:
         UserError: `model.chat_template` is not that of the adapter, or does not fit the tokenizer.
     """
-    if start and (start / "chat_template.jinja").is_file():
-        tokenizer.chat_template = (start / "chat_template.jinja").read_text(encoding="utf-8")
-    elif start and (start / "tokenizer_config.json").is_file():  # saved by transformers 4
-        saved = json_files.read_object(start / "tokenizer_config.json").get("chat_template")
-        tokenizer.chat_template = saved or tokenizer.chat_template
+    if start:
+        tokenizer.chat_template = chat_templates(start).get("default", tokenizer.chat_template)
     if config.model.chat_template:
         _set_template(tokenizer, config.model, start)
     given = chat.parse_kwargs(config.model.chat_template_kwargs)

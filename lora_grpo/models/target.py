@@ -1,8 +1,10 @@
 """Resolve a name to a model spec without importing torch. It can be a run, an adapter, a model or a Hub id."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -51,6 +53,10 @@ class ModelSpec:
     """run.json of the run that trained the adapter."""
     start: Path | None = None
     """The adapter that the run started from; None if it started from a new one."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Chat templates by name, in place of those in the tokenizer's folder; empty if that folder decides."""
+    template_from: Literal["adapter", "base"] | None = None
+    """Where the chat template is from; None if there is none."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -63,8 +69,14 @@ class ModelSpec:
             "config_sha256": model_files.digest(Path(self.base.name), ("config.json", "generation_config.json")),
             "bits": self.base.bits,
             "adapter_sha256": self.adapter and adapter_sha256(self.adapter),
-            "tokenizer_sha256": model_files.digest(self.tokenizer, model_files.TOKENIZER_FILES),
+            "tokenizer_sha256": self._tokenizer_sha256(),
         }
+
+    def _tokenizer_sha256(self) -> str:
+        files = model_files.digest(self.tokenizer, model_files.TOKENIZER_FILES)
+        if not self.chat_templates:
+            return files
+        return hashlib.sha256(json.dumps([files, self.chat_templates], sort_keys=True).encode()).hexdigest()
 
     @property
     def context_tokens(self) -> int | None:
@@ -104,7 +116,8 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
                 f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
             )
         base = _base(folder, commit, bits, overrides)
-        return ModelSpec(Path(name).name, base, name, None, folder)
+        template_from: Literal["base"] | None = "base" if model_files.chat_templates(folder) else None
+        return ModelSpec(Path(name).name, base, name, None, folder, template_from=template_from)
 
     adapter = folder / "adapter" if run == folder else folder
     if not (adapter / ADAPTER_WEIGHTS).is_file():
@@ -142,7 +155,27 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
         )
     has_tokenizer = any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
     tokenizer = adapter if has_tokenizer else path
-    return ModelSpec(label, base, stored if run else requested, adapter, tokenizer, record, start)
+    shown = stored if run else requested
+    return _with_template(ModelSpec(label, base, shown, adapter, tokenizer, record, start))
+
+
+def _with_template(spec: ModelSpec) -> ModelSpec:
+    """Return a model with an adapter and the chat template that the adapter was trained with.
+
+    That is the adapter's own, also if it is the only file of a tokenizer that the adapter has. A tokenizer without a
+    template takes the base's, except in a run: there, it was saved by a training without one.
+    """
+    assert spec.adapter is not None
+    of_adapter = model_files.chat_templates(spec.adapter)
+    of_base = model_files.chat_templates(Path(spec.base.name))
+    has_own_tokenizer = spec.tokenizer == spec.adapter
+    if of_adapter:
+        replaced = {} if has_own_tokenizer else of_adapter
+        return dataclasses.replace(spec, chat_templates=replaced, template_from="adapter")
+    if not of_base or (has_own_tokenizer and spec.run is not None):
+        return spec
+    replaced = of_base if has_own_tokenizer else {}
+    return dataclasses.replace(spec, chat_templates=replaced, template_from="base")
 
 
 def _is_missing_folder(name: str) -> bool:

@@ -5,9 +5,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.config import ModelConfig, RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
+from lora_grpo.config import RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, load_adapter, memory
+from lora_grpo.models import (
+    TRAINABLE,
+    ModelSpec,
+    Policy,
+    base_model,
+    completion_ends,
+    load_adapter,
+    memory,
+    tokenizer_of,
+)
 from lora_grpo.sampling.llama_cpp import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
@@ -88,7 +97,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     Arguments come from `choose_backend`, `load_tokenizer` and `check_context`. `seed` is the seed of the libraries.
     """
     base_model.prepare_torch(seed)
-    eos_token_ids = base_model.eos_token_ids(target.base, tokenizer, target.base_name)
+    eos_token_ids = completion_ends(target, tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":
@@ -134,6 +143,8 @@ def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any
 
 
 def load_tokenizer(target: ModelSpec) -> Any:
-    """Load the tokenizer of a model spec."""
-    settings = ModelConfig(name=str(target.tokenizer), trust_remote_code=target.base.trust_remote_code)
-    return base_model.load_tokenizer(settings)
+    """Load the tokenizer of a model spec, and say so if its chat template is not from its own folder."""
+    if target.chat_templates:
+        whose = "the base's" if target.template_from == "base" else "the adapter's own"
+        print(f"note: prompts use {whose} chat template", file=sys.stderr)
+    return tokenizer_of(target)

@@ -1,0 +1,55 @@
+"""The tokenizer of a resolved model, with the chat template of its training and the tokens that end its completions."""
+
+from typing import Any
+
+from lora_grpo.config import ModelConfig
+from lora_grpo.models import base_model
+from lora_grpo.models.target import ModelSpec
+from lora_grpo.tasks import chat
+
+
+def tokenizer_of(spec: ModelSpec) -> Any:
+    """Load the tokenizer of a model with the chat template that it was trained with. Raises UserError if it cannot."""
+    settings = ModelConfig(name=str(spec.tokenizer), trust_remote_code=spec.base.trust_remote_code)
+    tokenizer = base_model.load_tokenizer(settings)
+    if spec.chat_templates:
+        templates = dict(spec.chat_templates)
+        tokenizer.chat_template = templates["default"] if list(templates) == ["default"] else templates
+    return tokenizer
+
+
+def completion_ends(spec: ModelSpec, tokenizer: Any) -> list[int]:
+    """Return the ids of all tokens that end a completion of a model, and set the tokenizer's padding token if needed.
+
+    Training here ends completions with the tokens of `base_model.eos_token_ids` and no others. An adapter from
+    elsewhere may have been trained to end with the last token of the chat template, even if neither its tokenizer nor
+    its base declares that token: fine-tuned base models often have such settings.
+
+    Raises:
+        UserError: the base's generation config cannot be read.
+        RunError: no token ends a completion.
+    """
+    ids = base_model.eos_token_ids(spec.base, tokenizer, spec.base_name)
+    if spec.adapter and spec.run is None:
+        last = _last_special_token(tokenizer)
+        ids = sorted({*ids, *([] if last is None else [last])})
+    return ids
+
+
+def _last_special_token(tokenizer: Any) -> int | None:
+    """Return the special token right after the last answer of a conversation in the chat template; None without one.
+
+    In a conversation that goes on, another token may follow an answer: in gpt-oss, `<|end|>` also follows thoughts.
+    """
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
+    variables = chat.variables(tokenizer.chat_template)
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **variables))
+    except Exception:  # noqa: BLE001 - a template is a program that may raise any error, and then ends no answer
+        return None
+    tail = text.partition("\0")[2]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
+    return next((token_id for token_id in ids if token_id in special), None)

@@ -1,0 +1,226 @@
+"""A merged model stops where its training stopped, and has the chat template that training rendered."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers.adapters import load, make_adapter
+from helpers.gguf_models import CHATML, byte_level, save, wrapped
+from transformers import AutoTokenizer, GenerationConfig
+
+from lora_grpo.errors import UserError
+from lora_grpo.merging import MergeOptions, cli, merge, read_report
+from lora_grpo.merging.report import Divergences
+from lora_grpo.models import Overrides, completion_ends, resolve, tokenizer_of
+from lora_grpo.sampling import build
+
+TEXT_END, TURN_END, MORE = "<|endoftext|>", "<|im_end|>", "<|end|>"
+SPECIAL = (TEXT_END, "<|im_start|>", TURN_END, MORE)
+# As in gpt-oss: another token ends an answer that is the last one.
+HARMONY = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if loop.last and not add_generation_prompt else '<|end|>')")
+
+
+@pytest.fixture(autouse=True)
+def no_divergence(monkeypatch):
+    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
+
+
+def tokenizer_with(eos=TEXT_END, template=None, pad=TEXT_END):
+    return wrapped(byte_level(special=SPECIAL), template, eos_token=eos, pad_token=pad)
+
+
+def ids(*tokens):
+    found = tokenizer_with().convert_tokens_to_ids(list(tokens))
+    return found if len(found) > 1 else found[0]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """A base that answers with TURN_END at once, for ever, and an adapter without a tokenizer."""
+    folder = save(tmp_path_factory.mktemp("bases") / "base", "Qwen2ForCausalLM", tokenizer_with())
+    model = load(folder)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(1)
+        model.lm_head.weight.fill_(-1)
+        model.lm_head.weight[ids(TURN_END)] = 1
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.fill_(0)
+            layer.mlp.down_proj.weight.fill_(0)
+        model.model.norm.weight.fill_(1)
+    model.save_pretrained(folder)
+    return folder, make_adapter(folder, folder.with_name("adapter"), r=2, target_modules=["q_proj"])
+
+
+@pytest.fixture
+def base(bases, tmp_path):
+    return shutil.copytree(bases[0], tmp_path / "base")
+
+
+@pytest.fixture
+def adapter(bases, tmp_path):
+    return shutil.copytree(bases[1], tmp_path / "adapter")
+
+
+def set_json(path, **values):
+    """Write the values into a JSON file that may exist; None removes one."""
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    settings = {name: value for name, value in (settings | values).items() if value is not None}
+    path.write_text(json.dumps(settings))
+
+
+def merged(base, adapter):
+    return merge(MergeOptions(str(adapter), base=str(base), dtype="fp32"))
+
+
+def new_tokens(folder):
+    """Return the tokens that transformers writes after a prompt, of at most 20."""
+    inputs = AutoTokenizer.from_pretrained(folder)("Hello", return_tensors="pt")
+    return (
+        load(folder).generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :].tolist()
+    )
+
+
+STOPS = {
+    # The base's generation_config.json, the adapter's EOS token and chat template, and the merged model's EOS tokens.
+    "the adapter's tokenizer ends elsewhere": ({"eos_token_id": [TEXT_END]}, TURN_END, CHATML, (TEXT_END, TURN_END)),
+    "only its chat template does": ({"eos_token_id": [TEXT_END]}, TEXT_END, CHATML, (TEXT_END, TURN_END)),
+    "a list that has one": ({"eos_token_id": [TEXT_END, MORE]}, TURN_END, CHATML, (TEXT_END, MORE, TURN_END)),
+    "no generation config": (None, TURN_END, CHATML, (TEXT_END, TURN_END)),
+    "a generation config without one": ({"temperature": 0.7}, TURN_END, CHATML, (TURN_END,)),
+    "an adapter without a chat template": ({"eos_token_id": [TEXT_END]}, TURN_END, None, (TEXT_END, TURN_END)),
+    "thoughts that end in another token": ({"eos_token_id": [TURN_END]}, TURN_END, HARMONY, (TURN_END,)),
+}
+
+
+@pytest.mark.parametrize(("declared", "eos", "template", "expected"), STOPS.values(), ids=STOPS)
+def test_a_merged_model_stops_at_every_token_that_ended_completions(base, adapter, declared, eos, template, expected):
+    (base / "generation_config.json").unlink()
+    if declared is not None:
+        named = {name: [ids(token) for token in value] for name, value in declared.items() if name == "eos_token_id"}
+        set_json(base / "generation_config.json", **{**declared, **named})
+    tokenizer_with(eos, template).save_pretrained(adapter)
+    folder = merged(base, adapter)
+    declared_ids = GenerationConfig.from_pretrained(folder).eos_token_id
+    assert {*([declared_ids] if isinstance(declared_ids, int) else declared_ids)} == {ids(token) for token in expected}
+    assert new_tokens(folder) == [ids(TURN_END)]
+    # An evaluation of the adapter ends where the merged model does.
+    spec = resolve(str(adapter), Overrides(base=str(base)))
+    assert {*completion_ends(spec, tokenizer_of(spec))} == {ids(token) for token in expected}
+
+
+def test_config_json_does_not_decide_if_there_is_a_generation_config(base, adapter):
+    set_json(base / "config.json", eos_token_id=ids(MORE))
+    set_json(base / "generation_config.json", eos_token_id=ids(TEXT_END))
+    tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
+    settings = json.loads((merged(base, adapter) / "generation_config.json").read_text())
+    assert {*settings["eos_token_id"]} == {*ids(TEXT_END, TURN_END)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ({"eos_token_id": [TURN_END, TEXT_END], "pad_token_id": 0, "temperature": 0.7, "repetition_penalty": 1.1}, {}),
+        ({"eos_token_id": [TURN_END, TEXT_END], "temperature": 0.7}, {"pad_token_id": TEXT_END}),
+        ({"eos_token_id": [TEXT_END], "pad_token_id": 0, "top_k": 20}, {"eos_token_id": [TEXT_END, TURN_END]}),
+    ],
+)
+def test_only_what_must_change_in_the_generation_config_does(base, adapter, settings, changed):
+    """An unchanged file is the base's to the byte, also if its form is unusual."""
+
+    def numbered(values):
+        return {
+            name: ids(value)
+            if value == TEXT_END
+            else [ids(token) for token in value]
+            if name == "eos_token_id"
+            else value
+            for name, value in values.items()
+        }
+
+    before = json.dumps(numbered(settings), indent=7)
+    (base / "generation_config.json").write_text(before)
+    tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
+    after = (merged(base, adapter) / "generation_config.json").read_text()
+    assert json.loads(after) == numbered(settings | changed)
+    assert (after == before) == (not changed)
+
+
+def test_a_base_whose_config_says_it_all_gets_no_generation_config(base, adapter):
+    (base / "generation_config.json").unlink()
+    set_json(base / "config.json", eos_token_id=ids(TURN_END))
+    tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
+    folder = merged(base, adapter)
+    assert not (folder / "generation_config.json").exists() and new_tokens(folder) == [ids(TURN_END)]
+
+
+def test_a_damaged_generation_config_is_refused_before_a_merge(base, adapter):
+    (base / "generation_config.json").write_text("{")
+    tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
+    with pytest.raises(UserError):
+        merged(base, adapter)
+    assert not adapter.with_name("adapter-merged").exists()
+
+
+# The chat template
+
+OTHER = CHATML.replace("assistant\\n", "assistant\\n\\n")
+TEMPLATES = {
+    # The base's template, the adapter's tokenizer and template, where the merged model's is from, and its text.
+    "of the adapter": (CHATML, True, OTHER, "adapter", OTHER),
+    "of the base, for a tokenizer without one": (CHATML, True, None, "base", CHATML),
+    "of the base, for an adapter without a tokenizer": (CHATML, False, None, "base", CHATML),
+    "a lone file of the adapter": (CHATML, False, OTHER, "adapter", OTHER),
+    "a lone file, and a base without one": (None, False, OTHER, "adapter", OTHER),
+    "none": (None, True, None, None, None),
+}
+
+
+@pytest.mark.parametrize("is_in_config", [False, True], ids=["jinja files", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("of_base", "has_tokenizer", "of_adapter", "origin", "expected"), TEMPLATES.values(), ids=TEMPLATES
+)
+def test_the_merged_model_has_the_chat_template_of_training(
+    base, adapter, capsys, of_base, has_tokenizer, of_adapter, origin, expected, is_in_config
+):
+    (base / "generation_config.json").unlink()
+    tokenizer_with(TURN_END, of_base).save_pretrained(base, save_jinja_files=not is_in_config)
+    if has_tokenizer:
+        tokenizer_with(TURN_END, of_adapter).save_pretrained(adapter)
+    elif of_adapter:
+        (adapter / "chat_template.jinja").write_text(of_adapter)
+    folder = merged(base, adapter)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == expected
+    assert read_report(folder).chat_template == origin
+    assert ("template  " in capsys.readouterr().out) == (origin != "adapter")
+    # Chat and evaluations of the adapter render the same.
+    assert build.load_tokenizer(resolve(str(adapter), Overrides(base=str(base)))).chat_template == expected
+
+
+def test_a_run_trained_without_a_template_stays_without_one(base, adapter, tmp_path):
+    """The base got its template after the training."""
+    tokenizer_with(TURN_END, None).save_pretrained(adapter)
+    tokenizer_with(TURN_END, CHATML).save_pretrained(base)
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.move(adapter, run / "adapter")
+    policy = {"fingerprint": None, "revision": None}
+    model = {"name": str(base), "bits": 16, "trust_remote_code": False}
+    record = {"lora_grpo_run": 1, "config": {"model": model}, "data": {}, "versions": {}, "policy": policy}
+    (run / "run.json").write_text(json.dumps(record))
+    folder = merge(MergeOptions(str(run), dtype="fp32"))
+    assert AutoTokenizer.from_pretrained(folder).chat_template is None
+
+
+def test_other_templates_come_along_and_change_the_identity_of_a_tokenizer(base, adapter):
+    templates = {"default": OTHER, "tool_use": CHATML}
+    tokenizer_with(TURN_END, templates).save_pretrained(adapter)
+    assert (adapter / "additional_chat_templates" / "tool_use.jinja").is_file()
+    assert AutoTokenizer.from_pretrained(merged(base, adapter)).chat_template == templates
+
+    (adapter / "tokenizer.json").unlink()
+    spec = resolve(str(adapter), Overrides(base=str(base)))
+    assert tokenizer_of(spec).chat_template == templates
+    before = spec.identity["tokenizer_sha256"]
+    (adapter / "chat_template.jinja").write_text(CHATML)
+    assert resolve(str(adapter), Overrides(base=str(base))).identity["tokenizer_sha256"] != before
