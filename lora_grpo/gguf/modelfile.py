@@ -11,7 +11,7 @@ other conversations the same way as the original.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ HUB_FILES = ("template", "system", "params")
 _NO_TEMPLATE = (
     "the Modelfile has no TEMPLATE because the chat template does more than add text around messages; Ollama uses its "
     "own if it knows the model, or none: compare an answer"
+)
+
+_NO_SYSTEM = (
+    "the Modelfile has no SYSTEM because Ollama's format cannot contain the system prompt of the training: it has "
+    "triple quotes at the end of a line, or invisible characters; pass the prompt with each chat"
 )
 
 
@@ -64,12 +69,31 @@ def write_modelfiles(
     ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
 ) -> list[str]:
     """Write the Modelfile of each GGUF file of a model and the files for the Hub, and return notes for the user."""
-    turns, folder = read_turns(tokenizer, vocabulary), ggufs[0].parent
+    folder = ggufs[0].parent
+    turns = read_turns(tokenizer, vocabulary)
     template = turns.to_go() if turns else ""
+    notes = [] if template else [_NO_TEMPLATE]
     stops = [vocabulary.tokens[token_id] for token_id in vocabulary.eos_token_ids]
-    lines = [f'TEMPLATE """{template}"""'] if template else []
-    lines += [f'SYSTEM """{system_prompt}"""'] if system_prompt else []
-    lines += [f'PARAMETER stop "{stop}"' for stop in stops]
+
+    lines = []
+    system_value = _value(system_prompt) if system_prompt else None
+    if system_prompt and system_value is None and turns:
+        # The template can write any text, so the prompt becomes the one for chats without a system message.
+        before, after = turns.roles["system"]
+        lines.append(f"TEMPLATE {_value(replace(turns, opening=before + system_prompt + after).to_go())}")
+    elif template:
+        lines.append(f"TEMPLATE {_value(template)}")
+    if system_value is not None:
+        lines.append(f"SYSTEM {system_value}")
+    elif system_prompt and not turns:
+        notes.append(_NO_SYSTEM)
+    for stop in stops:
+        value = _value(stop, preferred='"')
+        if value is None:
+            notes.append(f"the Modelfile has no PARAMETER stop {stop!r}, which Ollama's format cannot contain")
+        else:
+            lines.append(f"PARAMETER stop {value}")
+
     contents = (template, system_prompt or "", json.dumps({"stop": stops}))
     for gguf in ggufs:
         atomic.write_text(modelfile_path(gguf), "\n".join([f"FROM ./{gguf.name}", *lines]) + "\n")
@@ -78,7 +102,35 @@ def write_modelfiles(
             atomic.write_text(folder / name, content)
         else:
             (folder / name).unlink(missing_ok=True)  # of an older export
-    return [] if template else [_NO_TEMPLATE]
+    return notes
+
+
+def _value(text: str, preferred: str = '"""') -> str | None:
+    """Return a text as a value of a Modelfile in the preferred quotes, or others; None if none are read back unchanged.
+
+    Ollama drops characters that are not printable, and a value ends at the first line end where it is complete: bare,
+    or with the quotes that it starts with. There are no escapes. Source: ParseFile in Ollama's parser/parser.go
+    """
+    if not all(character.isprintable() or character in "\t\r\n" for character in text):
+        return None
+    for quotes in dict.fromkeys([preferred, '"""', '"', ""]):
+        value = f"{quotes}{text}{quotes}"
+        if _as_ollama_reads(value) == text:
+            return value
+    return None
+
+
+def _as_ollama_reads(value: str) -> str | None:
+    """Return the text that Ollama reads from a value at the end of a Modelfile; None if the value does not end."""
+    ends = [found.start() for found in re.finditer("[\r\n]", value)]
+    for end in [*ends, len(value)]:
+        written = value[:end].strip()
+        quotes = next((quotes for quotes in ('"""', '"') if written.startswith(quotes)), "")
+        if not quotes:
+            return written
+        if len(written) >= 2 * len(quotes) and written.endswith(quotes):
+            return written[len(quotes) : -len(quotes)]
+    return None
 
 
 def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
@@ -112,7 +164,7 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
             "assistant": (between.removeprefix(generation), after_answer),
         }
         turns = Turns(bare.removesuffix(before_user), roles, ending)
-        if '"""' in turns.to_go():  # this would end the TEMPLATE
+        if _value(turns.to_go()) is None:
             return None
         for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
@@ -130,4 +182,12 @@ def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message
 
 
 def _go(text: str) -> str:
-    return text.replace("{{", '{{ "{{" }}')
+    """Return a Go template that writes a text. What a template or a Modelfile cannot contain is a quoted string."""
+    unprintable = {character for character in text if not character.isprintable()} - set("\t\r\n")
+    pattern = "|".join([r"\{\{", '"{3,}', *map(re.escape, sorted(unprintable))])
+    return re.sub(pattern, _quoted, text)
+
+
+def _quoted(found: re.Match[str]) -> str:
+    characters = [character if character.isprintable() else f"\\U{ord(character):08x}" for character in found[0]]
+    return '{{ "' + "".join(characters).replace('"', '\\"') + '" }}'

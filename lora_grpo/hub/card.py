@@ -24,6 +24,7 @@ from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
 from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
+from lora_grpo.models import model_files
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS, chat
 
@@ -89,12 +90,15 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         steps=facts.best.get("step") or record.get("trained_steps"),
         is_sft=is_sft,
         question="Write a function is_even(n) that tells whether n is even." if is_code else "What is 12 times 7?",
+        generation=facts.generation,
         max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
         settings=[(name, values[name]) for name in settings if values.get(name) not in (None, False, [])],
         data=[*_data(data)],
         system_prompt=system_prompt(record),
         has_chat=template and "tokenizer.json" in names,
-        chat_variables=chat_variables,
+        chat_variables={
+            name: Markup(_quoted(value)) if isinstance(value, str) else value for name, value in chat_variables.items()
+        },
         chat_variables_json=json.dumps(chat_variables),
         tools=data.get("tools") or [],
         tool_parser=next((parser for mark, parser in _TOOL_PARSERS.items() if mark in template), "PARSER"),
@@ -102,10 +106,14 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         gguf_type=gguf_type and gguf_type[1].upper(),
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
-    return f"---\n{_front_matter(repo_id, facts)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+    license_entries = dict(facts.base.license)
+    link = license_entries.get("license_link", "")
+    if link and "://" not in link and link not in names:  # a file of the base's folder that is not uploaded
+        del license_entries["license_link"]
+    return f"---\n{_front_matter(repo_id, facts, license_entries)}\n---\n\n{body}\n\n{CARD_MARK}\n"
 
 
-def _front_matter(repo_id: str, facts: Facts) -> str:
+def _front_matter(repo_id: str, facts: Facts, license_entries: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCardData
 
     base, record, data = facts.base, facts.record, facts.record.get("data", {})
@@ -125,7 +133,7 @@ def _front_matter(repo_id: str, facts: Facts) -> str:
             base_model_relation=relation if base.hub_id else None,
             library_name=_LIBRARIES[facts.kind],
             language="en" if dataset is not None else None,  # the rows of all built-in tasks are English
-            **base.license,
+            **license_entries,
             pipeline_tag="text-generation",
             tags=[_plain(tag) for tag in tags or ["lora"]],
             datasets=[dataset] if dataset else None,
@@ -163,7 +171,7 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
         if rows := data.get(split):
             source = rows.get("source")
-            shown = own_dataset(task, source) or (Path(source).name if source else task)
+            shown = own_dataset(task, source) or (model_files.last_part(source) if source else task)
             yield split, shown, rows.get("rows"), rows.get("sha256")
 
 

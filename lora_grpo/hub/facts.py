@@ -1,5 +1,6 @@
 """Collect facts about a pushed model: its base, license, run, merge, and evaluations."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,14 +11,25 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.commands import command
 from lora_grpo.config import STARTER
-from lora_grpo.errors import UserError, first_line
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.evaluation import Joint, Report, read_also, read_reports
 from lora_grpo.files import json_files
 from lora_grpo.gguf import GgufSection, gguf_section
 from lora_grpo.hub import token
 from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import ADAPTER_CONFIG, BEST, adapter_sha256, model_files, source_adapter
+from lora_grpo.models import (
+    ADAPTER_CONFIG,
+    BEST,
+    Overrides,
+    adapter_sha256,
+    base_model,
+    completion_ends,
+    model_files,
+    resolve,
+    source_adapter,
+    tokenizer_of,
+)
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import TASK_NAMES, get_task
@@ -78,6 +90,8 @@ class Facts:
     """What else changed, if the evaluations have that of the run itself."""
     ggufs: GgufSection | None = None
     """The GGUF files, if any of them was measured."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `generate` with which the model ends and samples as here, where its own settings differ."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
@@ -111,7 +125,46 @@ def gather(folder: Path, kind: str) -> Facts:
         example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
         also=read_also(run / "evaluation") if run and own in [each.report for each in evaluations] else None,
         ggufs=ggufs,
+        generation={} if kind == "gguf" else _generation(folder, _base_folder(record.get("policy", {}), adapter)),
     )
+
+
+def _base_folder(policy: Mapping[str, Any], adapter: Mapping[str, Any]) -> Path | None:
+    """Return the folder of an adapter's base, if it is on this machine. Asks no server."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    name = policy.get("base_model") or adapter.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        return None
+    folder = Path(model_files.source(name))
+    if not model_files.is_folder_name(str(folder)):
+        revision = policy.get("revision") or adapter.get("revision")
+        with contextlib.suppress(HFValidationError):
+            cached = try_to_load_from_cache(name, "config.json", revision=revision)
+            folder = Path(cached).parent if isinstance(cached, str) else folder
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
+    """Return the arguments of `generate` that the example needs, by reading the settings of the model that it loads.
+
+    The tokens that end a completion, if the model declares other ones, and no repetition penalty, with which nothing
+    here samples. Nothing for files that cannot be read: the card is still right about everything else.
+    """
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    if is_adapter and base is None:
+        return {}
+    arguments: dict[str, Any] = {}
+    with contextlib.suppress(UserError, RunError):
+        spec = resolve(str(folder), Overrides(base=str(base) if is_adapter else None))
+        ends = completion_ends(spec, tokenizer_of(spec))
+        settings = base_model.generation_config(spec.base, spec.base_name)
+        if not {*ends} <= {*base_model.as_ids(settings.eos_token_id)}:
+            arguments["eos_token_id"] = ends
+        if settings.repetition_penalty not in (None, 1.0):
+            arguments["repetition_penalty"] = 1.0
+    return arguments
 
 
 def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
@@ -156,7 +209,7 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
         return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
     if model_files.is_folder_name(name) or (fingerprint and not revision) or not is_hub_id(name):
-        shown = Path(name.replace("\\", "/")).name  # the name may be a Windows path
+        shown = model_files.last_part(name)
         license_entries = _license(Path(name).expanduser())
         return Base(shown, fingerprint=fingerprint, license=license_entries, trust_remote_code=trusted)
     return Base(name, name, revision, license=_license(name, revision), trust_remote_code=trusted)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,18 @@ _TOKENIZER = (
     *(*model_files.TOKENIZER_FILES, *model_files.PROCESSOR_FILES),
     *("vocab.txt", "*.jinja", "additional_chat_templates/*.jinja"),
 )
-_LICENSE = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "NOTICE.md", "USE_POLICY.md")
+_LICENSE = (
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "LICENCE",
+    "LICENCE.txt",
+    "LICENCE.md",
+    "NOTICE",
+    "NOTICE.txt",
+    "NOTICE.md",
+    "USE_POLICY.md",
+)
 _UPLOADED: dict[str, tuple[str, ...]] = {
     "adapter": (*KINDS["adapter"], *_TOKENIZER, *_LICENSE),
     "merged": (*KINDS["merged"], "generation_config.json", "*.safetensors.index.json", *_TOKENIZER, *_LICENSE),
@@ -42,7 +54,12 @@ _REPLACED: dict[str, tuple[str, ...]] = {
 }
 """Files of an earlier push that could be mistaken for part of the new one."""
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
-_SETTINGS = (ADAPTER_CONFIG, "config.json", "generation_config.json", "tokenizer_config.json")
+_SETTINGS = ("*config.json",)
+"""Files with settings, some of which may be paths of this machine."""
+_PATH_FIELD = re.compile(r".*(_path|_file|_dir|_folder)")
+"""Names of settings that hold paths: `base_model_name_or_path`, `vocab_file`, `cache_dir`."""
+_LOADED_FROM = ("_name_or_path", "name_or_path")
+"""Settings with the path that the model was loaded from, which no reader needs."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +151,46 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a JSON value with every absolute path reduced to its last part."""
+    """Return a value for a model card, with every path reduced to its last part. Lists may contain paths too."""
     if isinstance(value, dict):
         return {key: without_paths(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [without_paths(entry) for entry in value]
-    is_path = isinstance(value, str) and value.startswith(("/", "./", "../", "~"))
-    return Path(value).name if is_path else value
+    if isinstance(value, str) and model_files.is_path(value):
+        return model_files.last_part(value)
+    return value
+
+
+def without_path_settings(value: Any) -> Any:
+    """Return the JSON of a settings file without paths of this machine.
+
+    Those are the values of settings that hold paths, and the names of files and folders that exist. Any other text may
+    look like a path and is none: the token `/nothink`, a regular expression, a chat template.
+    """
+    if isinstance(value, list):
+        return [without_path_settings(entry) for entry in value]
+    if isinstance(value, str):
+        return model_files.last_part(value) if _exists_here(value) else value
+    if not isinstance(value, dict):
+        return value
+    public = {}
+    for name, entry in value.items():
+        if name in _LOADED_FROM and isinstance(entry, str):
+            continue
+        public[name] = without_path_settings(entry)
+        if _PATH_FIELD.fullmatch(name) and isinstance(entry, str) and (model_files.is_path(entry) or "\\" in entry):
+            public[name] = model_files.last_part(entry)
+    return public
+
+
+def _exists_here(text: str) -> bool:
+    """Return whether a text is the absolute path of a file on this machine. One word, such as `/`, may be a token."""
+    if not text.startswith(("/", "~/")) or "/" not in text.lstrip("/"):
+        return False
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # a long text, a null byte, or an unknown home
+        return False
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -152,11 +202,13 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
     if path.suffix != ".json":
         return path
     settings = json_files.read_object(path)  # a damaged file must not be uploaded
-    if path.name not in _SETTINGS:
+    if not _matches(path.name, _SETTINGS):
         return path
-    public = without_paths(settings)
-    for key in ("_name_or_path", "name_or_path"):  # the path that the model was loaded from
-        public.pop(key, None)
+    public = without_path_settings(settings)
     if path.name == ADAPTER_CONFIG and base_name:
         public["base_model_name_or_path"] = base_name
-    return path if public == settings else (json.dumps(public, indent=2) + "\n").encode()
+    if public == settings:
+        return path
+    # In ASCII only if it was, as some texts may contain a lone surrogate, which UTF-8 cannot encode.
+    is_ascii = path.read_bytes().isascii()
+    return (json.dumps(public, indent=2, ensure_ascii=is_ascii) + "\n").encode()

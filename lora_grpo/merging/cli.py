@@ -204,7 +204,7 @@ def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
     recorded, revision, name = (target.run or {}).get("policy", {}), target.base.revision, target.base_name
     is_recorded = bool(recorded.get("fingerprint")) or (revision is not None and recorded.get("revision") == revision)
     if model_files.is_folder_name(name):  # reports are published
-        name = Path(name).expanduser().resolve().name
+        name = model_files.last_part(str(Path(name).expanduser().resolve()))
     return Base(name=name, revision=revision, fingerprint=fingerprint, checked=is_recorded and not is_forced)
 
 

@@ -122,25 +122,39 @@ def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]
 
     They are those of the model's generation config, or those that its config.json implies, and the tokenizer's.
     """
+    declared = generation_config(settings, name).eos_token_id
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    ids = sorted({*as_ids(declared), tokenizer.eos_token_id} - {None})
+    if not ids:
+        raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
+    return ids
+
+
+def as_ids(declared: Any) -> list[int]:
+    """Return the ids in a field of a generation config, which is None, one id or several."""
+    if declared is None:
+        return []
+    return list(declared) if isinstance(declared, (list, tuple)) else [declared]
+
+
+def generation_config(settings: ModelConfig, name: str) -> Any:
+    """Return transformers' GenerationConfig of a model: its file, or what config.json implies if there is none.
+
+    Raises:
+        UserError: a file cannot be read; the message has `name`.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     where, revision = source(settings.name), settings.revision
     with loading(f"the generation config of {name}"):
         try:
-            generation_config = GenerationConfig.from_pretrained(where, revision=revision)
+            return GenerationConfig.from_pretrained(where, revision=revision)
         except OSError:
             if (Path(where) / "generation_config.json").is_file():  # a damaged one
                 raise
             config = AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=settings.trust_remote_code)
-            generation_config = GenerationConfig.from_model_config(config)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    declared = generation_config.eos_token_id
-    ids = list(declared) if isinstance(declared, (list, tuple)) else [] if declared is None else [declared]
-    ids = sorted({*ids, tokenizer.eos_token_id} - {None})
-    if not ids:
-        raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
-    return ids
+            return GenerationConfig.from_model_config(config)
 
 
 def keep_frozen(model: Any) -> None:

@@ -6,6 +6,7 @@ A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled mod
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,10 +46,22 @@ def source(name: str) -> str:
     return str(Path(name).expanduser()) if is_folder_name(name) else name
 
 
+def is_path(text: str) -> bool:
+    r"""Return whether a text has the form of a path that is not just a name, on Windows too: `/a`, `./a`, `C:\a`."""
+    is_windows = re.match(r"[A-Za-z]:[\\/]|\\\\\w", text) is not None  # or a network share, \\server\share
+    return is_windows or text.startswith(("/", "./", "../", "~"))
+
+
+def last_part(path: str) -> str:
+    """Return the name of the file or folder that a path ends with, also of a path on Windows."""
+    return Path(path.replace("\\", "/")).name
+
+
 def is_folder_name(name: str) -> bool:
     """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
     return name != STARTER and (
-        name.startswith(("/", "./", "../", "~"))
+        is_path(name)
+        or "\\" in name  # in no Hub id
         or Path(name).exists()
         or name.count("/") > 1
         or ("/" in name and Path(name).parent.is_dir())  # outputs/mistyped

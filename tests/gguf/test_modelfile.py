@@ -1,5 +1,6 @@
 """Ollama Modelfile: the Go template renders the same text as the chat template, and values are read back unchanged."""
 
+import ast
 import json
 import re
 
@@ -38,7 +39,7 @@ def as_ollama(template, messages):
         if words[0] == "eq":
             return value(words[1:2], message) == value(words[2:], message)
         if words[0].startswith('"'):
-            return words[0].strip('"')
+            return ast.literal_eval(words[0])  # escapes are Go's
         return {".System": system, ".Messages": messages, **{f".{k.title()}": v for k, v in message.items()}}[words[0]]
 
     def block(at, message, writes):
@@ -71,6 +72,8 @@ def as_ollama_reads(text):
     """Parse a Modelfile like Ollama: a value continues until it is complete at the end of a line."""
     found, name, value = [], None, ""
     for character in text:
+        if not character.isprintable() and character not in "\t\r\n":
+            continue
         if name is None or " " not in name:
             name = (name or "") + character
             continue
@@ -112,6 +115,8 @@ CONVERSATIONS = [
         lambda: qwen_tokenizer(published_template("qwen3")),  # ends every prompt with an empty thinking block
         lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
         lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
+        lambda: qwen_tokenizer(QUOTED),
+        lambda: qwen_tokenizer(CHATML.replace("<|im_start|>", "\u200d\xa0")),
         lambda: llama2_tokenizer(ZEPHYR),
         llama3_tokenizer,
     ],
@@ -130,7 +135,7 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
 
 
-@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, DATED, QUOTED])
+@pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, DATED])
 def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_path):
     tokenizer = qwen_tokenizer(template)
     notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(qwen_tokenizer()), None)
@@ -158,3 +163,60 @@ def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_pa
     assert (tmp_path / "template").read_text() == dict(entries)["TEMPLATE"]
     assert (tmp_path / "system").read_text() == system
     assert json.loads((tmp_path / "params").read_text()) == {"stop": ["<|endoftext|>", "<|im_end|>"]}
+
+
+SYSTEMS = {
+    "triple quotes at the end of a line": 'Write docstrings:\n"""\nText.\n"""\nThen code.',
+    "triple quotes and spaces at the end of a line": 'a """  \nb',
+    "triple quotes at the start": '"""a""" is a string.\nAnswer.',
+    "triple quotes at the end": 'End with\n"""',
+    "only triple quotes": '"""',
+    "quotes at the start": '"Yes" or "no".\nNothing else.',
+    "a quote at the end": 'Say "so"',
+    "a quote at the end of a line": 'Say "so"\nor "no"',
+    "only a quote": '"',
+    "backslashes": 'C:\\n is "\\n", \\" too\\',
+    "CRLF": "a\r\nb\r\n",
+    "triple quotes before CRLF": 'a """\r\nb',
+    "braces of Go": "Use {{ .System }} and {{ if }}, {{",
+    "lines like commands": "a\nSYSTEM b\nFROM c\n# d\nMESSAGE user e",
+    "spaces around": "  a\n\tb  \n",
+    "invisible characters": "a\u200db\xa0c\ufeff",
+    "emoji of several characters": "\U0001f469\u200d\U0001f4bb",
+    "one line": "a",
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_ollama_reads_the_system_prompt_that_was_written(system, tmp_path):
+    tokenizer = qwen_tokenizer(CHATML)
+    assert write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system) == []
+    entries = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_bytes().decode()))
+    assert [name for name in entries if name != "SYSTEM"] == ["FROM", "TEMPLATE", "PARAMETER"]
+    asked = [{"role": "user", "content": "q"}]
+    # Ollama puts SYSTEM in front of the messages.
+    messages = [{"role": "system", "content": entries["SYSTEM"]}, *asked] if "SYSTEM" in entries else asked
+    assert as_ollama(entries["TEMPLATE"], messages) == render(
+        tokenizer, [{"role": "system", "content": system}, *asked]
+    )
+    # Another system prompt takes its place.
+    other = [{"role": "system", "content": "o"}, *asked]
+    assert as_ollama(entries["TEMPLATE"], other) == render(tokenizer, other)
+    assert (tmp_path / "system").read_bytes().decode() == system
+
+
+@pytest.mark.parametrize("system", [None, ""])
+def test_without_a_system_prompt_there_is_none(system, tmp_path):
+    tokenizer = qwen_tokenizer(CHATML)
+    write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system)
+    assert "SYSTEM" not in dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))
+    assert not (tmp_path / "system").exists()
+
+
+def test_a_system_prompt_that_nothing_can_write_is_a_note(tmp_path):
+    """Without a TEMPLATE, an unreadable SYSTEM would make the whole Modelfile unreadable."""
+    found = vocabulary(qwen_tokenizer())
+    notes = write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(LLAMA2), found, 'a """\nb')
+    entries = as_ollama_reads((tmp_path / "m.Modelfile").read_text())
+    assert [name for name, _ in entries] == ["FROM", "PARAMETER"] and len(notes) == 2
+    assert (tmp_path / "system").read_text() == 'a """\nb'

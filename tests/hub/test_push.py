@@ -299,6 +299,59 @@ def test_a_link_to_outside_the_folder_is_refused(tmp_path, adapter):
         names_in(tmp_path / "run" / "adapter")
 
 
+def pushed(folder, name, base="owner/base"):
+    """Return a file as it is uploaded."""
+    kind = "adapter" if (folder / "adapter_config.json").is_file() else "merged"
+    return next(file for file in hub_files.collect(folder, kind, base)[0] if file.name == name).read()
+
+
+LOOK_LIKE_PATHS = {
+    "eos_token": "/nothink", "pad_token": {"content": "~~", "special": True}, "unk_token": "./x", "bos_token": "/",
+    "additional_special_tokens": ["/think", "../up", "~", r"\\server"], "chat_template": "/{{ messages }}/",
+    "extra_special_tokens": {"image_token": "/img"}, "model_input_names": ["/a/b"], "added_tokens_decoder": {
+        "0": {"content": "/nothink"}, "1": {"content": "C:/"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [{}, {"name_or_path": "/data/models/x"}], ids=["nothing to change", "a path too"])
+def test_text_that_looks_like_a_path_is_uploaded_as_it_is(adapter, extra):
+    text = json.dumps(LOOK_LIKE_PATHS | {"unk_token": "./é"} | extra, indent=5, ensure_ascii=False)
+    (adapter / "tokenizer_config.json").write_text(text)
+    uploaded = pushed(adapter, "tokenizer_config.json").decode()
+    assert json.loads(uploaded) == LOOK_LIKE_PATHS | {"unk_token": "./é"}
+    assert (uploaded == text) == (not extra) and "é" in uploaded
+    for name in ("special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (adapter / name).parent.mkdir(exist_ok=True)
+        (adapter / name).write_text('{"eos_token": "/nothink", "name": "~~"}')
+        assert pushed(adapter, name) == (adapter / name).read_bytes()
+
+
+PATHS = {
+    "base_model_name_or_path": ("owner/base", "owner/base"),
+    "target_modules": (r"/.*\.(q|v)_proj", r"/.*\.(q|v)_proj"),
+    "exclude_modules": (r"~.*\b(vision)\..*", r"~.*\b(vision)\..*"),
+    "vocab_file": ("/data/x/vocab.txt", "vocab.txt"),
+    "tokenizer_file": (r"C:\Users\me\tokenizer.json", "tokenizer.json"),
+    "special_tokens_map_file": (r"models\x\special.json", "special.json"),
+    "cache_dir": ("~/cache", "cache"),
+    "nested": ({"_name_or_path": "/data/x", "teacher_path": "../t"}, {"teacher_path": "t"}),
+    "relative_file": ("vocab.txt", "vocab.txt"),
+}
+
+
+def test_only_settings_that_hold_paths_are_changed(adapter, tmp_path):
+    before = json.loads((adapter / "adapter_config.json").read_text())
+    here = tmp_path / "data"
+    here.mkdir()
+    values = {name: value for name, (value, _) in PATHS.items()} | {"teacher": str(here), "long": "/a/" + "b" * 9999}
+    (adapter / "adapter_config.json").write_text(json.dumps(before | values))
+    expected = {name: value for name, (_, value) in PATHS.items()} | {"teacher": "data", "long": "/a/" + "b" * 9999}
+    assert json.loads(pushed(adapter, "adapter_config.json")) == before | expected
+    (adapter / "preprocessor_config.json").write_text('{"_name_or_path": "/data/x", "size": 3}')
+    assert json.loads(pushed(adapter, "preprocessor_config.json")) == {"size": 3}
+
+
 def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):
     config = adapter / "adapter_config.json"
     before = config.read_bytes()
