@@ -1,7 +1,7 @@
 """The base model: its modules without weights, and its tensors as stored or as rounded in 4-bit training."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,13 +61,19 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
 
 def by_module(tensors: Mapping[str, StoredTensor], model: Any) -> dict[str, StoredTensor]:
     """Return tensors by their names in the model. transformers renames those of some checkpoints when it loads them."""
+    return dict(zip(current_names(tensors, model), tensors.values(), strict=True))
+
+
+def current_names(names: Iterable[str], model: Any) -> list[str]:
+    """Return the names that tensors of a checkpoint have in a model of this version of transformers."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
+    current = list(names)
     for rename in get_model_conversion_mapping(model):
         if not isinstance(rename, WeightConverter):
-            tensors = {rename.rename_source_key(name)[0]: tensor for name, tensor in tensors.items()}
-    return dict(tensors)
+            current = [rename.rename_source_key(name)[0] for name in current]
+    return current
 
 
 def _quantized_weights(model: Any) -> set[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import StoredTensor, file_tensors, same_values, unquantized
-from lora_grpo.merging.base_weights import weight_name
+from lora_grpo.merging.base_weights import current_names, weight_name
 from lora_grpo.merging.outputs import LowRank, Output
 from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
 
@@ -51,7 +51,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     adapter = read_adapter(folder)
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
-    changes = _by_tensor(weights)
+    changes = _with_current_names(_by_tensor(weights), base, model)
     embedding = weight_name(model, model.get_input_embeddings())
     head = weight_name(model, model.get_output_embeddings())
     if embedding not in base:
@@ -89,15 +89,33 @@ def _by_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, dict[str, Store
     return groups
 
 
+def _with_current_names(
+    changes: dict[str, dict[str, StoredTensor]], base: Mapping[str, StoredTensor], model: Any
+) -> dict[str, dict[str, StoredTensor]]:
+    """Return the changes by the names that the base's tensors have in this version of transformers.
+
+    An adapter has the names of the version that it was trained with. transformers and PEFT rename it as they rename
+    the checkpoint of a base, by the same rules.
+    """
+    renamed = {}
+    for name, parts in changes.items():
+        [current] = [name] if name in base else current_names([name], model)
+        # A name that stays unknown is reported as the adapter has it.
+        renamed[current if current in base else name] = parts
+    return renamed
+
+
 def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapter) -> Output:
     """Return the output with the adapter's change, and remove the tensors that it uses from `parts`."""
-    name, prefix = output.name, "embedding_" if "embedding_A" in parts else ""
+    prefix = "embedding_" if "embedding_A" in parts else ""
     # PEFT (0.21) saves a copy of the frozen base of an embedding or head, unless its vocabulary was resized.
     if "base" in parts and parts["base"].shape == output.shape:
         del parts["base"]
     if f"{prefix}A" in parts and f"{prefix}B" in parts:
         a, b, magnitude = parts.pop(f"{prefix}A"), parts.pop(f"{prefix}B"), parts.pop("magnitude_vector", None)
-        module, update, transposed = name.removesuffix(".weight"), (b.shape[0], a.shape[1]), bool(prefix)
+        # Patterns of ranks and alphas are for the names in the adapter, which may be older than those of the base.
+        module = _LORA_KEY.fullmatch(a.name.removeprefix("base_model.model."))[1]  # type: ignore[index]
+        update, transposed = (b.shape[0], a.shape[1]), bool(prefix)
         if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
             raise UserError(
                 f"the adapter in {adapter.folder} was trained on another base: {module} has the shape {list(update)}, "
