@@ -76,13 +76,19 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
             "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it was not trained "
             "on; prompt it with plain text"
         )
+    ends = _ends(tokenizer, eos_token_ids)
+    other_ends = [tokens.get(token_id, f"token {token_id}") for token_id in {*eos_token_ids} - {*ends.values()}]
+    if other_ends:
+        notes.append(
+            f"llama.cpp has no field for {' and '.join(sorted(other_ends))}, and may write on after it; pass it as a stop"
+        )
     is_sentencepiece = bool(model["byte_fallback"])
     merges = [tuple(merge) for merge in model["merges"]]
     special = {
         "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
         "unk": tokenizer.unk_token_id if is_sentencepiece else None,
         "pad": tokenizer.pad_token_id,
-        **_ends(tokenizer, eos_token_ids),
+        **ends,
     }
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
     types = _types(tokens, added, vocab_size, special["unk"], has_bytes=is_sentencepiece)

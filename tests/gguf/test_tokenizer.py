@@ -216,6 +216,18 @@ def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
     assert special(vocabulary(tokenizer, ends=[text, turn]))["eot"] == text
 
 
+def test_an_end_without_a_field_is_a_note():
+    """llama.cpp has fields for three tokens."""
+    tokenizer = llama3_tokenizer()
+    names = ["<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>", "<|begin_of_text|>"]
+    ends = tokenizer.convert_tokens_to_ids(names)
+    assert vocabulary(tokenizer, ends=ends[:2]).notes == []
+    found = vocabulary(tokenizer, ends=ends)
+    missing = {*ends} - {special(found)[kind] for kind in ("eos", "eot", "eom")}
+    assert len(missing) == 2 and len(found.notes) == 1
+    assert all(name in found.notes[0] for name in tokenizer.convert_ids_to_tokens([*missing]))
+
+
 def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
     folder = save(tmp_path / "merged", "Qwen2ForCausalLM", qwen_tokenizer())
     ends = qwen_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import yaml
+from helpers.adapters import make_adapter
 from helpers.gguf_models import published_template
 from helpers.pushed_runs import (
     BASE,
@@ -23,12 +24,14 @@ from helpers.pushed_runs import (
     write_evaluation,
 )
 from huggingface_hub import ModelCard
+from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.hub.files import CARD
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
+from lora_grpo.models import Overrides, resolve
 
 GOLDEN = Path(__file__).with_name("golden_card.txt")
 LEFT_OUT = "measured other weights; it is left out"
@@ -105,6 +108,9 @@ def test_the_example_gives_the_chat_template_the_variables_of_the_run(run):
     _, text, _ = card_of(run / "adapter", "adapter")
     assert 'return_tensors="pt", enable_thinking=False\n).to(model.device)' in text
     assert """ --default-chat-template-kwargs '{"enable_thinking": false}' --enable-lora""" in text
+    write_adapter(run, "chat_template.jinja", b"{{ date_string }}{{ messages }}")
+    _, text, _ = card_of(run / "adapter", "adapter")
+    assert 'return_tensors="pt", date_string="26 Jul 2024"\n).to(model.device)' in text
 
 
 def test_remote_code_is_mentioned(tmp_path):
@@ -378,3 +384,91 @@ def test_text_from_files_stays_text(tmp_path, path):
     headings = [line for line in text.splitlines() if line.startswith("# ") and not line.startswith(comments)]
     assert headings == ["# trained"]
     assert "<script" not in text and "](http://evil)" not in text
+
+
+# The example ends where the training ended
+
+
+def with_tokenizer(folder, eos, template):
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    tokenizer.eos_token, tokenizer.chat_template = eos, template
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+@pytest.mark.parametrize(
+    ("settings", "passed"),
+    [
+        ({"eos_token_id": 2}, "eos_token_id=[1, 2]"),
+        ({"eos_token_id": [2, 1]}, ""),
+        ({"eos_token_id": [2, 1], "repetition_penalty": 1.1, "temperature": 0.7}, "repetition_penalty=1.0"),
+        (None, ""),  # no base on this machine: nothing is known
+    ],
+)
+def test_the_example_ends_as_the_training_did_and_samples_as_the_evaluation(tmp_path, kind, settings, passed):
+    folder = tmp_path / kind
+    base = shutil.copytree(starter.model_path(), folder if kind == "merged" else tmp_path / "base")
+    template = (base / "chat_template.jinja").read_text()
+    if kind == "adapter":
+        make_adapter(starter.model_path(), folder, r=2, target_modules=["q_proj"])
+    with_tokenizer(folder, "<|im_start|>" if settings else "<|im_end|>", template)
+    (base / "generation_config.json").write_text(json.dumps(settings or {"eos_token_id": 2}))
+    adapter_config = folder / "adapter_config.json"
+    if kind == "adapter":
+        values = json.loads(adapter_config.read_text())
+        name = str(base) if settings else "nobody/nothing"
+        adapter_config.write_text(json.dumps(values | {"base_model_name_or_path": name}))
+    _, text, _ = card_of(folder, kind)
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    compile(block, "example", "exec")
+    assert block.count("eos_token_id") == passed.count("eos_token_id") and passed in block
+    assert block.count("repetition_penalty") == passed.count("repetition_penalty")
+
+
+# Files and names of the base
+
+
+@pytest.mark.parametrize(
+    ("link", "files", "expected"),
+    [
+        ("LICENSE", [], None),
+        ("LICENSE", ["LICENSE"], "LICENSE"),
+        ("terms/LICENSE.pdf", ["LICENSE"], None),
+        ("https://example.org/terms", [], "https://example.org/terms"),
+    ],
+)
+def test_the_card_links_a_license_that_is_uploaded(tmp_path, link, files, expected):
+    base = shutil.copytree(starter.model_path(), tmp_path / "my base")
+    (base / "README.md").write_text(f"---\nlicense: other\nlicense_name: terms\nlicense_link: {link}\n---\n")
+    source = {"base_model": str(base), "revision": None, "fingerprint": "f" * 64}
+    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in source.items()})
+    for name in files:
+        write_adapter(run, name, b"terms")
+    data, _, uploaded = card_of(run / "adapter", "adapter")
+    assert (data["license"], data["license_name"], data.get("license_link")) == ("other", "terms", expected)
+    assert {*files} <= uploaded.keys()
+
+
+WINDOWS = {
+    r"C:\Users\somebody\models\my-base": "my-base",
+    "D:/somebody/my-base": "my-base",
+    r"\\somebody\share\my-base": "my-base",
+    r"..\somebody\my-base": "my-base",
+    "../somebody/my-base": "my-base",
+}
+
+
+@pytest.mark.parametrize(("base", "shown"), WINDOWS.items())
+def test_a_path_of_another_machine_is_not_shown_and_is_no_hub_id(tmp_path, base, shown):
+    source = {"base_model": base, "revision": None, "fingerprint": None}
+    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in source.items()})
+    settings = json.loads((run / "adapter" / "adapter_config.json").read_text())
+    write_adapter(run, "adapter_config.json", json.dumps(settings | {"base_model_name_or_path": base}).encode())
+    data, text, files = card_of(run / "adapter", "adapter")
+    assert "base_model" not in data and f"a local folder named {shown}" in text
+    assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == shown
+    assert not any(b"somebody" in file.read() for name, file in files.items() if name == CARD or "config" in name)
+    alone = shutil.copytree(run / "adapter", tmp_path / "alone")
+    with pytest.raises(UserError, match="does not exist here; pass it with --base"):
+        resolve(str(alone), Overrides())

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gguf
 import pytest
 import torch
 from helpers.adapters import load, make_adapter
@@ -10,6 +11,7 @@ from helpers.gguf_models import CHATML, byte_level, save, wrapped
 from transformers import AutoTokenizer, GenerationConfig
 
 from lora_grpo.errors import UserError
+from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, cli, merge, read_report
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import Overrides, completion_ends, resolve, tokenizer_of
@@ -160,6 +162,22 @@ def test_a_damaged_generation_config_is_refused_before_a_merge(base, adapter):
     with pytest.raises(UserError):
         merged(base, adapter)
     assert not adapter.with_name("adapter-merged").exists()
+
+
+@pytest.mark.parametrize("eos", [TURN_END, TEXT_END])
+def test_a_gguf_file_ends_where_the_merged_model_does(base, adapter, eos):
+    set_json(base / "generation_config.json", eos_token_id=ids(TEXT_END))
+    tokenizer_with(eos, CHATML).save_pretrained(adapter)
+    export(ExportOptions(merged(base, adapter), type=("f32",), modelfile=True))
+    [path] = adapter.parent.glob("adapter-merged-gguf/*.gguf")
+    header = gguf.GGUFReader(path)
+    names = ("eos", "eot", "eom", "padding")
+    fields = {name: header.get_field(f"tokenizer.ggml.{name}_token_id") for name in names}
+    found = {name: field.contents() for name, field in fields.items() if field}
+    assert (found["eos"], found["eot"], found["padding"]) == (ids(eos), ids(TURN_END), ids(TEXT_END))
+    assert {found["eos"], found["eot"], found.get("eom", ids(eos))} == {*ids(TEXT_END, TURN_END)}
+    stops = json.loads((path.parent / "params").read_text())["stop"]
+    assert {*stops} == {TEXT_END, TURN_END}
 
 
 # The chat template

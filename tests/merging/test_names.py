@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from helpers.adapters import IDS
-from helpers.tiny_models import CONFIGS, OTHERS, make_model
+from helpers.tiny_models import CONFIGS, make_model
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -90,29 +90,27 @@ def test_the_names_of_multimodal_models_before_they_were_renamed(tmp_path, famil
 
 
 EXPERTS = {
-    # The expert's layers and their names in the adapter.
-    "mixtral": "model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}",
-    "qwen2_moe": "model.layers.{layer}.mlp.experts.{expert}.{part}",
+    # The layers of an expert, in an adapter that transformers 4 saved.
+    "mixtral": ("block_sparse_moe.experts.{}.", ("w1", "w2", "w3")),
+    "qwen3 moe": ("mlp.experts.{}.", ("gate_proj", "down_proj", "up_proj")),
 }
-PARTS = {"mixtral": ("w1", "w2", "w3"), "qwen2_moe": ("gate_proj", "down_proj", "up_proj")}
 
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_experts_that_were_layers_of_their_own(tmp_path, family):
     """transformers 5 stacks the experts of a layer; the files of a base still have one tensor for each expert."""
-    base = make_model(tmp_path / "base", {**CONFIGS, **OTHERS}[family])
+    base = make_model(tmp_path / "base", CONFIGS[family])
     torch.manual_seed(1)
     stored = load_file(base / "model.safetensors")
+    experts, parts = EXPERTS[family]
     weights = {}
     for name, weight in stored.items():
-        is_adapted = name.split(".")[-2] in (*PARTS[family], "q_proj") and "shared_expert" not in name
-        if is_adapted and weight.ndim == 2:
+        if name.split(".")[-2] in (*parts, "q_proj"):
             module = PREFIX + name.removesuffix(".weight")
             weights[f"{module}.lora_A.weight"] = torch.randn(4, weight.shape[1]) * 0.2
             weights[f"{module}.lora_B.weight"] = torch.randn(weight.shape[0], 4) * 0.2
-    expected = EXPERTS[family].format(layer=0, expert=3, part=PARTS[family][1])
-    assert f"{PREFIX}{expected}.lora_A.weight" in weights
-    targets = [*PARTS[family], "q_proj"]
+    assert f"{PREFIX}model.layers.0.{experts.format(3)}{parts[1]}.lora_A.weight" in weights
+    targets = [*parts, "q_proj"]
     adapter = write_adapter(tmp_path / "adapter", weights, target_modules=targets, base_model_name_or_path=str(base))
     check_merged(base, adapter, tmp_path)
 
