@@ -79,9 +79,8 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     ends = _ends(tokenizer, eos_token_ids)
     other_ends = [tokens.get(token_id, f"token {token_id}") for token_id in {*eos_token_ids} - {*ends.values()}]
     if other_ends:
-        notes.append(
-            f"llama.cpp has no field for {' and '.join(sorted(other_ends))}, and may write on after it; pass it as a stop"
-        )
+        names = " and ".join(sorted(other_ends))
+        notes.append(f"llama.cpp has no field for another end of an answer, {names}; pass it as a stop")
     is_sentencepiece = bool(model["byte_fallback"])
     merges = [tuple(merge) for merge in model["merges"]]
     special = {

@@ -69,6 +69,12 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
             outputs[name] = _changed(outputs[name], parts, adapter)
         unused += [tensor.name for tensor in parts.values()]
     if unused:
+        is_whole = any(name in outputs and "whole" in parts for name, parts in changes.items())
+        if is_whole:
+            raise UserError(
+                f"{folder} has whole weights ({', '.join(unused[:3])}), as after new tokens in the vocabulary, which "
+                "cannot be merged here; merge it with PEFT"
+            )
         raise UserError(
             f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {folder} cannot be merged into this "
             "base; pass the adapter's own base with --base, or use the adapter with PEFT"

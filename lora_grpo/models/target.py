@@ -145,7 +145,10 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
         label, stored, revision = "adapter", saved.base_model_name_or_path, saved.revision
     requested = overrides.base or stored
     if not requested or (not overrides.base and _is_missing_folder(requested)):
-        raise UserError(f"the base of the adapter in {adapter}, {requested}, does not exist here; pass it with --base")
+        raise UserError(
+            f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
+            "it with --base"
+        )
     path, commit = model_files.find(requested, revision)
     base = _base(path, commit, bits, overrides)
     if known and not any_base and model_files.weights_fingerprint(path) != known:
@@ -153,7 +156,9 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
             f"{requested} is not the base that the run in {run} was trained on, {stored}: its weights differ from "
             "those in run.json; pass that base with --base"
         )
-    has_tokenizer = any((adapter / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    has_tokenizer = any((adapter / file).is_file() for file in ("tokenizer.json", "vocab.json"))
+    if (adapter / "tokenizer.model").is_file():  # transformers cannot load it alone
+        has_tokenizer = has_tokenizer or (adapter / "tokenizer_config.json").is_file()
     tokenizer = adapter if has_tokenizer else path
     shown = stored if run else requested
     return _with_template(ModelSpec(label, base, shown, adapter, tokenizer, record, start))

@@ -197,7 +197,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(options, changes, message, 
     [
         ({"modules_to_save": ["embed_tokens", "lm_head"]}, "sets modules_to_save, which cannot be merged here"),
         ({"bias": "all"}, "sets bias, which cannot be merged here"),
-        ({"resize": 70}, r"embed_tokens\.weight.* cannot be merged into this base"),
+        ({"resize": 70}, r"embed_tokens\.weight.* cannot be merged here; merge it with PEFT"),
     ],
 )
 def test_tensors_that_were_trained_whole_are_refused(options, message, bases, tmp_path):
