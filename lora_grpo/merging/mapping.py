@@ -12,7 +12,7 @@ training would be silently lost. These keys of PEFT (0.21) are merged:
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,9 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     adapter = read_adapter(folder)
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
-    changes = _with_current_names(_by_tensor(weights), base, model)
     embedding = weight_name(model, model.get_input_embeddings())
     head = weight_name(model, model.get_output_embeddings())
+    changes = _with_current_names(_by_tensor(weights), {*base, head}, model)
     if embedding not in base:
         raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
     is_declared_tied = model.config.get_text_config().tie_word_embeddings
@@ -69,8 +69,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
             outputs[name] = _changed(outputs[name], parts, adapter)
         unused += [tensor.name for tensor in parts.values()]
     if unused:
-        is_whole = any(name in outputs and "whole" in parts for name, parts in changes.items())
-        if is_whole:
+        if any(name in outputs and "whole" in parts for name, parts in changes.items()):
             raise UserError(
                 f"{folder} has whole weights ({', '.join(unused[:3])}), as after new tokens in the vocabulary, which "
                 "cannot be merged here; merge it with PEFT"
@@ -96,18 +95,19 @@ def _by_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, dict[str, Store
 
 
 def _with_current_names(
-    changes: dict[str, dict[str, StoredTensor]], base: Mapping[str, StoredTensor], model: Any
+    changes: Mapping[str, dict[str, StoredTensor]], known: Collection[str], model: Any
 ) -> dict[str, dict[str, StoredTensor]]:
-    """Return the changes by the names that the base's tensors have in this version of transformers.
+    """Return the changes by the names of today, where those in the adapter are not among the `known` ones of the model.
 
-    An adapter has the names of the version that it was trained with. transformers and PEFT rename it as they rename
-    the checkpoint of a base, by the same rules.
+    An adapter has the names of the transformers that it was trained with. PEFT renames it as transformers renames the
+    checkpoint of a base, by the same rules.
     """
-    renamed = {}
+    renamed = {name: parts for name, parts in changes.items() if name in known}
     for name, parts in changes.items():
-        [current] = [name] if name in base else current_names([name], model)
-        # A name that stays unknown is reported as the adapter has it.
-        renamed[current if current in base else name] = parts
+        if name not in known:
+            current = current_names([name], model)[0]
+            is_free = current in known and current not in renamed
+            renamed[current if is_free else name] = parts  # a name that stays unknown is reported as it is
     return renamed
 
 

@@ -89,6 +89,21 @@ def test_the_names_of_multimodal_models_before_they_were_renamed(tmp_path, famil
     assert (merged / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
 
 
+def test_the_former_name_of_a_tied_head(tmp_path):
+    """PEFT 0.21 does not find it, and leaves the head as it is."""
+    base = make_model(tmp_path / "base", CONFIGS["gemma3 with images"])
+    merged = []
+    for number, module in enumerate(["lm_head", "language_model.lm_head"]):
+        torch.manual_seed(1)
+        parts = {"A": torch.randn(4, 64), "B": torch.randn(768, 4)}
+        weights = {f"{PREFIX}{module}.lora_{part}.weight": value for part, value in parts.items()}
+        adapter = write_adapter(tmp_path / f"{number}", weights, target_modules=["lm_head"])
+        merged.append(merge(MergeOptions(str(adapter), base=str(base), dtype="fp32")))
+    today, before = (load_file(folder / "model.safetensors") for folder in merged)
+    assert "lm_head.weight" in today and today.keys() == before.keys()
+    assert all(torch.equal(weight, before[name]) for name, weight in today.items())
+
+
 EXPERTS = {
     # The layers of an expert, in an adapter that transformers 4 saved.
     "mixtral": ("block_sparse_moe.experts.{}.", ("w1", "w2", "w3")),
