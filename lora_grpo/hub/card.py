@@ -97,7 +97,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         system_prompt=system_prompt(record),
         has_chat=template and "tokenizer.json" in names,
         chat_variables={
-            name: Markup(_quoted(value)) if isinstance(value, str) else value for name, value in chat_variables.items()
+            name: _quoted(value) if isinstance(value, str) else value for name, value in chat_variables.items()
         },
         chat_variables_json=json.dumps(chat_variables),
         tools=data.get("tools") or [],
