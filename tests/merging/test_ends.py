@@ -242,3 +242,11 @@ def test_other_templates_come_along_and_change_the_identity_of_a_tokenizer(base,
     before = spec.identity["tokenizer_sha256"]
     (adapter / "chat_template.jinja").write_text(CHATML)
     assert resolve(str(adapter), Overrides(base=str(base))).identity["tokenizer_sha256"] != before
+
+
+def test_a_tokenizer_model_alone_is_no_tokenizer(base, adapter):
+    """transformers needs tokenizer_config.json to load it."""
+    (adapter / "tokenizer.model").write_bytes(b"pieces")
+    folder = merged(base, adapter)
+    assert (folder / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+    assert not (folder / "tokenizer.model").exists()
