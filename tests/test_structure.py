@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, ROOT, run, run_recipe
+from helpers.import_statements import imports
 
 from lora_grpo.commands import RECIPES as RECIPE_FILES
 
@@ -37,20 +38,6 @@ LINE_OF = {room: number for number, line in enumerate(LINES) for room in line.sp
 def room(path):
     """Return the folder of the package that a file is in, or the module that it is."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path):
-    """Yield (module, names) of every import of a file, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, []) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}:{node.lineno} has a relative import; write lora_grpo. in full"
-            yield node.module, [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("import_module", "__import__", "require"):
-                yield str(node.args[0].value), []
 
 
 def rooms_imported(path):

@@ -16,7 +16,7 @@ from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import CARD, CARD_MARK, KINDS, UploadFile, collect, find, refuse_private_text, stale
 from lora_grpo.merging import check_current
-from lora_grpo.models import BEST, choose_adapter
+from lora_grpo.models import BEST, choose_adapter, model_files
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -89,7 +89,6 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
             repository contains another kind of model or a README.md written by the user.
         RunError: the Hub or the connection failed.
     """
-    import httpx
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -106,8 +105,9 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         added = [CommitOperationAdd(file.name, file.content) for file in files]
         deleted = [CommitOperationDelete(name, is_folder=False) for name in old]
         api.create_commit(repo_id, [*added, *deleted], commit_message=f"Upload {kind} with lora_grpo")
-    # Connection errors come from httpx, Python, or hf_xet (RuntimeError). A rejected model card is a ValueError.
-    except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
+    # Connection errors come from the HTTP library, Python, or hf_xet (RuntimeError). A rejected model card is a
+    # ValueError.
+    except (model_files.hub_http_error(), OSError, RuntimeError, ValueError) as error:
         raise _one_line(error, repo_id, secret) from None
     return f"{api.endpoint}/{repo_id}"
 

@@ -154,6 +154,17 @@ def find(name: str, revision: str | None) -> tuple[Path, str | None]:
     return folder, folder.name
 
 
+def hub_http_error() -> type[Exception]:
+    """Return the class that all errors of huggingface_hub's HTTP library share.
+
+    If the connection fails, huggingface_hub raises that library's error. The library is httpx in huggingface_hub 1 and
+    httpx2 in 2, so neither is imported here. `HfHubHTTPError`, for answers that are errors, is a subclass.
+    """
+    from huggingface_hub.errors import HTTPError
+
+    return HTTPError
+
+
 def _download(get: Callable[..., str], settings: ModelConfig, **wanted: Any) -> str:
     """Return the path that a function of huggingface_hub returns: from the Hub or, if it is unavailable, its cache."""
     reason = ""
@@ -171,7 +182,6 @@ def _why_unavailable(settings: ModelConfig) -> str:
 
     Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
     """
-    import httpx
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
@@ -185,7 +195,7 @@ def _why_unavailable(settings: ModelConfig) -> str:
         reason = f"the model is gated; accept its license at huggingface.co/{settings.name}, then run hf auth login"
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
         reason = ""  # an adapter has no config.json
-    except (httpx.RequestError, ConnectionError, errors.HfHubHTTPError) as error:  # of the network, the Hub or a proxy
+    except (hub_http_error(), ConnectionError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
     fix = "; `make laptop-model` makes a folder of it" if settings.name == LAPTOP_MODEL else ""
     return reason and f"it is not cached, and {reason}{fix}"

@@ -174,7 +174,7 @@ class GgufSampler(Sampler):
     adds_bos = True
 
     def __init__(self, model: GgufModel, rows: Sequence[Row], max_tokens: int) -> None:
-        import httpx
+        import httpx2
 
         super().__init__(None, GgufTokenizer(self, model.chat_template), ())
         # A token has at least one byte.
@@ -200,8 +200,8 @@ class GgufSampler(Sampler):
             preexec_fn=functools.partial(sandbox.die_with_parent, os.getpid()),
         )
         self._stop = weakref.finalize(self, self._process.kill)
-        timeout = httpx.Timeout(3600, connect=10)
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, trust_env=False)
+        timeout = httpx2.Timeout(3600, connect=10)
+        self._client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, trust_env=False)
         properties: Mapping[str, Any] = {}
         while properties.get("model_path") != str(model.path):  # another program may have taken the port
             if self._process.poll() is not None:
@@ -209,7 +209,7 @@ class GgufSampler(Sampler):
                     f"llama.cpp cannot load {model.path} ({self._why_ended()}); export it again, or update llama.cpp"
                 )
             time.sleep(0.05)
-            with contextlib.suppress(httpx.HTTPError):  # not yet listening
+            with contextlib.suppress(httpx2.HTTPError):  # not yet listening
                 properties = self._client.get("/props").json() if self._client.get("/health").is_success else {}
         of_user = str(properties.get("build_info"))
         self._build = of_user if len(program) == 1 else f"of xllamacpp {metadata.version('xllamacpp')}"
@@ -238,11 +238,11 @@ class GgufSampler(Sampler):
 
     def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the server's answer, or raise a RunError if it has ended or rejects the request."""
-        import httpx
+        import httpx2
 
         try:
             answer = self._client.post(route, json=body)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             with contextlib.suppress(subprocess.TimeoutExpired):  # the connection closes before the process ends
                 self._process.wait(1)
             reason = first_line(error) if self._process.poll() is None else self._why_ended()

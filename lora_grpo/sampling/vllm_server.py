@@ -32,14 +32,14 @@ class VllmServer:
     """
 
     def __init__(self, url: str, folder: str | None, *, max_sequence_tokens: int) -> None:
-        import httpx
+        import httpx2
 
         self.url = url.rstrip("/")
         self._served: Path | None = None
         self._base = find_base(url, max_sequence_tokens)
-        limits = httpx.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
-        transport = httpx.HTTPTransport(retries=5, limits=limits)
-        self._client = httpx.Client(transport=transport, timeout=httpx.Timeout(3600, connect=10))
+        limits = httpx2.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
+        transport = httpx2.HTTPTransport(retries=5, limits=limits)
+        self._client = httpx2.Client(transport=transport, timeout=httpx2.Timeout(3600, connect=10))
         parent = Path(folder or tempfile.gettempdir()).expanduser()
         parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
@@ -101,11 +101,11 @@ class VllmServer:
             self._served = None
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        import httpx
+        import httpx2
 
         try:
             return self._client.post(self.url + path, json=body)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise RunError(
                 f"the server at {self.url} no longer answers ({first_line(error)}); start it again and continue with "
                 "--resume"
@@ -114,14 +114,14 @@ class VllmServer:
 
 def find_base(url: str, max_sequence_tokens: int) -> str:
     """Return the name of the server's base model, or raise a UserError if the server is not suitable."""
-    import httpx
+    import httpx2
 
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/v1/models", timeout=10, trust_env=False)
+        answer = httpx2.get(f"{url.rstrip('/')}/v1/models", timeout=10, trust_env=False)
         answer.raise_for_status()
         base = next(model for model in answer.json()["data"] if not model.get("parent"))
         name, context = str(base["id"]), base["max_model_len"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, StopIteration) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--sampling.server-url {url} is not a vLLM server ({first_line(error)}); start one there with `{_START}`"
         ) from None
