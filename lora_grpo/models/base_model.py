@@ -75,10 +75,12 @@ def load_base(settings: ModelConfig) -> Any:
             bnb_4bit_compute_dtype=dtype,
         )
     with loading(f"the model {settings.name}"):
-        model = auto_class(AutoConfig.from_pretrained(where, **options)).from_pretrained(
+        config = AutoConfig.from_pretrained(where, **options)
+        model = auto_class(config).from_pretrained(
             where,
             quantization_config=quantization,
             dtype=dtype,
+            attn_implementation=attention_implementation(config),
             device_map={"": torch.cuda.current_device()} if torch.cuda.is_available() else {"": "cpu"},
             use_safetensors=True,
             **options,
@@ -93,6 +95,16 @@ def auto_class(config: Any) -> Any:
 
     is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if is_multimodal else AutoModelForCausalLM
+
+
+def attention_implementation(config: Any) -> str | None:
+    """Return "eager" for a model that caps its attention scores, as Gemma 2 does, else None: transformers chooses.
+
+    PyTorch's sdpa has no cap. transformers 5.17 chooses sdpa all the same and leaves the cap out, which changes every
+    logprob; 5.24 chooses eager.
+    """
+    has_cap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return "eager" if has_cap else None
 
 
 def text_only(model: Any) -> Any:

@@ -170,8 +170,9 @@ def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
     save(tmp_path / "merged", "LlamaForCausalLM", tokenizer)
     write_gguf(tmp_path / "merged", {"f16": tmp_path / "m.gguf"})
     again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    # transformers 5.17 adds a space to an empty text and, like llama.cpp, after every special token.
-    lines = [line for line in LINES if line and "</s>" not in line]
+    # transformers reads a GGUF file by rules of its own where a space is added to a text that is empty, that starts
+    # with a space, or that follows a special token. The test above compares such texts with llama.cpp's rule.
+    lines = [line for line in LINES if line and line[0] != " " and "</s>" not in line]
     assert (
         again(lines, add_special_tokens=False)["input_ids"] == tokenizer(lines, add_special_tokens=False)["input_ids"]
     )

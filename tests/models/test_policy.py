@@ -1,9 +1,13 @@
 import bitsandbytes
 import pytest
+import torch
+from helpers.tiny_models import CONFIGS, make_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from lora_grpo.config.schema import LoraSettings, ModelConfig, RunConfig
 from lora_grpo.errors import UserError
+from lora_grpo.models.base_model import load_base
 from lora_grpo.models.policy import load_adapter, load_policy, save_adapter
 
 
@@ -38,3 +42,16 @@ def test_a_target_without_a_module_and_a_damaged_adapter_are_errors(tmp_path):
     save_file(weights, tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="is NaN or infinite"):
         load_adapter(policy.model, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen3"])
+def test_the_scores_of_attention_are_capped_if_the_configuration_says_so(name, tmp_path):
+    """transformers 5.17 leaves the cap out with its default implementation, sdpa."""
+    cap = {"attn_logit_softcapping": 0.01} if name == "gemma2" else {}
+    folder = make_model(tmp_path / "base", CONFIGS[name] | cap)
+    base = load_base(ModelConfig(name=str(folder), bits=16))
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        assert torch.allclose(base(ids).logits, reference(ids).logits, atol=1e-5)
+    assert (base.config._attn_implementation == "eager") == bool(cap)
