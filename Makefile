@@ -14,7 +14,7 @@ EXTRA := $(or $(filter cuda12,$(INSTALLED)),$(GPU),$(INSTALLED))
 # Some containers set this. Every process would compile PyTorch and Transformers again, for 7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: add-gpu install demo laptop-model test test-all check engines gpu-rig lock clean
+.PHONY: add-gpu install demo laptop-model test test-all test-newest check engines newest gpu-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -24,11 +24,17 @@ laptop-model: $(VENV)/installed
 	$(BIN)/python tools/laptop_model.py $(ARGS)
 
 # Tests of one file share fixtures, so workers get whole files, in the order of tests/conftest.py.
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/$(PYTEST) $(ARGS)
 
 test-all: $(VENV)/installed engines
-	$(BIN)/python -m pytest -m "not gpu and not gpu_rig" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/$(PYTEST) -m "not gpu and not gpu_rig" $(ARGS)
+
+# With the packages that `pip install lora-grpo` brings today, which are newer than the locked ones.
+test-newest: newest
+	.venv-newest/bin/$(PYTEST) $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -65,6 +71,13 @@ lock: $(VENV)/installed
 		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra gpu) --extra dev \
 			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
 	done
+
+# The newest packages that pyproject.toml allows (6 GB, as PyTorch's plain build brings CUDA). To update them, remove
+# .venv-newest.
+newest: .venv-newest/installed
+
+.venv-newest/installed: pyproject.toml scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-newest EXTRA=newest bash scripts/install.sh
 
 # The gpu extra with its CUDA wheels, for tests of the GPU's training path on a machine without a GPU (tests/gpu_rig).
 gpu-rig: .venv-gpu/installed

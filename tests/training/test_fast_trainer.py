@@ -1,13 +1,16 @@
 """FastGRPOTrainer in place of TRL's: example scripts of its documentation, equal gradients, and what stays TRL's."""
 
 import textwrap
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from helpers.loss_passes import distance
+from packaging.version import Version
 from peft import AutoPeftModelForCausalLM, LoraConfig, VeraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -17,6 +20,7 @@ from transformers import (
     ProcessorMixin,
     TrainerCallback,
 )
+from transformers.integrations.peft import MIN_PEFT_VERSION
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -324,6 +328,8 @@ def with_tools():
 
 def with_own_adapter():
     """With the adapter of transformers instead of PEFT's model."""
+    if Version(metadata.version("peft")) < Version(MIN_PEFT_VERSION):
+        pytest.skip(f"transformers {transformers.__version__} adds adapters with PEFT {MIN_PEFT_VERSION} only")
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(MODEL)
     model.add_adapter(LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False))
