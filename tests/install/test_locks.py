@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu")}
@@ -49,24 +50,42 @@ def test_both_locks_have_the_packages_that_results_depend_on_in_one_version():
         assert cpu[name] == gpu[name]
 
 
-@pytest.mark.registry
-@pytest.mark.parametrize("kind", LOCKS)
-def test_the_project_still_resolves_to_the_lock(kind, tmp_path):
-    """uv keeps a locked version as long as it is published and fits everything else."""
+def resolve(arguments, folder):
+    """Run `uv pip compile` on pyproject.toml in a folder. Skip the test if the registry cannot be reached."""
     if find_spec("uv") is None:
         pytest.skip("uv is not installed: make install")
     import uv
 
-    lock = LOCKS[kind]
-    for name in ("pyproject.toml", lock.name):
-        shutil.copy(ROOT / name, tmp_path)
-    command = lock.read_text().splitlines()[1].lstrip("# ")
-    assert command.startswith("uv pip compile ")
-    command = [uv.find_uv_bin(), *shlex.split(command)[1:], "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    command = [uv.find_uv_bin(), "pip", "compile", *arguments, "--quiet"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if "error sending request" in done.stderr or "Failed to fetch" in done.stderr:
         pytest.skip(f"the registry cannot be reached: {done.stderr.splitlines()[0]}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pip_can_install_the_project_and_its_extras_without_a_lock(python, tmp_path):
+    """All but the extra gpu, whose versions are pinned."""
+    arguments = ["--python-version", python, "--output-file", "resolved.txt", "pyproject.toml"]
+    for extra in PROJECT["optional-dependencies"].keys() - {"gpu"}:
+        arguments += ["--extra", extra]
+    resolve(arguments, tmp_path)
+    lines = (tmp_path / "resolved.txt").read_text().splitlines()
+    resolved = {canonicalize_name(Requirement(line).name) for line in lines if line.lstrip()[0] != "#"}
+    assert resolved >= {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("kind", LOCKS)
+def test_the_project_still_resolves_to_the_lock(kind, tmp_path):
+    """uv keeps a locked version as long as it is published and fits everything else."""
+    lock = LOCKS[kind]
+    shutil.copy(lock, tmp_path)
+    command = lock.read_text().splitlines()[1].lstrip("# ")
+    assert command.startswith("uv pip compile ")
+    resolve(shlex.split(command)[3:], tmp_path)
     for python in PYTHONS:
         changes = moved(pins(lock, python), pins(tmp_path / lock.name, python))
         assert not changes, f"Python {python}; run `make lock`: {', '.join(changes)}"

@@ -71,3 +71,19 @@ def test_what_answers_in_place_of_the_hub_is_not_the_hub(machine, cache, hub, st
     with pytest.raises(HubUnavailable, match="the Hub"):
         read_config(ModelConfig(name=QWEN))
     assert read_config(ModelConfig(name=QWEN)) == {}
+
+
+@pytest.mark.parametrize("fault", ["closed port", "unknown host", "no TLS", "hangs up"])
+def test_a_hub_that_cannot_be_connected_to_is_unavailable(cache, hub, monkeypatch, fault):
+    """Such errors come from huggingface_hub's HTTP library, which is httpx in version 1 and httpx2 in version 2."""
+    endpoint = {
+        "closed port": "http://127.0.0.1:1",
+        "unknown host": "http://hub.invalid",
+        "no TLS": hub.url.replace("http:", "https:"),
+        "hangs up": hub.url,
+    }[fault]
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    if fault == "hangs up":
+        hub.fail("HEAD", QWEN, status=None, times=9)
+    with pytest.raises(HubUnavailable, match=r"it is not cached, and the Hub is unreachable \(.+\)"):
+        read_config(ModelConfig(name=QWEN))
