@@ -19,6 +19,9 @@ USER_FOLDERS = ("lora_grpo", "recipes", "scripts")
 DEVELOPER_FOLDERS = ("tests", "tools")
 USER_EXTRAS = [extra for extra in EXTRAS if extra != "dev"]
 
+# The packages that are installed here, by the modules that they bring.
+DISTRIBUTIONS = packages_distributions()
+
 # Where tests and tools find each other's modules: pytest's path, and the folder of a script that is run.
 DEVELOPER_PATH = [*CONFIGURATION["tool"]["pytest"]["ini_options"]["pythonpath"], "tests/gpu_rig"]
 
@@ -46,14 +49,13 @@ def modules_in(folders):
 
 def undeclared_imports(path, packages, local_modules=()):
     """Return the modules that a file imports and that are neither Python's, nor local, nor of one of the packages."""
-    distributions = packages_distributions()
     modules = {name.partition(".")[0] for name, _ in imports(path)}
     undeclared = set()
     for module in modules - sys.stdlib_module_names - {"lora_grpo"}:
-        if module in local_modules and module not in distributions:
+        if module in local_modules and module not in DISTRIBUTIONS:
             continue
         # A package that is not installed here, such as one of the extra gpu, has the name of its module.
-        providers = {canonicalize_name(name) for name in distributions.get(module, [module])}
+        providers = {canonicalize_name(name) for name in DISTRIBUTIONS.get(module, [module])}
         if not providers & packages:
             undeclared.add(module)
     return undeclared

@@ -129,6 +129,14 @@ def test_only_a_gpu_gets_the_lock(machine):
     assert re.sub(r"fd/\d+", "", machine.log.read_text()) == re.sub(r"fd/\d+", "", f"{lock}\n{project}\n" * 2)
 
 
+def test_the_newest_packages_are_installed_without_a_lock(machine):
+    environment = {**os.environ, "PYTHON": str(machine.python), "VENV": str(machine.venv), "EXTRA": "newest"}
+    subprocess.run(["bash", "scripts/install.sh"], cwd=ROOT, env=environment, check=True)
+    [call] = machine.log.read_text().splitlines()
+    assert call.endswith("install --no-compile --upgrade --upgrade-strategy eager -e .[dev]")
+    assert (machine.venv / "installed").read_text() == "newest\n"
+
+
 def locked(kind):
     lines = (ROOT / f"requirements-{kind}.lock").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
