@@ -26,6 +26,7 @@ from lora_grpo.config import (
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag, read_given
 from lora_grpo.models import check_model, with_start
+from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flat
 from lora_grpo.tasks import TaskFile, get_task, is_task_file, task_title
 
@@ -137,7 +138,7 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
         return config
     file = cast(TaskFile, get_task(task))
     if config.method == "grpo":
-        return replace(config, {"rewards": file.constants.REWARDS})
+        return replace(config, {"rewards": beside(file.constants.REWARDS, Path(task).parent)})
     own = getattr(file.module, "PRESETS", {}).get(preset, {})
     limits = {name: own[name] for name in ("model", "sampling") if name in own}
     size = math.gcd(own.get("train", {}).get("micro_batch_size") or 0, config.train.micro_batch_size or 0) or None

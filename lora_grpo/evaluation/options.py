@@ -20,7 +20,7 @@ from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import TASK_NAMES, chat, columns_of, get_task, is_task_file, other_task, same_task
 
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
-_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot")
+_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "train")
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,12 @@ class EvaluateOptions(Overrides):
     data: Annotated[str | None, Flag("--data", "--data.eval")] = None
     """Rows to evaluate: a JSON Lines, CSV or Parquet file, or a Hub dataset; default: the run's rows, or the task's own
     dataset."""
+    train: Annotated[str | None, Flag("--data.train")] = None
+    """Rows from which --few-shot takes the worked examples, in the same formats; default: the run's, or the task's own
+    dataset."""
     columns: Annotated[tuple[str, ...], Flag("--data.columns")] = ()
-    """Other names of columns in --data, as NAME=COLUMN, e.g. question=problem; default: the run's, if it used this
-    data."""
+    """Other names of columns in --data and --data.train, as NAME=COLUMN, e.g. question=problem; default: the run's, if
+    it used this data."""
     options: Annotated[tuple[str, ...], Flag("--data.options")] = ()
     """Settings of a generator of reasoning-gym, as NAME=VALUE; default: the run's, if it has the same task."""
     limit: PositiveInt | None = None
@@ -137,6 +140,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         data, defaults = other_task(config.data, task), RunConfig().eval
     overrides: dict[str, Any] = {
         "eval": options.data,
+        "train": options.train,
         "columns": options.columns or None,
         "options": options.options or None,
         "eval_limit": options.limit,
@@ -145,6 +149,8 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     }
     usual_rows = data.eval_limit
     data = dataclasses.replace(data, **{name: value for name, value in overrides.items() if value is not None})
+    if options.train and not data.few_shot:
+        raise UserError("--data.train has only the rows of worked examples; pass --few-shot too, or leave it out")
     columns_of(data, "eval")
     # One sample of a row is greedy unless a temperature is given.
     num_samples, temperature = options.num_samples or max(options.k or (1,)), options.temperature

@@ -58,9 +58,37 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}") from None
+                yield f"{path}:{number}", json.loads(line, object_pairs_hook=_without_repeats)
+            except _RepeatedKey as error:
+                raise UserError(
+                    f"{path}:{number}: the key {error.key!r:.60} occurs twice; rename one of them"
+                ) from None
+            except (ValueError, RecursionError) as error:
+                place = f"{path}:{number}"
+                reason = first_line(error)
+                if isinstance(error, json.JSONDecodeError):
+                    place += f":{error.colno}"
+                    reason = error.msg
+                raise UserError(
+                    f"{place}: not JSON ({reason}); expected one object per line, got {line[:60]!r}"
+                ) from None
+
+
+class _RepeatedKey(Exception):
+    """A JSON object has a key twice."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs. Python would silently take the last value of a key that occurs twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _RepeatedKey(key)
+        found[key] = value
+    return found
 
 
 def read_text(path: Path, expected: str) -> str:

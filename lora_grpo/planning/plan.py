@@ -60,6 +60,8 @@ class Plan:
     """Whether a base in 16 bits is an alternative on a GPU."""
     disk_bytes: int | None = None
     """The size of checkpoints and adapters; None if the memory is not planned, because the adapter's is unknown."""
+    vocabulary: int | None = None
+    """The number of tokens that the model has embeddings of; None if its configuration does not say."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
 
@@ -122,7 +124,9 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         derived.append("model.gpu_memory_share")
     architectures.check_architecture(model, config.model, engine)
     work = Work.of(config, resumed=invocation.resume)
-    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest)
+    sizes = (values.get("vocab_size") for values in (model.get("text_config") or {}, model))
+    vocabulary = next((size for size in sizes if isinstance(size, int)), None)
+    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest, vocabulary=vocabulary)
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
     try:
@@ -144,10 +148,15 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
     """Plan the memory of a run, and return its configuration with the settings resolved that depend on the GPU's.
 
     `longest`: the longest of the run's rows; by default, they have the maximum length. Raises a UserError if the run
-    does not fit.
+    does not fit, or if the rows have a token without an embedding.
     """
     plan = dataclasses.replace(plan, longest=longest)
     config = plan.config
+    if longest and plan.vocabulary and longest.largest_token >= plan.vocabulary:
+        raise UserError(
+            f"the tokenizer of {config.model.name} uses token {longest.largest_token}, but the model has embeddings of "
+            f"0 to {plan.vocabulary - 1} only; use the model's own tokenizer, or resize its embeddings"
+        )
     if not plan.planner:
         return config, plan
     planner = dataclasses.replace(plan.planner, longest=longest)

@@ -11,4 +11,12 @@ scoring.py      grades and scores the completions of a batch; builds the dataset
 
 from lora_grpo.rewards.functions import TEST_REWARDS
 from lora_grpo.rewards.scoring import ScoredBatch, Scorer, graded, training_set
-from lora_grpo.rewards.specs import RIGHT_REWARDS, Reward, RewardError, is_format_reward, parse_reward_specs, resolve
+from lora_grpo.rewards.specs import (
+    RIGHT_REWARDS,
+    Reward,
+    RewardError,
+    beside,
+    is_format_reward,
+    parse_reward_specs,
+    resolve,
+)

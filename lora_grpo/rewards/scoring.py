@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward
-from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all
+from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all, reward_columns
 
 _WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
 """A placeholder for the trainer's state and loggers."""
@@ -43,7 +43,8 @@ class Scorer:
     def __init__(self, rewards: Sequence[Reward], tokenizer: Any, rows: Sequence[Row]) -> None:
         self.rewards = rewards
         self.rows = {row["id"]: row for row in rows}
-        self._columns = {name: None for row in rows for name in row if name != "prompt"}
+        self._columns = {row["id"]: reward_columns(row) for row in rows}
+        self._names = {name: None for columns in self._columns.values() for name in columns}
         self._prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
 
     def score_episodes(self, episodes: Sequence[Episode], **given: Any) -> ScoredBatch:
@@ -90,7 +91,7 @@ class Scorer:
         ]
         texts = [completion_text(completion) for completion in completions]
         verdicts = grade_all(rows[0]["task"], texts, rows) if verdicts is None else verdicts
-        arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._columns}
+        arguments: dict[str, Any] = {name: [self._columns[row["id"]].get(name) for row in rows] for name in self._names}
         arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
         arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
         called = {reward.name: reward.function(**arguments) for reward in self.rewards}
@@ -105,10 +106,20 @@ def trl_prompt(tokenizer: Any, row: Row) -> Any:
 
 
 def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Build the dataset for TRL's trainer: ids and prompts in the order of training, which lists row indices."""
+    """Build the dataset for TRL's trainer: ids and prompts in the order of training, which lists row indices.
+
+    The dataset itself holds the ids only, and prompts are looked up. Arrow has one type for a column, so it would
+    reject messages whose tool calls have arguments of different types, and add None for keys that others have.
+    """
     from datasets import Dataset
 
-    return Dataset.from_list([{"id": row["id"], "prompt": trl_prompt(tokenizer, row)} for row in rows]).select(order)
+    prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
+
+    def with_prompts(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
+        return {"id": batch["id"], "prompt": [prompts[row_id] for row_id in batch["id"]]}
+
+    ids = [rows[index]["id"] for index in order]
+    return Dataset.from_dict({"id": ids}).with_transform(with_prompts)
 
 
 def graded(task: str, rows: Sequence[Row], reward: RewardFunction = correct_answer) -> RewardFunction:

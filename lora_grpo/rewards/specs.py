@@ -91,6 +91,17 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
     return specs
 
 
+def beside(items: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Return the specs in a file of this folder with paths that hold in the current one: `my_rewards.py:brief=0.5`."""
+    moved = []
+    for item in items:
+        file = RewardSpec(item.rpartition("=")[0] or item, weight=1.0).file
+        if file and not Path(file).expanduser().is_absolute():
+            item = f"{folder / file}{item.removeprefix(file)}"
+        moved.append(item)
+    return tuple(moved)
+
+
 def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
     """Import and guard the reward functions. Rewards of the same kind get numbered names: `pattern`, `pattern_2`."""
     seen: Counter[str] = Counter()

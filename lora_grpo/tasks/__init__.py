@@ -13,6 +13,8 @@ grade it).
 registry.py          the `Task` protocol, `Verdict`, lookup by name, and the bundled starter tasks
 loading.py           the rows of a run: columns, disjoint splits, validation rows, prompt order, fingerprints
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
+columns.py           the columns of a user's data: which names are taken, and which columns rewards get
+messages.py          checks the chat messages that a user wrote
 chat.py              prompt styles: messages, rendering, writing and parsing completions
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete: HumanEval and HumanEval+
@@ -32,6 +34,7 @@ code_extraction.py   extracts the program from a completion
 
 from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
 from lora_grpo.tasks.code_extraction import bound_names
+from lora_grpo.tasks.columns import reward_columns
 from lora_grpo.tasks.environment import EnvironmentClass, Session
 from lora_grpo.tasks.episode import Episode, grade, transcript
 from lora_grpo.tasks.loading import (

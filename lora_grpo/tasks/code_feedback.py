@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import starter
+from lora_grpo.errors import UserError
 from lora_grpo.tasks import chat, code_grading, mbpp
 from lora_grpo.tasks.registry import Row, Verdict
 from lora_grpo.tasks.task_file import TaskFile, of_module
@@ -29,6 +30,8 @@ MAX_TURNS = len(SCORES)
 SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["code"]
 SECONDS_PER_CALL = 0  # the sandbox has its own limit
 
+_GRADED_WITH = {"question", "answer", "entry_point", "test", "prelude", "functions", "completion_prefix", "seconds"}
+"""Columns that the grader reads."""
 _MOST_CHARACTERS = 200
 _ENDS = {
     "no_code": "There is no function `{name}` in your answer.",
@@ -50,7 +53,19 @@ def load(split: str, source: str | None = None) -> list[Row]:
     """Return the rows of a split, of `starter-code` or of a source with MBPP's columns."""
     if source is None:
         return starter.problems("starter-code", split)
-    return code_grading.solvable(mbpp.load(split, source))
+    # The environment reads the entries that MBPP's loader adds, and rewards also get the columns of the source.
+    rows = []
+    for row in code_grading.solvable(mbpp.load(split, source)):
+        columns = row.pop("loaded_row")
+        if taken := sorted(_GRADED_WITH & columns.keys()):
+            raise UserError(f"{source}: code-with-feedback makes a column {taken[0]!r} itself; rename yours")
+        rows.append({**row, **columns})
+    return rows
+
+
+def prompt(row: Mapping[str, Any]) -> str:
+    """Return the question, also of rows that have a column `prompt`."""
+    return str(row["question"])
 
 
 def gold(row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -48,7 +48,9 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completion
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
+from lora_grpo.tasks.columns import own_columns, row_ids, with_record
+from lora_grpo.tasks.messages import own_prompt
+from lora_grpo.tasks.registry import Row, Verdict
 
 HUB_DATASET = "openai/gsm8k"
 COLUMNS = ("question", "answer")
@@ -109,14 +111,16 @@ def load(split: str, source: str | None = None, columns: Mapping[str, str] | Non
     """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
 
     Each record has a `question` and an `answer`, which is a number or a worked solution that ends with `#### N`. The
-    `id` is "gsm8k/test/17" or "<file stem>/17", counted from 0.
+    `id` is that of the record, if each has another one, and else "gsm8k/test/17" or "<file stem>/17", counted from 0.
+    A `prompt` that is a list of messages is what the model gets.
     """
     source = source or HUB_DATASET
     records = sources.read(source, split, COLUMNS, columns, "main" if source.partition("@")[0] == HUB_DATASET else None)
     prefix = json_files.stem(Path(source))
     if sources.is_on_hub(source):
         prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"
-    return [_row(record, f"{prefix}/{i}", where) for i, (where, record) in enumerate(records)]
+    names = row_ids([record for _, record in records], prefix)
+    return [_row(record, name, where) for name, (where, record) in zip(names, records, strict=True)]
 
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -278,12 +282,11 @@ def _gold_number(row: Mapping[str, Any], where: str | None = None) -> str:
 
 
 def _row(record: Row, row_id: str, where: str) -> Row:
-    """Validate a record and add its id. The answer may be a JSON number."""
+    """Return the row of a record, or raise UserError. The answer may be a JSON number."""
+    row = {**own_columns(record), "id": row_id, **own_prompt(record, where)}
     answer = record["answer"]
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-        record = {**record, "answer": str(answer)}
-    sources.texts(record, COLUMNS, where)
-    kept = {key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}}
-    row = {"id": row_id, **kept}
+        row["answer"] = str(answer)
+    sources.texts(row, COLUMNS, where)
     _gold_number(row, where)
-    return row
+    return with_record(row, record, where)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_grading import check, check_many, gold, plus_columns
+from lora_grpo.tasks.columns import with_record
 from lora_grpo.tasks.registry import Row
 
 __all__ = ["check", "check_many", "gold", "load", "load_plus"]
@@ -31,7 +32,8 @@ def load(split: str, source: str | None = None, columns: Mapping[str, str] | Non
         row, (test,) = _row(record, where), sources.texts(record, ("test",), where)
         test = f"{test}\n\ncheck({row['entry_point']})\n"
         # The tests of 32, 38 and 50 use the prompt's helper functions.
-        rows.append({**row, "test": test, "prelude": row["completion_prefix"]})
+        row |= {"test": test, "prelude": row["completion_prefix"]}
+        rows.append(with_record(row, record, where))
     return sources.unique(rows, source)
 
 

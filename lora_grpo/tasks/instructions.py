@@ -22,7 +22,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict
+from lora_grpo.tasks.columns import own_columns, row_ids, with_record
+from lora_grpo.tasks.registry import CheckError, Row, Verdict
 from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("prompt", "instruction_id_list", "kwargs")
@@ -47,16 +48,21 @@ def load(name: str, split: str, source: str | None = None, columns: Mapping[str,
     if source is None and split == "train":
         raise UserError(f"{name} is a benchmark without training rows; pass --data.train with rows of the same form")
     rows: list[Row] = []
-    for where, record in sources.read(source or _DATASETS[name], split, COLUMNS, columns):
+    records = sources.read(source or _DATASETS[name], split, COLUMNS, columns)
+    ids = row_ids([record for _, record in records], name)
+    for row_id, (where, record) in zip(ids, records, strict=True):
         prompt, names, arguments = (record[column] for column in COLUMNS)
         sources.texts(record, ("prompt",), where)
         if not isinstance(names, list) or not names or not isinstance(arguments, list) or len(arguments) != len(names):
             raise UserError(f"{where}: expected lists of the same length in instruction_id_list and kwargs")
         given = [{key: value for key, value in (each or {}).items() if value is not None} for each in arguments]
-        kept = {key: value for key, value in record.items() if key not in {*COLUMNS, "id", *RESERVED_COLUMNS}}
-        row = {"id": f"{name}/{record.get('key', len(rows))}", "question": prompt, "answer": "", **kept}
-        row["prompt"] = [{"role": "user", "content": prompt}]
-        rows.append(row | {"instructions": names, "arguments": given})
+        if "key" in record:
+            row_id = f"{name}/{record['key']}"
+        row = {"answer": ""}
+        row |= {key: value for key, value in own_columns(record).items() if key not in COLUMNS}
+        row |= {"id": row_id, "question": prompt, "prompt": [{"role": "user", "content": prompt}]}
+        row |= {"instructions": names, "arguments": given}
+        rows.append(with_record(row, record, where))
     return sources.unique(rows, source or _DATASETS[name])
 
 

@@ -33,6 +33,8 @@ class Longest:
     """In SFT, a training prompt with its reference answer."""
     conversations: bool = False
     """Whether any row has several turns."""
+    largest_token: int = 0
+    """The largest token id of the prompts, of the reference answers in SFT, and of padding."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,19 @@ class Data:
 
 _ENDLESS = 10**9
 """Budget of reference answers, whose lengths are checked later."""
-_Sized = tuple[Row, int, int]
+
+
+@dataclass(frozen=True)
+class _SizedRow:
+    """A row that fits the context, and what the model reads of it."""
+
+    row: Row
+    prompt: int
+    """Tokens of the prompt."""
+    largest_token: int
+    """The largest token id."""
+    answered: int = 0
+    """If SFT trains on it, tokens of the prompt with its reference answer."""
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[str] = ()) -> None:
@@ -137,7 +151,8 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
 
 
 def _columns(row: Row) -> str:
-    return json.dumps({**row, "id": None, "loaded_row": None}, sort_keys=True)
+    """Return all columns of a row but its id, as text."""
+    return json.dumps({**row, "id": None, "loaded_row": {**row["loaded_row"], "id": None}}, sort_keys=True)
 
 
 def _question(row: Row, task: str) -> str:
@@ -259,18 +274,28 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     train = _fitting(data.train, tokenizer, config, "train")
     evaluation = _fitting(data.eval, tokenizer, config, "eval")
     also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
-    sized = [*train, *evaluation, *(row for rows in also.values() for row in rows)]
-    prompt, answered = max(prompt for _, prompt, _ in sized), max(answered for *_, answered in train)
-    longest = Longest(len(sized), prompt, answered, any("reset_text" in row for row, *_ in sized))
-    kept = {name: [row for row, *_ in rows] for name, rows in also.items()}
-    fitting = [row for row, *_ in train], [row for row, *_ in evaluation]
-    return replace(data, train=fitting[0], eval=fitting[1], also=kept, longest=longest)
+    sized_rows = [*train, *evaluation, *itertools.chain(*also.values())]
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    longest = Longest(
+        rows=len(sized_rows),
+        prompt=max(sized.prompt for sized in sized_rows),
+        answered=max(sized.answered for sized in train),
+        conversations=any("reset_text" in sized.row for sized in sized_rows),
+        largest_token=max(padding or 0, *(sized.largest_token for sized in sized_rows)),
+    )
+    return replace(
+        data,
+        train=[sized.row for sized in train],
+        eval=[sized.row for sized in evaluation],
+        also={name: [sized.row for sized in rows] for name, rows in also.items()},
+        longest=longest,
+    )
 
 
-def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[_Sized]:
+def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str) -> list[_SizedRow]:
     """Return each row that is kept, the tokens of its prompt and, if SFT trains on it, with its reference answer."""
 
-    def fitting(rows: Sequence[_Sized], lengths: Sequence[int], limit: int, what: str) -> list[_Sized]:
+    def fitting(rows: Sequence[_SizedRow], lengths: Sequence[int], limit: int, what: str) -> list[_SizedRow]:
         kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
         dropped = f"{len(rows) - len(kept)} of {len(rows)} {split} rows: their {what}"
         if len(kept) < min(len(rows), config.train.prompts_per_step if split == "train" else 1):
@@ -283,15 +308,19 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         _check_conversations(rows[0], tokenizer, config)
     longest = config.sampling.max_completion_tokens
     room = config.model.max_sequence_tokens - longest
-    prompts = [len(tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]) for row in rows]
+    prompts = [tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"] for row in rows]
     flags = "--model.max-sequence-tokens minus --sampling.max-completion-tokens"
-    sized = [(row, prompt, 0) for row, prompt in zip(rows, prompts, strict=True)]
-    kept = fitting(sized, prompts, room, f"prompts have more than {room} tokens ({flags})")
+    sized_rows = [_SizedRow(row, len(ids), max(ids, default=0)) for row, ids in zip(rows, prompts, strict=True)]
+    lengths = [sized.prompt for sized in sized_rows]
+    kept = fitting(sized_rows, lengths, room, f"prompts have more than {room} tokens ({flags})")
     if config.method == "sft" and split == "train":
-        golds = [len(episode.token_ids) for episode in gold_episodes(tokenizer, [row for row, *_ in kept])]
-        kept = [(row, prompt, prompt + gold) for (row, prompt, _), gold in zip(kept, golds, strict=True)]
+        golds = [episode.token_ids for episode in gold_episodes(tokenizer, [sized.row for sized in kept])]
+        kept = [
+            replace(sized, answered=sized.prompt + len(gold), largest_token=max(sized.largest_token, *gold))
+            for sized, gold in zip(kept, golds, strict=True)
+        ]
         what = f"reference answers have more than {longest} tokens (--sampling.max-completion-tokens)"
-        kept = fitting(kept, golds, longest, what)
+        kept = fitting(kept, [len(gold) for gold in golds], longest, what)
     return kept
 
 

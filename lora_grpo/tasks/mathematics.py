@@ -22,8 +22,10 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
+from lora_grpo.tasks.columns import own_columns, row_ids, with_record
 from lora_grpo.tasks.gsm8k import find_answers
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, Row, Verdict
+from lora_grpo.tasks.messages import own_prompt
+from lora_grpo.tasks.registry import Row, Verdict
 from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("question", "answer")
@@ -45,20 +47,22 @@ def read(name: str) -> Any:
 
 def load(name: str, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
     """Return the rows of a split of a task; see `Task.load`."""
-    source = source or _DATASETS[name].get(split)
-    if source is None:
+    dataset = source or _DATASETS[name].get(split)
+    if dataset is None:
         raise UserError(f"{name} is a benchmark without training rows; pass --data.train, or --task math")
+    records = sources.read(dataset, split, (), columns)
+    prefix = dataset if sources.is_on_hub(dataset) else json_files.stem(Path(dataset))
+    # The rows of a benchmark are numbered, whatever ids its dataset has.
+    names = row_ids([record for _, record in records] if source else [{}] * len(records), prefix)
     rows = []
-    prefix = source if sources.is_on_hub(source) else json_files.stem(Path(source))
-    for index, (where, record) in enumerate(sources.read(source, split, (), columns)):
-        record = {"question": record.get("problem"), "answer": record.get("solution"), **record}
-        if isinstance(record.get("answer"), int | float):
-            record["answer"] = str(record["answer"])
-        sources.texts(record, COLUMNS, where)
-        kept = {key: value for key, value in record.items() if key not in {"id", "prompt", *RESERVED_COLUMNS}}
-        row = {"id": f"{prefix}/{index}", **kept}
+    for row_id, (where, record) in zip(names, records, strict=True):
+        row = {"question": record.get("problem"), "answer": record.get("solution"), **own_columns(record)}
+        row |= {"id": row_id, **own_prompt(record, where)}
+        if isinstance(row["answer"], int | float):
+            row["answer"] = str(row["answer"])
+        sources.texts(row, COLUMNS, where)
         _final_answer(row, where)
-        rows.append(row)
+        rows.append(with_record(row, record, where))
     return rows
 
 

@@ -18,6 +18,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.code_grading import check, check_many, gold, plus_columns
+from lora_grpo.tasks.columns import with_record
 from lora_grpo.tasks.registry import Row
 
 __all__ = ["check", "check_many", "gold", "load", "load_plus", "read"]
@@ -59,7 +60,8 @@ def read(
     """Return the rows of a split, by default of all of them."""
     source = source or HUB_DATASET
     records = sources.read(source, split, COLUMNS[:-1], columns, "full" if source == HUB_DATASET else None)
-    return sources.unique([_row(record, where) for where, record in records], source)
+    rows = [with_record(_row(record, where), record, where) for where, record in records]
+    return sources.unique(rows, source)
 
 
 def _number(row: Row) -> int:

@@ -27,12 +27,6 @@ _READERS = {"code-with-feedback": "code_feedback", "textarena": "textarena_games
 _READERS |= {**dict.fromkeys(MATH_TASKS, "mathematics"), **dict.fromkeys(("ifbench", "ifeval"), "instructions")}
 """The module whose `read(name)` returns the task, by the name of the task or the part of it before a colon."""
 
-RESERVED_COLUMNS = frozenset(
-    {"task", "loaded_row", "reset_text", "prompts", "prompt_style", "completion", "completions", "completion_ids"}
-    | {"verdicts", "trainer_state", "log_extra", "log_metric", "environments", "image", "images", "tools"}
-)
-"""Columns that lora_grpo or TRL adds to rows, or gives a special meaning."""
-
 
 class CheckError(RunError):
     """A `check` or an environment raised an exception or returned an invalid value. The run stops."""

@@ -2,10 +2,13 @@
 
 import ast
 import csv
+import datetime
+import decimal
 import io
 import json
 import logging
 import random
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +39,7 @@ def is_on_hub(source: str) -> bool:
 def read_rows(source: str | None, split: str) -> list[Row]:
     """Return the rows of `--data.train` or `--data.eval` for the `load(split, source)` of a task file; see `read`."""
     if source is None:
-        flag = {"train": " with the recipe's --data.train", "eval": " with --data.eval"}.get(split, "")
+        flag = {"train": " with --data.train", "eval": " with --data.eval"}.get(split, "")
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
     return [record for _, record in read(source, split)]
 
@@ -83,6 +86,10 @@ def _read_csv(path: Path) -> list[tuple[str, Row]]:
     text = json_files.read_text(path, "a CSV file with a header")
     reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
     try:
+        names = Counter(name.strip() for name in reader.fieldnames or ())
+        repeated = [name for name, count in names.items() if name and count > 1]
+        if repeated:
+            raise UserError(f"{path}:1: the header has {repeated[0]!r} {names[repeated[0]]} times; rename the others")
         for cells in reader:
             where = f"{path}:{reader.line_num}"
             if None in cells or None in cells.values():  # surplus cells have the name None, missing ones are None
@@ -106,7 +113,7 @@ def _read_parquet(path: Path) -> list[tuple[str, Row]]:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
-    return [(f"{path} row {i}", _plain(record)) for i, record in enumerate(rows)]
+    return [(f"{path} row {i}", _plain(record, f"{path} row {i}")) for i, record in enumerate(rows)]
 
 
 def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str) -> Row:
@@ -124,9 +131,32 @@ def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], wh
     return {**kept, **{name: record[column] for name, column in columns.items()}}
 
 
-def _plain(record: Row) -> Row:
-    """Return a record with text in place of dates and decimal numbers, as rows are written as JSON."""
-    return json.loads(json.dumps(record, default=lambda value: f"{value!s:.200}"))
+def _plain(record: Mapping[str, Any], where: str) -> Row:
+    """Return a record with the values that JSON has, as rows are written as JSON.
+
+    Dates, times and decimal numbers become text. Bytes are text in UTF-8, as some programs write text to Parquet files.
+
+    Raises:
+        UserError: a column has other values, such as an image or bytes that are not text.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray)):
+            return value.decode()
+        if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
+            return str(value)
+        if hasattr(value, "tolist"):  # a number or an array of NumPy
+            return value.tolist()
+        raise TypeError(f"{type(value).__name__} is not text")
+
+    for name, value in record.items():
+        try:
+            json.dumps(value, default=plain)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{where}: the column {name!r} is not text or numbers ({first_line(error)}); remove it"
+            ) from None
+    return json.loads(json.dumps(record, default=plain))
 
 
 def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
@@ -146,7 +176,8 @@ def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str
             f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
             f"JSON Lines, CSV or Parquet file, with {flag}"
         ) from error
-    return [(f"{source} ({split}) row {index}", _plain(record)) for index, record in enumerate(records)]
+    places = [f"{source} ({split}) row {index}" for index in range(len(records))]
+    return [(where, _plain(record, where)) for where, record in zip(places, records, strict=True)]
 
 
 def texts(record: Row, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
@@ -170,8 +201,8 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
 
 
 def unique(rows: list[Row], where: str) -> list[Row]:
-    """Return rows, or raise UserError if two share an id."""
+    """Return rows, or raise UserError if two share an id. Ids are texts: 1 and "1" are the same."""
     name, count = Counter(row["id"] for row in rows).most_common(1)[0]
     if count > 1:
-        raise UserError(f"{where}: {count} rows have the id {name!r}; keep one of them")
+        raise UserError(f"{where}: {count} rows have the id {name!r}; keep one of them, or leave out the ids")
     return rows

@@ -15,7 +15,8 @@ and, optionally, any of these:
     gold(row)                 a completion that `check` must accept; with an Environment, a list of messages
     load(split, source)       instead of load(split), to read the file or dataset given with --data.train or --data.eval
     SYSTEM_PROMPT             the system message; default: none
-    REWARDS                   the default of --rewards; if not defined: ("correct_answer=1.0",)
+    REWARDS                   the default of --rewards, with files beside this one; if not defined:
+                              ("correct_answer=1.0",)
     THRESHOLD                 the minimum score of a correct completion; default: 1.0
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
     MAX_TURNS                 of the model in a conversation, 1 or more; default: 8
@@ -38,11 +39,13 @@ from pydantic import TypeAdapter, ValidationError
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
+from lora_grpo.tasks.columns import check_names, is_id, own_columns
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
-from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict, as_verdict
+from lora_grpo.tasks.messages import checked_messages
+from lora_grpo.tasks.registry import CheckError, Row, Verdict, as_verdict
 
-_ROLES = ("assistant", "user", "tool")
-"""Of messages. Of a reference conversation, only the assistant's are read; the environment makes the others."""
+_GOLD_ROLES = ("assistant", "user", "tool")
+"""Of a reference conversation. Only the assistant's messages are read; the environment makes the others."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +112,13 @@ class TaskFile:
             if not isinstance(gold, str):
                 raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
             return gold
-        messages = list(gold) if isinstance(gold, (list, tuple)) else []
-        if not messages or not all(
-            isinstance(each, dict) and each.get("role") in _ROLES and isinstance(each.get("content") or "", str)
-            for each in messages
-        ):
+        if not isinstance(gold, (list, tuple)) or not gold:
             raise UserError(
                 f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a list of messages with the "
-                f"roles {', '.join(_ROLES)}"
+                f"roles {', '.join(_GOLD_ROLES)}"
             )
-        own = (message for message in messages if message["role"] == "assistant")
-        return [{**message, "content": message.get("content") or ""} for message in own]
+        messages = checked_messages(gold, f"{self.path}: gold of row {row['id']}", _GOLD_ROLES)
+        return [message for message in messages if message["role"] == "assistant"]
 
     def open(self, row: Row) -> Row:
         """Return a row whose prompt contains what the environment adds: the text of `reset`, and the tools.
@@ -140,34 +139,45 @@ class TaskFile:
         return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": tools}
 
     def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
-        name = str(row.get("id") or f"{self.path.stem}/{split}/{index}")
-        asked: Any = row.get("question", row.get("prompt"))
+        """Return the row of the columns that `load` has returned, which stay as they are in `loaded_row`."""
+        name = f"{self.path.stem}/{split}/{index}"
+        if is_id(row.get("id")):
+            name = str(row["id"])
+        where = f"{self.path}: row {name}"
+        check_names(row, where)
+        for column, value in row.items():
+            _check_json(value, f"{where}: the column {column!r}")
+        messages = self._messages(row, where)
+        _check_json(messages, f"{where}: its prompt")
+
+        question = "\n".join(message["content"] for message in messages if message["role"] != "system")
+        loaded = {"id": name, "question": question, "answer": "", **row}
+        system = self.constants.SYSTEM_PROMPT
+        if system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        return {**own_columns(loaded), "id": name, "question": question, "prompt": messages, "loaded_row": loaded}
+
+    def _messages(self, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        """Return the messages that a row asks: those of `prompt(row)`, or of its columns `question` or `prompt`."""
         if hasattr(self.module, "prompt"):
-            asked = self._call("prompt", row)
+            asked, place = self._call("prompt", copy.deepcopy(row)), "what prompt(row) returned"
+        elif isinstance(row.get("prompt"), (list, tuple)):
+            asked, place = row["prompt"], "prompt"
+        else:
+            if "question" in row and row.get("prompt") not in (None, row["question"]):
+                raise UserError(
+                    f"{where} has a question and another text as 'prompt'; define prompt(row) to choose what is asked"
+                )
+            asked, place = row.get("question", row.get("prompt")), "question"
         if self.environment and asked is None:  # `reset` may ask
             asked = ""
         if isinstance(asked, str) and (asked.strip() or self.environment):
-            asked = [{"role": "user", "content": asked}]
-        parts = asked if isinstance(asked, (list, tuple)) and asked else [None]
-        if not all(
-            isinstance(part, dict) and isinstance(part.get("content"), str) and part.get("role") in ("system", *_ROLES)
-            for part in parts
-        ):
+            return [{"role": "user", "content": asked}]
+        if not isinstance(asked, (list, tuple)) or not asked:
             raise UserError(
-                f"{self.path}: row {name} asks {asked!r:.60}; expected a text or messages from prompt(row), or a "
-                "'question' in the row"
+                f"{where} asks {asked!r:.60}; expected a text or messages from prompt(row), or a 'question' in the row"
             )
-        if reserved := sorted(RESERVED_COLUMNS & row.keys()):
-            raise UserError(f"{self.path}: row {name} has a column {reserved[0]!r}, which the trainer uses; rename it")
-        system = self.constants.SYSTEM_PROMPT
-        messages = [{"role": "system", "content": system}] if system and asked[0]["role"] != "system" else []
-        question = "\n".join(message["content"] for message in asked if message["role"] != "system")
-        given = {"question": question, "answer": "", **row, "id": name}
-        try:
-            json.dumps({**given, "prompt": asked}, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self.path}: row {name} is not JSON: {first_line(error)}; keep plain values") from None
-        return {**given, "question": question, "prompt": [*messages, *asked], "loaded_row": given}
+        return checked_messages(asked, f"{where}: {place}")
 
     def _given(self, row: Mapping[str, Any]) -> Any:
         """Return a copy of the row as `load` returned it, so that a function of the file cannot change it."""
@@ -182,6 +192,14 @@ class TaskFile:
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def _check_json(value: Any, what: str) -> None:
+    """Raise UserError unless a value can be written as JSON, as rows are compared by it."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{what} is not JSON: {first_line(error)}; keep plain values") from None
 
 
 def read(name: str) -> TaskFile:

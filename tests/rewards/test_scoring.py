@@ -62,12 +62,26 @@ def test_a_base_model_has_texts_for_prompts_and_completions(monkeypatch):
     reward = Reward("mine", 1.0, lambda **columns: seen.append(columns) or [0.0])
     Scorer([reward], Tokenizer(None), ROWS).score(["a"], ["text"], [[1]])
     assert (seen[0]["prompts"], seen[0]["completions"]) == (["9 + 9?"], ["text"])
-    assert training_set(Tokenizer(None), ROWS, [1, 0, 1])["prompt"] == ["1 + 2?", "9 + 9?", "1 + 2?"]
+    found = training_set(Tokenizer(None), ROWS, [1, 0, 1])
+    assert [row["prompt"] for row in found] == ["1 + 2?", "9 + 9?", "1 + 2?"]
 
 
 def test_the_trainers_dataset_has_ids_and_prompts_alone():
     found = training_set(Tokenizer("{{ messages }}"), ROWS, [1, 0])
     assert list(found) == [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS[::-1]]
+
+
+def test_prompts_reach_the_trainer_unchanged_whatever_their_arguments():
+    """Arrow has no column for these, and the same rows pass `--dry-run`."""
+    calls = [{"items": ["a"]}, {"items": "a"}, {"items": {"b": 1}}, {"items": None}, {}, {"other": 2**70}]
+    rows = []
+    for number, arguments in enumerate(calls):
+        call = {"type": "function", "function": {"name": "buy", "arguments": arguments}}
+        prompt = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "?"}]
+        rows.append({"id": str(number), "prompt": prompt})
+    found = training_set(Tokenizer("{{ messages }}"), rows, [5, 0, 1, 2, 3, 4])
+    assert [row["prompt"] for row in found] == [rows[index]["prompt"] for index in (5, 0, 1, 2, 3, 4)]
+    assert len(found) == 6 and found[0]["id"] == "5"
 
 
 def test_a_task_s_check_is_a_reward_for_a_trl_script():

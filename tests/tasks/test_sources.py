@@ -58,13 +58,17 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_programs_in_every_format(tmp_path, name):
-    expected = mbpp.load("train", write(tmp_path / "lists.jsonl", PROBLEMS))
+    def load(path, rows):
+        """Return the rows without the columns of the file, which are texts in CSV."""
+        return [row | {"loaded_row": None} for row in mbpp.load("train", write(path, rows))]
+
+    expected = load(tmp_path / "lists.jsonl", PROBLEMS)
     assert [row["test"].count("assert") for row in expected] == [2, 1]
-    assert mbpp.load("train", write(tmp_path / name, PROBLEMS)) == expected
+    assert load(tmp_path / name, PROBLEMS) == expected
     if "csv" in name:  # a list as JSON, or statements
         for text in (json.dumps, "\n".join):
             rows = [{**row, "test_list": text(row["test_list"])} for row in PROBLEMS]
-            assert mbpp.load("train", write(tmp_path / name, rows)) == expected
+            assert load(tmp_path / name, rows) == expected
 
 
 def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):

@@ -1,0 +1,69 @@
+"""Chat messages that a user wrote: check their form, and say which message is wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.errors import UserError
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def checked_messages(messages: Sequence[Any], where: str, roles: Sequence[str] = ROLES) -> list[dict[str, Any]]:
+    """Return messages, in which an assistant that only calls tools has an empty text in place of no content.
+
+    Args:
+        where: the place of the messages, for errors: "my_task.py: row 3: prompt".
+        roles: the roles that are allowed.
+
+    Raises:
+        UserError: a message has another form than chat templates take. It is named by its number, from 1.
+    """
+    return [_checked(message, f"{where}: message {number}", roles) for number, message in enumerate(messages, start=1)]
+
+
+def own_prompt(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return `{"prompt": messages}` if the `prompt` of a record is a list of messages, which the model gets, or {}.
+
+    Raises:
+        UserError: a message is malformed.
+    """
+    prompt = record.get("prompt")
+    if not isinstance(prompt, (list, tuple)) or not prompt:
+        return {}
+    return {"prompt": checked_messages(prompt, f"{where}: prompt")}
+
+
+def _checked(message: Any, where: str, roles: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise UserError(f"{where} is {message!r:.60}; expected a dictionary with 'role' and 'content'")
+
+    role = message.get("role")
+    if role not in roles:
+        fix = "; write 'system' instead" if role == "developer" and "system" in roles else ""
+        raise UserError(f"{where} has the role {role!r:.60}; expected one of {', '.join(roles)}{fix}")
+
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, (list, tuple)):
+        raise UserError(f"{where} ({role}): tool_calls is {calls!r:.60}; expected a list of calls")
+    for index, call in enumerate(calls):
+        _check_call(call, f"{where} ({role}): tool_calls[{index}]")
+
+    content = message.get("content")
+    if content is None and role == "assistant" and calls:
+        content = ""
+    if isinstance(content, (list, tuple)):
+        raise UserError(f"{where} ({role}): content is a list of parts; expected one text: join the texts of the parts")
+    if not isinstance(content, str):
+        raise UserError(f"{where} ({role}): content is {content!r:.60}; expected a text")
+    return {**message, "content": content}
+
+
+def _check_call(call: Any, where: str) -> None:
+    """Check a tool call: `{"type": "function", "function": {"name", "arguments"}}`, or the inner dictionary alone."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(f"{where} is {call!r:.60}; expected a dictionary with 'function', its 'name' and 'arguments'")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, Mapping):
+        kind = "a text" if isinstance(arguments, str) else f"{arguments!r:.60}"
+        raise UserError(f"{where}.function.arguments is {kind}; expected a dictionary, as json.loads returns")

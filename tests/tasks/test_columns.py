@@ -1,0 +1,249 @@
+"""The columns that a user wrote reach rewards and the functions of a task file as they were written."""
+
+import json
+
+import pytest
+
+from lora_grpo.config.schema import DataConfig
+from lora_grpo.errors import UserError
+from lora_grpo.rewards import Reward, Scorer
+from lora_grpo.tasks import Verdict, chat, get_task, grade_all, load_split
+from lora_grpo.tasks.columns import REWARD_ARGUMENTS
+from lora_grpo.tasks.loading import _load_unique
+
+WRITTEN = {
+    # entries of a row, which lora_grpo reads
+    "task": "addition",
+    "prompt_style": 3,
+    "loaded_row": {"a": 1},
+    "reset_text": "r",
+    "tools": [{"name": "t"}],
+    "completion_prefix": "def",
+    # names of TRL's that are no arguments of rewards
+    "completion": "c",
+    "images": ["i"],
+    "image": None,
+    # any others
+    "level": 2.5,
+    "Unnamed: 0": 7,
+    "seconds": "ten",
+    "nested": [{"x": [1, None, "a"]}, True],
+    "big": 2**70,
+    "empty": "",
+}
+PROBLEM = {
+    "gsm8k": {"question": "9 + 9?", "answer": 18},
+    "math": {"problem": "9 + 9?", "solution": "\\boxed{18}"},
+    "humaneval": {
+        "task_id": "Mine/0",
+        "prompt": "def add(x):\n",
+        "entry_point": "add",
+        "canonical_solution": "    return x + 1\n",
+        "test": "def check(add):\n    assert add(1) == 2\n",
+    },
+    "mbpp": {
+        "task_id": 601,
+        "text": "Add 1.",
+        "code": "def add(x):\n    return x + 1\n",
+        "test_list": ["assert add(1) == 2"],
+    },
+}
+TASK_FILE = """
+import json
+def load(split, source): return [json.loads(line) for line in open(source)]
+def check(completion, row): return json.dumps(row) == completion
+def gold(row): return json.dumps(row)
+"""
+IDS = [0, "", None, "own", 7, "7 ", True, 1.0]
+
+
+class Tokenizer:
+    chat_template = "{{ messages }}"
+
+
+def passed_to_rewards(rows, task):
+    """Return the columns that rewards get of each row."""
+    seen = []
+    prompted = chat.add_prompts([{**row, "task": task} for row in rows], "xml")
+    scorer = Scorer([Reward("mine", 1.0, lambda **given: seen.append(given) or [0.0])], Tokenizer(), prompted)
+    for row in prompted:
+        scorer.score([row["id"]], ["text"], [[1]], [Verdict(False, "wrong_answer")])
+    return [{name: values[0] for name, values in given.items() if isinstance(values, list)} for given in seen]
+
+
+def task_and_rows(tmp_path, name, *columns):
+    """Return a task, and the rows of a file that has its columns and others."""
+    if name == "file":
+        name = str(tmp_path / "my_task.py")
+        (tmp_path / "my_task.py").write_text(TASK_FILE)
+    problem = PROBLEM.get(name, {"question": "9 + 9?"})
+    lines = [json.dumps({**given, **problem}) + "\n" for given in columns]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    return name, get_task(name).load("train", str(tmp_path / "data.jsonl")), [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", [*PROBLEM, "file"])
+def test_rewards_get_every_column_as_it_was_written(tmp_path, name):
+    task, rows, written = task_and_rows(tmp_path, name, {**WRITTEN, "id": 3})
+    (given,) = passed_to_rewards(rows, task)
+    assert {column: given[column] for column in written[0]} == written[0]
+    assert given["id"] == 3 and isinstance(rows[0]["id"], str)
+    # What the prompt and the grader read is lora_grpo's.
+    (prompted,) = chat.add_prompts([{**rows[0], "task": task}], "xml")
+    assert "9 + 9?" in prompted["question"] or "add" in prompted["question"]
+    assert "tools" not in prompted and "reset_text" not in prompted and prompted["prompt_style"] == "xml"
+    assert prompted.get("completion_prefix") in (None, PROBLEM["humaneval"]["prompt"])
+
+
+def test_rows_without_a_column_of_others_get_none(tmp_path):
+    task, rows, _ = task_and_rows(tmp_path, "gsm8k", {"task": "a", "id": 1}, {"tools": 2, "id": 2})
+    first, second = passed_to_rewards(rows, task)
+    assert (first["task"], first["tools"], second["task"], second["tools"]) == ("a", None, None, 2)
+
+
+def test_programs_of_code_with_feedback_keep_the_columns_of_their_file(tmp_path):
+    (tmp_path / "data.jsonl").write_text(json.dumps({**PROBLEM["mbpp"], "task": "t", "prompt": "p", "id": 5}) + "\n")
+    (row,) = get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
+    (given,) = passed_to_rewards([row], "code-with-feedback")
+    assert (given["task"], given["prompt"], given["id"], given["text"]) == ("t", "p", 5, "Add 1.")
+    assert row["prompt"][-1]["content"].startswith("You are an expert Python programmer")
+    for name in ("test", "seconds"):  # which its grader reads
+        (tmp_path / "data.jsonl").write_text(json.dumps({**PROBLEM["mbpp"], name: "x"}) + "\n")
+        with pytest.raises(UserError, match=name):
+            get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
+
+
+@pytest.mark.parametrize("column", sorted(REWARD_ARGUMENTS))
+@pytest.mark.parametrize("name", [*PROBLEM, "file"])
+def test_a_column_that_cannot_be_passed_is_refused_by_name(tmp_path, name, column):
+    with pytest.raises(UserError, match=f"'{column}'.*; rename it$"):
+        task_and_rows(tmp_path, name, {column: 1})
+
+
+def test_a_name_that_is_not_a_text_is_refused(tmp_path):
+    (tmp_path / "my_task.py").write_text("def load(split): return [{'question': 'a', 5: 1}]\ncheck = print\n")
+    with pytest.raises(UserError, match="the column 5 is a int"):
+        get_task(str(tmp_path / "my_task.py")).load("train")
+
+
+@pytest.mark.parametrize("given", IDS)
+def test_a_check_gets_the_id_as_it_was_written(tmp_path, given):
+    task, rows, written = task_and_rows(tmp_path, "file", {"id": given, "task": "t"}, {"id": "other"})
+    expected = [{"answer": "", **row} for row in written]
+    verdicts = grade_all(task, [json.dumps({"id": row["id"], "question": "9 + 9?"} | row) for row in expected], rows)
+    assert [verdict.passed for verdict in verdicts] == [True, True]
+    assert passed_to_rewards(rows, task)[0]["id"] == given
+    usable = (isinstance(given, str) and given) or (isinstance(given, int) and not isinstance(given, bool))
+    assert rows[0]["id"] == (str(given) if usable else "my_task/train/0")
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([0, 1], ["0", "1"]),
+        (["a", "b"], ["a", "b"]),
+        (["a", "a"], None),
+        ([1, "1"], None),  # texts
+        (["a", None], None),
+        ([1.0, 2.0], None),
+        ([True, 2], None),
+        ([[1], [2]], None),
+    ],
+)
+def test_an_id_is_that_of_its_row_if_each_has_its_own(tmp_path, name, ids, expected):
+    task, rows, _ = task_and_rows(tmp_path, name, *({"id": each} for each in ids))
+    assert [row["id"] for row in rows] == (expected or ["data/0", "data/1"])
+    assert [row["id"] for row in passed_to_rewards(rows, task)] == ids
+
+
+def test_rows_of_a_task_file_that_differ_in_any_column_are_kept(tmp_path):
+    columns = [{"task": "a"}, {"task": "b"}, {"completion_prefix": 1}, {"tools": []}, {"tools": [], "id": "repeated"}]
+    task, _, _ = task_and_rows(tmp_path, "file", *columns)
+    rows = _load_unique(DataConfig(task, str(tmp_path / "data.jsonl")), "train")
+    assert [row["id"] for row in rows] == [f"my_task/train/{index}" for index in range(4)]
+
+
+def test_equal_ids_of_a_task_file_are_refused(tmp_path):
+    with pytest.raises(UserError, match="2 rows have the id '1'"):
+        task_and_rows(tmp_path, "file", {"id": 1}, {"id": "1"})
+
+
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "count"}]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math", "file"])
+def test_a_prompt_of_messages_is_what_the_model_gets(tmp_path, name):
+    task, rows, _ = task_and_rows(tmp_path, name, {"prompt": MESSAGES})
+    (row,) = chat.add_prompts([{**rows[0], "task": task}], "xml")
+    assert row["prompt"] == MESSAGES
+    assert passed_to_rewards(rows, task)[0]["prompt"] == MESSAGES
+    with pytest.raises(UserError, match="prompt: message 1 .*'developer'.*'system'"):
+        task_and_rows(tmp_path, name, {"prompt": [{"role": "developer", "content": "s"}]})
+
+
+def test_a_question_and_another_prompt_are_refused(tmp_path):
+    task_and_rows(tmp_path, "file", {"prompt": "9 + 9?"})
+    task_and_rows(tmp_path, "file", {"prompt": None})
+    with pytest.raises(UserError, match="row my_task/train/0 has a question and another text"):
+        task_and_rows(tmp_path, "file", {"prompt": "count"})
+    task, rows, _ = task_and_rows(tmp_path, "gsm8k", {"prompt": "count"})  # whose prompt is the question
+    assert passed_to_rewards(rows, task)[0]["prompt"] == "count"
+
+
+def test_a_prompt_function_cannot_change_the_row(tmp_path):
+    text = "def load(split): return [{'n': [1]}]\ncheck = print\ndef prompt(row):\n    return str(row['n'].pop())\n"
+    (tmp_path / "my_task.py").write_text(text)
+    (row,) = get_task(str(tmp_path / "my_task.py")).load("train")
+    assert (row["question"], row["loaded_row"]["n"]) == ("1", [1])
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"role": "user", "content": None}, r"message 2 \(user\): content is None; expected a text"),
+        ({"role": "assistant", "content": None}, r"message 2 \(assistant\): content is None"),
+        ({"role": "tool"}, r"message 2 \(tool\): content is None"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}]}, r"message 2 \(user\): content is a list of parts"),
+        ({"role": "user", "content": 5}, r"message 2 \(user\): content is 5"),
+        ({"role": "human", "content": "a"}, "message 2 has the role 'human'; expected one of"),
+        ({"content": "a"}, "message 2 has the role None"),
+        ({"from": "human", "value": "a"}, "message 2 has the role None"),
+        ("text", "message 2 is 'text'"),
+        ({"role": "assistant", "content": "", "tool_calls": "f"}, "tool_calls is 'f'; expected a list"),
+        ({"role": "assistant", "content": "", "tool_calls": ["f"]}, r"tool_calls\[0\] is 'f'"),
+        (
+            {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            r"tool_calls\[1\]\.function\.arguments is a text; expected a dictionary",
+        ),
+        ({"role": "assistant", "tool_calls": [{"name": "f"}]}, r"tool_calls\[0\]\.function\.arguments is None"),
+    ],
+)
+def test_a_malformed_message_is_named(tmp_path, message, error):
+    with pytest.raises(UserError, match=f"my_task.py: row my_task/train/0: prompt: .*{error}"):
+        task_and_rows(tmp_path, "file", {"prompt": [{"role": "user", "content": "a"}, message]})
+
+
+def test_a_call_without_content_is_a_message(tmp_path):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    messages += [{"role": "tool", "content": "1"}]
+    task, rows, _ = task_and_rows(tmp_path, "file", {"prompt": messages})
+    assert rows[0]["prompt"][1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert passed_to_rewards(rows, task)[0]["prompt"] == messages
+
+
+@pytest.mark.parametrize("value", ["{1}", "float('nan')", "b'a'", "object()", "'\\ud800'", "{'a': {2}}"])
+def test_a_value_that_is_not_json_is_named(tmp_path, value):
+    (tmp_path / "my_task.py").write_text(f"def load(split): return [{{'question': 'a', 'own': {value}}}]\ncheck = print")
+    with pytest.raises(UserError, match="row my_task/train/0: the column 'own' is not JSON"):
+        get_task(str(tmp_path / "my_task.py")).load("train")
+
+
+def test_renamed_columns_are_checked_too(tmp_path):
+    (tmp_path / "data.jsonl").write_text(json.dumps({"q": "9 + 9?", "a": "18", "task": "own"}) + "\n")
+    data = DataConfig("gsm8k", str(tmp_path / "data.jsonl"), columns=("question=q", "answer=a"))
+    (given,) = passed_to_rewards(load_split(data, "train"), "gsm8k")
+    assert (given["question"], given["answer"], given["task"]) == ("9 + 9?", "18", "own")
