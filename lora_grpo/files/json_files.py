@@ -64,13 +64,11 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
                     f"{path}:{number}: the key {error.key!r:.60} occurs twice; rename one of them"
                 ) from None
             except (ValueError, RecursionError) as error:
-                place = f"{path}:{number}"
-                reason = first_line(error)
+                where = ""
                 if isinstance(error, json.JSONDecodeError):
-                    place += f":{error.colno}"
-                    reason = error.msg
+                    where = f" (column {error.colno}: {error.msg})"
                 raise UserError(
-                    f"{place}: not JSON ({reason}); expected one object per line, got {line[:60]!r}"
+                    f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}{where}"
                 ) from None
 
 

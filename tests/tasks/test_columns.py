@@ -207,7 +207,10 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
         ({"role": "user", "content": None}, r"message 2 \(user\): content is None; expected a text"),
         ({"role": "assistant", "content": None}, r"message 2 \(assistant\): content is None"),
         ({"role": "tool"}, r"message 2 \(tool\): content is None"),
-        ({"role": "user", "content": [{"type": "text", "text": "a"}]}, r"message 2 \(user\): content is a list of parts"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            r"message 2 \(user\): content is a list of parts",
+        ),
         ({"role": "user", "content": 5}, r"message 2 \(user\): content is 5"),
         ({"role": "human", "content": "a"}, "message 2 has the role 'human'; expected one of"),
         ({"content": "a"}, "message 2 has the role None"),
@@ -237,7 +240,9 @@ def test_a_call_without_content_is_a_message(tmp_path):
 
 @pytest.mark.parametrize("value", ["{1}", "float('nan')", "b'a'", "object()", "'\\ud800'", "{'a': {2}}"])
 def test_a_value_that_is_not_json_is_named(tmp_path, value):
-    (tmp_path / "my_task.py").write_text(f"def load(split): return [{{'question': 'a', 'own': {value}}}]\ncheck = print")
+    (tmp_path / "my_task.py").write_text(
+        f"def load(split): return [{{'question': 'a', 'own': {value}}}]\ncheck = print"
+    )
     with pytest.raises(UserError, match="row my_task/train/0: the column 'own' is not JSON"):
         get_task(str(tmp_path / "my_task.py")).load("train")
 

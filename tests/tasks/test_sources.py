@@ -88,6 +88,56 @@ def test_dates_and_decimals_become_text_and_an_index_is_dropped(tmp_path):
     assert read_rows(str(tmp_path / "m.csv"), "eval") == [{"question": "a?", "answer": "1"}]
 
 
+def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
+    """Text may have been written as bytes, which must not become "b'...'": long texts would all be the same."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text = "A shop sells naïve ½ plums. " * 20
+    day = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
+    columns = {
+        "question": ([f"{text}{n}".encode() for n in range(2)], pyarrow.binary(), [f"{text}0", f"{text}1"]),
+        "answer": ([b"1", b"2"], pyarrow.large_binary(), ["1", "2"]),
+        "fixed": ([b"ab", b"cd"], pyarrow.binary(2), ["ab", "cd"]),
+        "kind": (["x", "y"], pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), ["x", "y"]),
+        "large": (["x", None], pyarrow.large_string(), ["x", None]),
+        "price": ([decimal.Decimal("2.50"), None], pyarrow.decimal128(30, 2), ["2.50", None]),
+        "day": ([day, None], pyarrow.timestamp("us"), ["2026-01-02 03:04:05.678901", None]),
+        "took": ([datetime.timedelta(days=1), None], pyarrow.duration("s"), ["1 day, 0:00:00", None]),
+        "big": ([2**63 - 1, -(2**53) - 1], pyarrow.int64(), [2**63 - 1, -(2**53) - 1]),
+        "bigger": ([2**64 - 1, 0], pyarrow.uint64(), [2**64 - 1, 0]),
+        "half": ([1.5, None], pyarrow.float32(), [1.5, None]),
+        "flag": ([True, None], pyarrow.bool_(), [True, None]),
+        "parts": (
+            [[{"a": b"x", "b": [1, None]}], []],
+            pyarrow.list_(pyarrow.struct({"a": pyarrow.binary(), "b": pyarrow.list_(pyarrow.int8())})),
+            [[{"a": "x", "b": [1, None]}], []],
+        ),
+        "pairs": ([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int8()), [[["a", 1]], []]),
+        "nothing": ([None, None], pyarrow.null(), [None, None]),
+    }
+    arrays = {name: pyarrow.array(values, type=kind) for name, (values, kind, _) in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(arrays), tmp_path / "m.parquet")
+    rows = read_rows(str(tmp_path / "m.parquet"), "train")
+    assert rows == [{name: expected[n] for name, (*_, expected) in columns.items()} for n in range(2)]
+    assert [row["question"] for row in gsm8k.load("train", str(tmp_path / "m.parquet"))] == columns["question"][2]
+
+
+def test_a_column_that_rows_cannot_have_is_named(tmp_path):
+    source = write(tmp_path / "m.parquet", [{"question": "a?", "answer": "1", "photo": b"\x89PNG"}])
+    for read in (lambda: gsm8k.load("train", source), lambda: read_rows(source, "train")):
+        with pytest.raises(UserError, match="m.parquet row 0: the column 'photo' is not text or numbers .*; remove it"):
+            read()
+
+
+def test_numbers_and_empty_texts_of_json_lines_are_those_that_were_written(tmp_path):
+    line = '\ufeff{"question": "a?", "answer": 18, "big": 123456789012345678901, "small": 1e-7, "empty": "", "n": null}'
+    (tmp_path / "m.jsonl").write_text(line + "\n", encoding="utf-8")
+    (row,) = gsm8k.load("train", str(tmp_path / "m.jsonl"))
+    assert row["answer"] == "18" and row["loaded_row"]["answer"] == 18
+    assert (row["big"], row["small"], row["empty"], row["n"]) == (123456789012345678901, 1e-7, "", None)
+
+
 def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path):
     source = write(tmp_path / "mine.csv", [{"problem": "a?", "final answer": "1"}])
     for columns in ((), ("question=problm", "answer=final answer")):
@@ -107,6 +157,19 @@ def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path):
         ("m.jsonl", '{"question": "né?"}\n'.encode() + b'{"question": "n\xe9?"}', "m.jsonl:2: byte 0xe9 is not UTF-8"),
         ("m.csv.gz", b"question,answer\n", "m.csv.gz cannot be read: Not a gzipped file"),
         ("m.parquet", b"question,answer\na?,1\n", "m.parquet is not a readable Parquet file: "),
+        ("m.csv", b"question,answer,hint,answer\na?,1,x,2\n", "m.csv:1: the header has 'answer' 2 times; rename"),
+        ("m.csv", "\ufeffquestion, answer,answer \na?,1,2\n".encode(), "m.csv:1: the header has 'answer' 2 times"),
+        ("m.csv", b"question,answer,hint\na?,1\n", "m.csv:2: more or fewer cells than the 3 names"),
+        ("m.jsonl", b'{"question": "a?", "answer": "1", "answer": "2"}', "m.jsonl:1: the key 'answer' occurs twice"),
+        ("m.jsonl", b'\n{"question": "a?", "answer": "1", "x": [{"y": 1, "y": 1}]}', "m.jsonl:2: the key 'y' occurs"),
+        (
+            "m.jsonl",
+            b'{"question": "a?", "answer": "1"}\n{"question": "b?" "answer": "2"}',
+            "(column 19: Expecting ',' delim",
+        ),
+        ("m.jsonl", b'[\n{"question": "a?", "answer": "1"}\n]', "m.jsonl:1: not JSON"),
+        ("m.jsonl", b'[{"question": "a?", "answer": "1"}]', "m.jsonl:1: got list; expected an object"),
+        ("m.jsonl", b"question: a?", "m.jsonl:1: not JSON"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, content, message):
@@ -129,7 +192,7 @@ def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
     with pytest.raises(UserError) as error:
         task.load("train", str(tmp_path / "m.csv"))
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: more or fewer cells")
-    with pytest.raises(UserError, match=r"^no train rows are given; pass .* with the recipe's --data\.train$"):
+    with pytest.raises(UserError, match=r"^no train rows are given; pass .* with --data\.train$"):
         task.load("train")
     with pytest.raises(UserError, match=r"^no eval rows are given; pass a file or a Hub dataset with --data\.eval$"):
         task.load("eval")
