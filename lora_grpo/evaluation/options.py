@@ -97,7 +97,8 @@ class EvaluateOptions(Overrides):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
             if getattr(self, name) != defaults[name]:
-                raise UserError(f"{flag(name)} does not apply to {self.target}; leave it out")
+                shown = flag("data.train" if name == "train" else name)
+                raise UserError(f"{shown} does not apply to {self.target}; leave it out")
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,24 @@ def test_a_task_file_suggests_its_rewards():
     assert len(config("--task", "gsm8k").rewards) == 5
 
 
+def test_reward_files_of_a_task_file_are_beside_it(tmp_path, monkeypatch):
+    Path("sub").mkdir()
+    Path("sub/my_rewards.py").write_text("def brief(completions, **columns): ...\nlong = brief\n")
+    whole = Path("sub/my_rewards.py").resolve()
+    own = ("correct_answer=2.0", "my_rewards.py:brief", "pattern:a.py:b=1.0", f"{whole}:long=0.5")
+    Path("sub/mine.py").write_text(f"REWARDS = {own}\n{TASK}")
+    expected = ("correct_answer=2.0", "sub/my_rewards.py:brief", *own[2:])
+    assert config("--task", "sub/mine.py").rewards == expected
+    assert config("--task", str(Path("sub/mine.py").resolve())).rewards[1] == f"{whole}:brief"
+    monkeypatch.chdir("sub")
+    assert config("--task", "mine.py").rewards == own
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "my_rewards.py: No such file" in refusal(
+        "--task", f"{whole.parent}/mine.py", "--rewards", "my_rewards.py:brief"
+    )
+
+
 def test_a_task_file_runs_only_if_it_is_named_on_the_command_line():
     Path("mine.py").write_text(f"open('ran', 'w')\n{TASK}")
     for name, flag in (("task", "--task"), ("eval_task", "--data.eval-task")):

@@ -1,5 +1,12 @@
+import json
+from pathlib import Path
+
+import pytest
+
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
+from lora_grpo.tasks import load_evaluation_rows
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
 
@@ -16,6 +23,25 @@ def test_the_columns_of_a_run_apply_to_its_own_data():
     assert columns(run=TRAINED) == columns(run=TRAINED, data="b.csv") == ("question=problem",)
     assert columns(run=TRAINED, data="c.csv") == ()
     assert columns("answer=solution", run=TRAINED, data="c.csv") == ("answer=solution",)
+
+
+def test_worked_examples_are_those_of_the_given_training_rows(tmp_path):
+    rows = [json.dumps({"question": f"{number} + 1?", "answer": number + 1}) + "\n" for number in range(6)]
+    (tmp_path / "train.jsonl").write_text("".join(rows[:4]))
+    (tmp_path / "eval.jsonl").write_text("".join(rows[4:]))
+    files = {"train": str(tmp_path / "train.jsonl"), "data": str(tmp_path / "eval.jsonl")}
+    chosen = choose_settings(EvaluateOptions("x", task="gsm8k", few_shot=2, **files), None)
+    evaluated = load_evaluation_rows(chosen.data, chosen.seed, chosen.train_seed).eval
+    asked = [message["content"] for message in evaluated[0]["prompt"] if message["role"] == "user"]
+    assert asked == ["0 + 1?", "1 + 1?", "4 + 1?"]
+    shot = {"config": replace(RunConfig(), TRAINED | {"data": {**TRAINED["data"], "few_shot": 1}}).to_dict()}
+    assert choose_settings(EvaluateOptions("x", train="c.csv"), shot).data.train == "c.csv"
+    assert choose_settings(EvaluateOptions("x"), shot).data.train == "a.csv"
+    for options in ({}, {"few_shot": 0}):
+        with pytest.raises(UserError, match=r"--data\.train .*--few-shot"):
+            choose_settings(EvaluateOptions("x", task="gsm8k", **files, **options), None)
+    with pytest.raises(UserError, match=r"--data\.train does not apply"):
+        EvaluateOptions(samples=Path("x.jsonl"), train="c.csv").check_used(of_weights=False, of_sampling=False)
 
 
 def test_the_settings_of_a_run_are_the_defaults():

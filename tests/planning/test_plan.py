@@ -15,6 +15,7 @@ import pytest
 from helpers.fresh_imports import HEAVY, RECIPES, run_recipe
 from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
 
+from lora_grpo import starter
 from lora_grpo.cli.arguments import parse
 from lora_grpo.config import LAPTOP_FOLDER, replace
 from lora_grpo.config.batch import micro_batches
@@ -23,7 +24,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.models import KNOWN_MODELS
 from lora_grpo.models.memory import GIB
 from lora_grpo.planning import complete_plan, draft_plan, make_plan, show_plan, summary
-from lora_grpo.tasks import Longest
+from lora_grpo.tasks import Longest, fit_data, load_data
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -324,6 +325,36 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
 def planned_for(config, longest):
     """The plan of a run with these rows."""
     return complete_plan(draft_plan(config, Invocation()), longest)
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machine, model, tmp_path, method):
+    """Only tokens that rows contain: Gemma 3's tokenizer has one for images, and its text models none."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    count = len(tokenizer)
+    tokenizer.add_tokens(["<new>"], special_tokens=True)
+    (model / "config.json").write_text(json.dumps({**QWEN25_HALF, "vocab_size": count}))
+    answer = {"grpo": "b", "sft": "<new>"}[method]
+    texts = {"fits": ("a", "b"), "not": ("<new>" if method == "grpo" else "a", answer)}
+    for name, (question, gold) in texts.items():
+        rows = f"def load(split): return [{{'question': f'{{split}} {{n}} {question}'}} for n in range(8)]\n"
+        (tmp_path / f"{name}.py").write_text(f"{rows}check = print\ndef gold(row): return {gold!r}\n")
+    config = replace(asked(model, data={"task": str(tmp_path / "fits.py")}), {"method": method})
+
+    def complete(task):
+        changed = replace(config, {"data": {"task": str(tmp_path / task)}})
+        data = fit_data(load_data(changed), tokenizer, changed)
+        return complete_plan(draft_plan(changed, Invocation()), data.longest)
+
+    assert complete("fits.py")[1].fit.fits
+    message = rf"uses token {count}, but the model has embeddings of 0 to {count - 1} only"
+    with pytest.raises(UserError, match=message):
+        complete("not.py")
+    tokenizer.pad_token = "<new>"  # TRL pads with it
+    with pytest.raises(UserError, match=message):
+        complete("fits.py")
 
 
 def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(machine, model):

@@ -178,7 +178,7 @@ def test_a_prompt_of_messages_is_what_the_model_gets(tmp_path, name):
     (row,) = chat.add_prompts([{**rows[0], "task": task}], "xml")
     assert row["prompt"] == MESSAGES
     assert passed_to_rewards(rows, task)[0]["prompt"] == MESSAGES
-    with pytest.raises(UserError, match="prompt: message 1 .*'developer'.*'system'"):
+    with pytest.raises(UserError, match=r"prompt: message 1 .*'developer'.*'system'"):
         task_and_rows(tmp_path, name, {"prompt": [{"role": "developer", "content": "s"}]})
 
 

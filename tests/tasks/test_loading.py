@@ -11,13 +11,14 @@ from lora_grpo.tasks.loading import Data, fit_data, load_data, prompt_order, sta
 
 
 class Words:
-    """A tokenizer without a chat template: one token per word."""
+    """A tokenizer without a chat template: one token per word, whose id is its length."""
 
     chat_template = None
+    pad_token_id = 0
 
     def __call__(self, text, add_special_tokens):
         assert not add_special_tokens
-        return {"input_ids": text.split()}
+        return {"input_ids": [len(word) for word in text.split()]}
 
 
 def row(question, answer="#### 5"):

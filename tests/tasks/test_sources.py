@@ -126,7 +126,7 @@ def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
 def test_a_column_that_rows_cannot_have_is_named(tmp_path):
     source = write(tmp_path / "m.parquet", [{"question": "a?", "answer": "1", "photo": b"\x89PNG"}])
     for read in (lambda: gsm8k.load("train", source), lambda: read_rows(source, "train")):
-        with pytest.raises(UserError, match="m.parquet row 0: the column 'photo' is not text or numbers .*; remove it"):
+        with pytest.raises(UserError, match=r"m\.parquet row 0: the column 'photo' is not text or numbers"):
             read()
 
 
