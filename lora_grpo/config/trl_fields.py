@@ -22,6 +22,8 @@ _OTHER_NAMES = {
     "--train.optimizer": "optim",
     "--train.checkpoint-steps": "save_steps save_strategy save_only_model",
     "--train.keep-checkpoints": "save_total_limit",
+    "--train.completions-steps": "log_completions log_unique_prompts log_multimodal num_completions_to_print "
+    "log_completions_hub_repo",
     "--rewards": "reward_weights",
     "--sampling.max-completion-tokens": "max_completion_length",
     "nothing: every process needs the whole model": "fsdp deepspeed parallelism_config",

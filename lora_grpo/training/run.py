@@ -15,6 +15,7 @@ from lora_grpo.models import Policy, load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
 from lora_grpo.tasks import Row
+from lora_grpo.training.trl_config import naming_overrides
 
 
 def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = None) -> None:
@@ -84,7 +85,8 @@ def _run_trainer(run: Run, trainer: Any, checkpoint: Path | None) -> None:
     started = time.monotonic()
     with StopOnSignal() as trainer.stop:
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with naming_overrides(run.config, RunError):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"the GPU ran out of memory in step {trainer.state.global_step + 1}; pass --resume "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, parse_grpo_overrides
-from lora_grpo.errors import UserError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
@@ -20,7 +20,7 @@ from lora_grpo.training.monitor import Monitor
 from lora_grpo.training.sft import build_sft_trainer
 from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.trackers import Trackers
-from lora_grpo.training.trl_config import grpo_arguments
+from lora_grpo.training.trl_config import grpo_arguments, naming_overrides
 
 
 def make_trainer(
@@ -47,21 +47,24 @@ def make_trainer(
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
     if policy.engine == "peft":
         trl_compat.ignore_installed_vllm()
-    try:
-        if is_sft:
-            trainer = build_sft_trainer(run, policy, rows, sampler)
-        else:
-            trainer = _build_grpo_trainer(run, policy, rows, sampler, scorer)
-        trainer.create_optimizer()
-    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
-        raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
+    with naming_overrides(config, UserError):
+        try:
+            if is_sft:
+                trainer = build_sft_trainer(run, policy, rows, sampler)
+            else:
+                trainer = _build_grpo_trainer(run, policy, rows, sampler, scorer)
+            trainer.create_optimizer()
+        except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+            raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
     trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
     trainer.keep_checkpoints = config.train.keep_checkpoints
     if not is_sft and isinstance(sampler, VllmSampler):
         trl_compat.enable_importance_sampling(trainer)
     trainer.progress = Progress(config.step_limit, config.method.upper())
     if not run.is_trained:
-        found = check_logprobs(trainer, sampler, [chat.render_row(policy.tokenizer, row) for row in rows])
+        prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
+        with naming_overrides(config, RunError):
+            found = check_logprobs(trainer, sampler, prompts)
         run.record["logprob_check"] = found or {"skipped": "the trained model generates"}
         run.record["padded_rows"] = getattr(trainer, "why_padded", "")
     validation = Validation(run, validation_rows, scorer, sampler) if validation_rows else None

@@ -1,10 +1,35 @@
 """The arguments of TRL's GRPOConfig and SFTConfig, derived from a run's configuration."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import RunConfig, batch_shape, typed_grpo_overrides
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.models import base_model
+
+
+@contextlib.contextmanager
+def naming_overrides(config: RunConfig, kind: type[UserError | RunError]) -> Iterator[None]:
+    """Name the fields of `--grpo` if TRL fails in a `with` block. Their types are checked, but not what they do.
+
+    Raises:
+        UserError or RunError, as `kind` says: an error of another package, in a run with `--grpo`.
+    """
+    import torch
+
+    try:
+        yield
+    except (UserError, RunError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not config.grpo:
+            raise
+        raise kind(
+            f"TRL fails with --grpo {' '.join(config.grpo)} ({type(error).__name__}: {first_line(error)}); leave out "
+            "the field that it does not support"
+        ) from error
 
 
 def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float]) -> dict[str, Any]:

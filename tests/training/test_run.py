@@ -89,6 +89,19 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "kind"),
+    [
+        ("cast_lm_head_to_fp32=true", UserError),  # TRL looks for the embedding of a PEFT model in the wrong place
+        ("dataloader_prefetch_factor=2", RunError),  # torch wants workers, and says so with the first batch
+    ],
+)
+def test_a_field_on_which_trl_fails_is_named_in_one_line(tmp_path, field, kind):
+    with pytest.raises(kind, match=f"TRL fails with --grpo {field}") as caught:
+        run_tiny(tmp_path / "out", grpo=(field,), train={"max_steps": 1})
+    assert "\n" not in str(caught.value)
+
+
 def test_dora_trains_on_rollouts_of_the_live_model(tmp_path):
     run, _ = run_tiny(tmp_path / "out", lora={"dora": True})
     saved = load_file(run.adapter / "adapter_model.safetensors")
