@@ -17,10 +17,15 @@ THRESHOLD = 0.9
 
 
 def load(split, source=None):
-    """Return the bundled questions, or the column "prompt" of a file or Hub dataset."""
+    """Return the bundled questions, or the rows of a file or Hub dataset, which have a column "prompt"."""
     if source is None:
         return [{"prompt": row["question"]} for row in problems("starter", split)]
-    return [{"prompt": record["prompt"]} for record in read_rows(source, split)]
+    return read_rows(source, split)
+
+
+def prompt(row):
+    """Return the column "prompt", also of rows that have a "question"."""
+    return row["prompt"]
 
 
 def check(completion, row):

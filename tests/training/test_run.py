@@ -93,7 +93,7 @@ def test_what_only_trl_can_judge_is_one_line(tmp_path):
     ("field", "kind"),
     [
         ("cast_lm_head_to_fp32=true", UserError),  # TRL looks for the embedding of a PEFT model in the wrong place
-        ("dataloader_prefetch_factor=2", RunError),  # torch wants workers, and says so with the first batch
+        ("dataloader_multiprocessing_context=spawn", RunError),  # torch wants workers, and says so at the first batch
     ],
 )
 def test_a_field_on_which_trl_fails_is_named_in_one_line(tmp_path, field, kind):
