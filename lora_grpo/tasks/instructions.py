@@ -58,7 +58,7 @@ def load(name: str, split: str, source: str | None = None, columns: Mapping[str,
         given = [{key: value for key, value in (each or {}).items() if value is not None} for each in arguments]
         if "key" in record:
             row_id = f"{name}/{record['key']}"
-        row = {"answer": ""}
+        row: Row = {"answer": ""}
         row |= {key: value for key, value in own_columns(record).items() if key not in COLUMNS}
         row |= {"id": row_id, "question": prompt, "prompt": [{"role": "user", "content": prompt}]}
         row |= {"instructions": names, "arguments": given}

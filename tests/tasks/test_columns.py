@@ -7,7 +7,7 @@ import pytest
 from lora_grpo.config.schema import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import Reward, Scorer
-from lora_grpo.tasks import Verdict, chat, get_task, grade_all, load_split
+from lora_grpo.tasks import Verdict, chat, get_task, grade_all, instructions, load_split
 from lora_grpo.tasks.columns import REWARD_ARGUMENTS
 from lora_grpo.tasks.loading import _load_unique
 
@@ -93,6 +93,17 @@ def test_rewards_get_every_column_as_it_was_written(tmp_path, name):
     assert "9 + 9?" in prompted["question"] or "add" in prompted["question"]
     assert "tools" not in prompted and "reset_text" not in prompted and prompted["prompt_style"] == "xml"
     assert prompted.get("completion_prefix") in (None, PROBLEM["humaneval"]["prompt"])
+
+
+def test_instructions_keep_the_columns_of_their_file(tmp_path):
+    written = {**WRITTEN, "prompt": "Say a.", "instruction_id_list": ["x"], "kwargs": [{"n": 1, "m": None}], "id": 4}
+    written |= {"question": "another text", "answer": "a", "instructions": 1, "arguments": 2}
+    (tmp_path / "data.jsonl").write_text(json.dumps(written) + "\n")
+    rows = instructions.load("ifeval", "train", str(tmp_path / "data.jsonl"))
+    (given,) = passed_to_rewards(rows, "ifeval")
+    assert {column: given[column] for column in written} == written
+    assert (rows[0]["id"], rows[0]["question"], rows[0]["instructions"]) == ("4", "Say a.", ["x"])
+    assert rows[0]["arguments"] == [{"n": 1}]
 
 
 def test_rows_without_a_column_of_others_get_none(tmp_path):
