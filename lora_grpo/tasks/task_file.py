@@ -164,11 +164,12 @@ class TaskFile:
         elif isinstance(row.get("prompt"), (list, tuple)):
             asked, place = row["prompt"], "prompt"
         else:
-            if "question" in row and row.get("prompt") not in (None, row["question"]):
+            question, text = row.get("question"), row.get("prompt")
+            if question is not None and text not in (None, question):
                 raise UserError(
                     f"{where} has a question and another text as 'prompt'; define prompt(row) to choose what is asked"
                 )
-            asked, place = row.get("question", row.get("prompt")), "question"
+            asked, place = text if question is None else question, "question"
         if self.environment and asked is None:  # `reset` may ask
             asked = ""
         if isinstance(asked, str) and (asked.strip() or self.environment):

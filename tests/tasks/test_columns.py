@@ -196,6 +196,8 @@ def test_a_prompt_of_messages_is_what_the_model_gets(tmp_path, name):
 def test_a_question_and_another_prompt_are_refused(tmp_path):
     task_and_rows(tmp_path, "file", {"prompt": "9 + 9?"})
     task_and_rows(tmp_path, "file", {"prompt": None})
+    (tmp_path / "own.py").write_text("def load(split): return [{'question': None, 'prompt': 'a'}]\ncheck = print\n")
+    assert get_task(str(tmp_path / "own.py")).load("train")[0]["question"] == "a"
     with pytest.raises(UserError, match="row my_task/train/0 has a question and another text"):
         task_and_rows(tmp_path, "file", {"prompt": "count"})
     task, rows, _ = task_and_rows(tmp_path, "gsm8k", {"prompt": "count"})  # whose prompt is the question
@@ -239,6 +241,35 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 def test_a_malformed_message_is_named(tmp_path, message, error):
     with pytest.raises(UserError, match=f"my_task.py: row my_task/train/0: prompt: .*{error}"):
         task_and_rows(tmp_path, "file", {"prompt": [{"role": "user", "content": "a"}, message]})
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        (None, "gold returned None for row my_task/train/0; expected a list of messages"),
+        (
+            [{"role": "system", "content": "a"}],
+            "message 1 has the role 'system'; expected one of assistant, user, tool$",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}],
+            r"message 2 \(assistant\): content is",
+        ),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+            r"message 1 \(assistant\): tool_calls\[0\]\.function\.arguments is a text",
+        ),
+    ],
+)
+def test_a_malformed_message_of_a_reference_conversation_is_named(tmp_path, messages, error):
+    environment = "class Environment:\n    def reset(self, **row): ...\n    def reply(self, text): ...\n"
+    environment += "    def get_reward(self): return 1\n"
+    (tmp_path / "my_task.py").write_text(
+        f"def load(split): return [{{'question': 'a'}}]\n{environment}\ndef gold(row): return {messages!r}\n"
+    )
+    task = get_task(str(tmp_path / "my_task.py"))
+    with pytest.raises(UserError, match=f"{'' if messages is None else 'gold of row my_task/train/0: '}{error}"):
+        task.gold(task.load("train")[0])
 
 
 def test_a_call_without_content_is_a_message(tmp_path):
