@@ -125,6 +125,8 @@ def columns_of(data: DataConfig, split: str) -> dict[str, str]:
         if name not in known or not column:
             names = suggestion(name, known, otherwise=f"those of your own rows are: {', '.join(known) or 'none'}")
             raise UserError(f"--data.columns {pair!r}: expected NAME=COLUMN with a column of the task; {names}")
+        if name in columns:
+            raise UserError(f"--data.columns {pair!r}: {name} is {columns[name]!r} already; name it once")
         columns[name] = column
     return {name: column for name, column in columns.items() if name in ours[split]}
 

@@ -86,10 +86,10 @@ def _read_csv(path: Path) -> list[tuple[str, Row]]:
     text = json_files.read_text(path, "a CSV file with a header")
     reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
     try:
-        names = Counter(name.strip() for name in reader.fieldnames or ())
-        repeated = [name for name, count in names.items() if name and count > 1]
-        if repeated:
-            raise UserError(f"{path}:1: the header has {repeated[0]!r} {names[repeated[0]]} times; rename the others")
+        # A row would have the last of two columns with the same name only.
+        for name, count in Counter(name.strip() for name in reader.fieldnames or ()).items():
+            if name and count > 1:
+                raise UserError(f"{path}:1: the header has {name!r} {count} times; rename the others")
         for cells in reader:
             where = f"{path}:{reader.line_num}"
             if None in cells or None in cells.values():  # surplus cells have the name None, missing ones are None

@@ -123,6 +123,18 @@ def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
     assert [row["question"] for row in gsm8k.load("train", str(tmp_path / "m.parquet"))] == columns["question"][2]
 
 
+def test_a_name_that_occurs_twice_is_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table([["a?"], ["1"], ["2"]], names=["question", "answer", "answer"])
+    pyarrow.parquet.write_table(table, tmp_path / "m.parquet")
+    with pytest.raises(UserError, match=r"m\.parquet .* Multiple matches for .*answer"):
+        gsm8k.load("train", str(tmp_path / "m.parquet"))
+    with pytest.raises(UserError, match="question is 'q' already"):
+        columns_of(DataConfig("gsm8k", "m.csv", columns=("question=q", "question=p")), "train")
+
+
 def test_a_column_that_rows_cannot_have_is_named(tmp_path):
     source = write(tmp_path / "m.parquet", [{"question": "a?", "answer": "1", "photo": b"\x89PNG"}])
     for read in (lambda: gsm8k.load("train", source), lambda: read_rows(source, "train")):
