@@ -214,15 +214,10 @@ def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
 
 
 def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
-    source = write(
-        tmp_path / "mine.jsonl",
-        {"question": "a?", "answer": "1", "topic": "sums", "id": "old", "prompt": "x", "completion": "y"},
-        {"question": "b?", "answer": SOLUTION},
-    )
-    assert gsm8k.load("train", source) == [
-        {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums"},
-        {"id": "mine/1", "question": "b?", "answer": SOLUTION},
-    ]
+    record = {"question": "a?", "answer": "1", "topic": "sums", "id": "old", "prompt": "x", "completion": "y"}
+    source = write(tmp_path / "mine.jsonl", record, {"question": "b?", "answer": SOLUTION})
+    row = {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums", "completion": "y", "loaded_row": record}
+    assert gsm8k.load("train", source) == [row, {"id": "mine/1", "question": "b?", "answer": SOLUTION}]
 
 
 GOOD = {"question": "a?", "answer": "1"}
@@ -251,9 +246,9 @@ def test_the_default_source_is_the_hubs_test_split(hub):
 
 def test_columns_of_a_data_set_on_the_hub(hub):
     hub.records = [{"problem": "a?", "answer": 1, "seen": datetime.date(2026, 1, 2)}]
-    assert gsm8k.load("eval", "someone/sums", {"question": "problem"}) == [
-        {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
-    ]
+    row = {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
+    loaded = {**row, "answer": 1}
+    assert gsm8k.load("eval", "someone/sums", {"question": "problem"}) == [{**row, "loaded_row": loaded}]
     assert hub.calls == [(("someone/sums", None), {"split": "test"})]
     with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing"):
         gsm8k.load("eval", "someone/sums")

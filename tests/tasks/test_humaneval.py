@@ -34,13 +34,14 @@ def wrong(row):
     return ast.unparse(tree)
 
 
-def test_a_row_is_flat_and_keeps_upstreams_id(tmp_path):
+def test_a_row_has_texts_and_keeps_upstreams_id(tmp_path):
     (row,) = humaneval.load("train", write(tmp_path / "h.jsonl", RECORD))
     assert row["id"] == "HumanEval/7"
     assert row["question"].endswith(f"```python\n{PROMPT.strip()}\n```")
     assert row["answer"] == PROMPT + "    return 2 * up(x)\n"
     assert row["prelude"] == row["completion_prefix"] == PROMPT
     assert row["test"].endswith("\n\ncheck(f)\n")
+    assert row.pop("loaded_row") == {"id": "HumanEval/7", **RECORD}
     assert all(isinstance(value, str) for value in row.values())
 
 

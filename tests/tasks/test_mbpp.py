@@ -34,6 +34,7 @@ def source(real_data):
 def test_a_row_asks_in_words_and_asserts(tmp_path):
     setup = {"test_setup_code": "box = Box() \r\nbox.x = 1"}
     (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", {**RECORD, **setup}))
+    assert row.pop("loaded_row") == {"id": "mbpp/601", **RECORD, **setup}
     assert row == {
         "id": "mbpp/601",
         "question": "You are an expert Python programmer, and here is your task: Write a function to double a number. "
