@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lora_grpo import asynchronous
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
-from lora_grpo.rewards.specs import Reward
+from lora_grpo.rewards.specs import Reward, call_together
 from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all
 
 _WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
@@ -93,8 +94,9 @@ class Scorer:
         arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in self._columns}
         arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
         arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
-        called = {reward.name: reward.function(**arguments) for reward in self.rewards}
-        values = [{name: numbers[index] for name, numbers in called.items()} for index in range(len(texts))]
+        columns_of_values = call_together([reward.function for reward in self.rewards], arguments)
+        names = [reward.name for reward in self.rewards]
+        values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*columns_of_values, strict=True)]
         sums = [sum(reward.weight * (each[reward.name] or 0.0) for reward in self.rewards) for each in values]
         return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
 
@@ -124,6 +126,6 @@ def graded(task: str, rows: Sequence[Row], reward: RewardFunction = correct_answ
     @functools.wraps(reward)
     def score(completions: Sequence[Any], id: Sequence[str], **columns: Any) -> list[float | None]:
         verdicts = grade_all(task, [completion_text(each) for each in completions], [by_id[name] for name in id])
-        return reward(completions=completions, id=id, verdicts=verdicts, **columns)
+        return asynchronous.finished(reward(completions=completions, id=id, verdicts=verdicts, **columns))
 
     return score
