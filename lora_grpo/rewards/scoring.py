@@ -84,10 +84,8 @@ class Scorer:
         """
         rows, prompts = [self.rows[each] for each in ids], [self._prompts[each] for each in ids]
         completions = [
-            [{"role": "assistant", "content": completion}]
-            if isinstance(completion, str) and not isinstance(prompt, str)
-            else completion
-            for prompt, completion in zip(prompts, completions, strict=True)
+            _as_trl_completion(completion, prompt, row)
+            for completion, prompt, row in zip(completions, prompts, rows, strict=True)
         ]
         texts = [completion_text(completion) for completion in completions]
         verdicts = grade_all(rows[0]["task"], texts, rows) if verdicts is None else verdicts
@@ -99,6 +97,16 @@ class Scorer:
         values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*columns_of_values, strict=True)]
         sums = [sum(reward.weight * (each[reward.name] or 0.0) for reward in self.rewards) for each in values]
         return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
+
+
+def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
+    """Return a completion as TRL passes it to rewards: a message if the prompt consists of messages, or else a text."""
+    if not isinstance(completion, str):
+        return completion
+    if not isinstance(prompt, str):
+        return [{"role": "assistant", "content": completion}]
+    # A trainer that samples by itself (Unsloth's) does not end a completion at the next question.
+    return completion if row.get("completion_prefix") else chat.before_next_question(completion)
 
 
 def trl_prompt(tokenizer: Any, row: Row) -> Any:

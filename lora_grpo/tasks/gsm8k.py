@@ -85,7 +85,7 @@ _LATEX_FORMATTING = re.compile(
     rf"\\(?:{_LATEX_FONTS})\s?\{{"
     rf"|\\(?:{_LATEX_SWITCHES})(?![a-zA-Z])"
     r"|\\(?:text)?color\s?\{[a-zA-Z]+\}"
-    r"|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?"  # the dot of `\left.` is an invisible bracket, not a decimal point
+    r"|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?"  # the dot of `\left.` is an invisible bracket, not a point
     r"|\^\s?\{?\s?\\circ(?![a-zA-Z])"
     r"|\\[$%,!;:> ]"
     r"|,\\!|\{,\}"  # commas between groups of digits

@@ -147,7 +147,7 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
             "passed": verdict.passed,
             "status": "passed" if verdict.passed else verdict.reason,
             "num_tokens": len(ids),
-            "truncated": not ids or ids[-1] not in eos_token_ids,
+            "truncated": episode.truncated if episode else not ids or ids[-1] not in eos_token_ids,
             "rewards": values,
             "reward": reward,
             **({"messages": episode.messages, "ended_by": episode.ended_by} if episode and episode.session else {}),
