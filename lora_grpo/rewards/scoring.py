@@ -1,7 +1,7 @@
 """Score completions: grade each once, and call the rewards the way TRL does."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,8 @@ class ScoredBatch:
     verdicts: Sequence[Verdict]
     values: Sequence[dict[str, float | None]]
     """For each completion, the unweighted value of each reward by its name; None if it cannot grade the row."""
-    rewards: Sequence[float]
-    """For each completion, the weighted sum of the rewards that can grade its row."""
+    rewards: Sequence[float | None]
+    """For each completion, the weighted sum of the rewards that can grade its row; None if none can."""
     episodes: Sequence[Episode] = ()
     """The episodes, if the batch was scored from them."""
 
@@ -95,8 +95,13 @@ class Scorer:
         columns_of_values = call_together([reward.function for reward in self.rewards], arguments)
         names = [reward.name for reward in self.rewards]
         values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*columns_of_values, strict=True)]
-        sums = [sum(reward.weight * (each[reward.name] or 0.0) for reward in self.rewards) for each in values]
+        sums = [self._weighted_sum(values_by_name) for values_by_name in values]
         return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
+
+    def _weighted_sum(self, values: Mapping[str, float | None]) -> float | None:
+        if all(value is None for value in values.values()):
+            return None
+        return sum(reward.weight * (values[reward.name] or 0.0) for reward in self.rewards)
 
 
 def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:

@@ -1,4 +1,4 @@
-"""A base model without a chat template that, like real ones, answers and then writes and answers a question of its own."""
+"""A base model without a chat template that answers, and then, like real ones, writes and answers its own question."""
 
 import json
 import shutil
