@@ -35,6 +35,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
@@ -90,7 +91,7 @@ class TaskFile:
         where = f"row {row.get('id')}, completion {completion!r:.200}"
         try:
             with python_file.keeping_directory():
-                found = self.module.check(completion, self._given(row))
+                found = asynchronous.finished(self.module.check(completion, self._given(row)))
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
@@ -176,7 +177,7 @@ class TaskFile:
     def _call(self, name: str, *arguments: Any, of: Any = None) -> Any:
         try:
             with python_file.keeping_directory():
-                return getattr(of or self.module, name)(*arguments)
+                return asynchronous.finished(getattr(of or self.module, name)(*arguments))
         except UserError:  # of `read_rows`
             raise
         except (Exception, SystemExit) as error:

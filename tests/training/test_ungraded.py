@@ -11,7 +11,7 @@ from lora_grpo.progress import Progress
 from lora_grpo.runs import read_metrics
 
 # In validation, the rows with even numbers are graded, or none at all in the pass after step 2.
-# In training, all rows are graded but for the second step, of which none are, and the third, of which the first group is.
+# In training, no row of the second step is graded, of the third only the first group, and all rows of the others.
 REWARDS = """
 def mine(completions, id, trainer_state, **columns):
     step = trainer_state.global_step
@@ -86,7 +86,18 @@ def test_one_of_two_rewards_may_return_none(tmp_path, file):
 def test_a_run_whose_rows_are_never_graded_ends_with_its_evaluation(tmp_path, file, capsys):
     arguments = ["--rewards", f"{file}:never", "--train.max-steps", "2", "--train.prompts-per-step", "2"]
     arguments += ["--sampling.num-generations", "4", "--sampling.max-completion-tokens", "16", "--data.eval-limit", "4"]
-    arguments += ["--monitor.rows", "0", "--train.micro-batch-size", "8", "--data.task", "starter", "--data.train-limit", "8", "--eval.num-samples", "1"]
+    arguments += [
+        "--monitor.rows",
+        "0",
+        "--train.micro-batch-size",
+        "8",
+        "--data.task",
+        "starter",
+        "--data.train-limit",
+        "8",
+        "--eval.num-samples",
+        "1",
+    ]
     with pytest.raises(SystemExit) as ended:
         verbs.run_front_door(["train", "gsm8k", *arguments, "--output-dir", str(tmp_path / "out")])
     shown = capsys.readouterr()
@@ -95,7 +106,8 @@ def test_a_run_whose_rows_are_never_graded_ends_with_its_evaluation(tmp_path, fi
 
 
 @pytest.mark.parametrize(
-    ("mean", "spread", "shown"), [(None, None, "no reward"), (0.5, None, "reward 0.50"), (0.5, 0.1, "reward 0.50 ± 0.10")]
+    ("mean", "spread", "shown"),
+    [(None, None, "no reward"), (0.5, None, "reward 0.50"), (0.5, 0.1, "reward 0.50 ± 0.10")],
 )
 def test_progress_shows_what_was_graded(capsys, mean, spread, shown):
     Progress(1).step(1, {"reward": mean, "reward_std": spread, "loss": 0.0})
