@@ -99,7 +99,9 @@ class Tool:
         properties = schema["function"]["parameters"]["properties"]
         for name in others:
             field = next(field for field in self.arguments.model_fields.values() if field.alias == name)
-            annotation = typing.Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            annotation: Any = (
+                typing.Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            )
             whole = TypeAdapter(annotation).json_schema()
             properties[name] = _inlined(whole, whole.get("$defs", {})) | properties[name]
         return dict(schema)

@@ -97,6 +97,8 @@ def test_a_run_whose_rows_are_never_graded_ends_with_its_evaluation(tmp_path, fi
         "8",
         "--eval.num-samples",
         "1",
+        "--eval.k",
+        "1",
     ]
     with pytest.raises(SystemExit) as ended:
         verbs.run_front_door(["train", "gsm8k", *arguments, "--output-dir", str(tmp_path / "out")])
