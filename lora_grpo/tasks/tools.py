@@ -54,7 +54,7 @@ class Tool:
         config = ConfigDict(strict=True, allow_inf_nan=False, extra=extra)
         return cls(name, function, create_model(name, __config__=config, **fields))
 
-    def __call__(self, environment: Any, **arguments: Any) -> Any:
+    def __call__(self, environment: Any, /, **arguments: Any) -> Any:
         """Call the method of an environment with arguments as they are in JSON.
 
         Raises:

@@ -186,7 +186,8 @@ def test_another_value_is_refused(kind, written):
 
 
 def test_missing_and_unknown_arguments_are_refused():
-    for arguments in ({}, {"model_fields": 1, "more": 1}, {"argument_0": 1}):
+    one = {"model_fields": 1}
+    for arguments in ({}, {"argument_0": 1}, *({**one, name: 1} for name in ("more", "environment", "self"))):
         with pytest.raises(WrongArguments):
             tool_of(int)(None, **arguments)
 
