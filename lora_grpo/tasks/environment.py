@@ -32,7 +32,7 @@ from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
-from lora_grpo.tasks.tools import Tool, WrongArguments
+from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
 _METHODS = ("reset", "reply", "take_calls", "tools_of", "get_reward")
 """Public methods that are not tools."""

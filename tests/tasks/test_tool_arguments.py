@@ -19,7 +19,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.planning.audit_environment import _call
 from lora_grpo.tasks import get_task
 from lora_grpo.tasks.environment import Session
-from lora_grpo.tasks.tools import Tool, WrongArguments
+from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
 
 class Color(enum.Enum):
