@@ -28,7 +28,8 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and qu
 hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
-__main__.py is `lora-grpo`. commands.py, flags.py, distributed.py, progress.py and errors.py are used by all folders.
+__main__.py is `lora-grpo`. asynchronous.py, commands.py, flags.py, distributed.py, progress.py and errors.py are used
+by all folders.
 
 Code imports from another folder only the names that its `__init__.py` provides, and only from folders listed before its
 own in `LINES` of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are

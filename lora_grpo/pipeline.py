@@ -124,13 +124,19 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         return
     report, joint = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
-    lines = [line for line in read_metrics(run.folder) if metric in line]  # steps that reuse rollouts have no reward
-    change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
+    # Steps that reuse rollouts, or in which no row could be graded, have no reward.
+    lines = [line for line in read_metrics(run.folder) if line.get(metric) is not None]
+    change = None
+    if lines:
+        change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
     also = joint and joint.record
     run.finish({"table": [row.model_dump() for row in report.table], "also": also, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
     report.show()
-    print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
+    if change:
+        print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
+    else:
+        print(f"{metric}: none, because every reward returned None for every completion")
     if best := run.record.get("best"):
         print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
     print("", page, sep="\n")

@@ -27,7 +27,11 @@ class Progress:
         if "validation/reward" in logs:
             self._validation = f", validation {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent if the step reuses rollouts
-            self._reward = f"reward {logs['reward']:.2f} ± {logs['reward_std']:.2f}"
+            mean, spread = logs["reward"], logs["reward_std"]
+            # Both are None if no completion could be graded, and the spread if only one could.
+            self._reward = "no reward" if mean is None else f"reward {mean:.2f}"
+            if spread is not None:
+                self._reward += f" ± {spread:.2f}"
         elif self.title == "SFT":
             self._reward = f"loss {logs['loss']:.3f}"
         self.show(done, self._reward + self._validation)

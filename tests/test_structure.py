@@ -18,7 +18,7 @@ OUTSIDE = sorted(path for folder in ("recipes", "scripts") for path in (ROOT / f
 # A folder or module of the package may import from the lines above its own, and from nothing else.
 LINES = [
     "commands errors starter",
-    "distributed progress flags workers",
+    "asynchronous distributed progress flags workers",
     "files sandbox",
     "config",
     "tasks runs",

@@ -58,7 +58,6 @@ def run_chat(options: ChatOptions) -> None:
     system = system_prompt(run) if run and options.system is None else options.system
     trained = run["config"]["sampling"]["max_completion_tokens"] if run else 512
     max_tokens = options.max_completion_tokens or trained
-    params = SamplingParams(1, options.temperature, 1.0, max_tokens)
     if isinstance(model, GgufModel):
         longest = [{"content": (system or "") + " " * _PROMPT_BYTES}]
         sampler: Sampler = GgufSampler(model, [{"prompt": longest}], max_tokens)
@@ -67,6 +66,8 @@ def run_chat(options: ChatOptions) -> None:
         if model.run is None:  # the template of a run's model has the variables of its training
             chat.set_variables(tokenizer, {}, max_tokens)
         sampler = build.load_sampler(model, "transformers", tokenizer, 0, options.seed)
+    is_plain = chat.asks_in_plain_text(sampler.tokenizer, {})
+    params = SamplingParams(1, options.temperature, 1.0, max_tokens, ends_at_next_question=is_plain)
     answers = {"base": False, model.label: True} if model.adapter else {model.label: True}
     try:
         for question in [options.question] if options.question else _questions():

@@ -195,6 +195,15 @@ def _pick(index: int, words: bool, game: Game) -> str:
     return chosen[index] if chosen else ""
 
 
+_FORMATS = {
+    "date": "2026-01-01",
+    "date-time": "2026-01-01T00:00:00",
+    "time": "00:00:00",
+    "duration": "PT0S",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+"""A text of each format of JSON schemas that is not any text."""
+
 _PICKS: list[Text] = [partial(_pick, index, words) for index, words in ((0, False), (-1, False), (-1, True))]
 
 
@@ -211,18 +220,29 @@ def _calling(tools: Sequence[Mapping[str, Any]], argument: Text = _nothing, text
 
 
 def _call(tools: Sequence[Mapping[str, Any]], text: str) -> Message:
-    number = int(text[:9]) if text[:9].isdecimal() else 0
-    values = {"string": text, "integer": number, "number": float(number), "boolean": False, "array": [], "object": {}}
     calls = []
     for function in (tool["function"] for tool in tools):
-        arguments = {}
-        for name in function["parameters"].get("required", ()):
-            schema = function["parameters"]["properties"][name]
-            kind = schema.get("type", "string")
-            kind = kind if isinstance(kind, str) else kind[0]
-            arguments[name] = schema["enum"][0] if "enum" in schema else values.get(kind)
+        arguments = _value({"type": "object", **function["parameters"]}, text)
         calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _value(schema: Mapping[str, Any], text: str) -> Any:
+    """Return a value of a JSON schema: a text, the number in it, or an object with what it requires."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return _value(schema["anyOf"][0], text)
+    if schema.get("format") in _FORMATS:
+        return _FORMATS[schema["format"]]
+    kind = schema.get("type", "string")
+    kind = kind if isinstance(kind, str) else kind[0]
+    if kind == "object":
+        return {name: _value(schema["properties"][name], text) for name in schema.get("required", ())}
+    if kind == "array":
+        return [_value(part, text) for part in schema.get("prefixItems", ())]
+    number = int(text[:9]) if text[:9].isdecimal() else 0
+    return {"string": text, "integer": number, "number": float(number), "boolean": False}.get(kind)
 
 
 def _mix(own: Any, others: Sequence[Any]) -> Any:

@@ -39,5 +39,6 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
             value = batch.values[0][reward.name]
             graded = "not gradable" if value is None else f"{value:g} of 1, weight {reward.weight:g}"
             print(f"{reward.name:24} {graded}")
-        print(f"{'sum':24} {batch.rewards[0]:g}")
+        total = batch.rewards[0]
+        print(f"{'sum':24} {'not gradable' if total is None else f'{total:g}'}")
     print(f"--- {len(rows)} training rows, {len(data.eval)} evaluation rows; nothing was trained")

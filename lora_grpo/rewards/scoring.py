@@ -1,12 +1,13 @@
 """Score completions: grade each once, and call the rewards the way TRL does."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lora_grpo import asynchronous
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
-from lora_grpo.rewards.specs import Reward
+from lora_grpo.rewards.specs import Reward, call_together
 from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all, reward_columns
 
 _WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
@@ -24,8 +25,8 @@ class ScoredBatch:
     verdicts: Sequence[Verdict]
     values: Sequence[dict[str, float | None]]
     """For each completion, the unweighted value of each reward by its name; None if it cannot grade the row."""
-    rewards: Sequence[float]
-    """For each completion, the weighted sum of the rewards that can grade its row."""
+    rewards: Sequence[float | None]
+    """For each completion, the weighted sum of the rewards that can grade its row; None if none can."""
     episodes: Sequence[Episode] = ()
     """The episodes, if the batch was scored from them."""
 
@@ -84,20 +85,34 @@ class Scorer:
         """
         rows, prompts = [self.rows[each] for each in ids], [self._prompts[each] for each in ids]
         completions = [
-            [{"role": "assistant", "content": completion}]
-            if isinstance(completion, str) and not isinstance(prompt, str)
-            else completion
-            for prompt, completion in zip(prompts, completions, strict=True)
+            _as_trl_completion(completion, prompt, row)
+            for completion, prompt, row in zip(completions, prompts, rows, strict=True)
         ]
         texts = [completion_text(completion) for completion in completions]
         verdicts = grade_all(rows[0]["task"], texts, rows) if verdicts is None else verdicts
         arguments: dict[str, Any] = {name: [self._columns[row["id"]].get(name) for row in rows] for name in self._names}
         arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
         arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
-        called = {reward.name: reward.function(**arguments) for reward in self.rewards}
-        values = [{name: numbers[index] for name, numbers in called.items()} for index in range(len(texts))]
-        sums = [sum(reward.weight * (each[reward.name] or 0.0) for reward in self.rewards) for each in values]
+        columns_of_values = call_together([reward.function for reward in self.rewards], arguments)
+        names = [reward.name for reward in self.rewards]
+        values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*columns_of_values, strict=True)]
+        sums = [self._weighted_sum(values_by_name) for values_by_name in values]
         return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
+
+    def _weighted_sum(self, values: Mapping[str, float | None]) -> float | None:
+        if all(value is None for value in values.values()):
+            return None
+        return sum(reward.weight * (values[reward.name] or 0.0) for reward in self.rewards)
+
+
+def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
+    """Return a completion as TRL passes it to rewards: a message if the prompt consists of messages, or else a text."""
+    if not isinstance(completion, str):
+        return completion
+    if not isinstance(prompt, str):
+        return [{"role": "assistant", "content": completion}]
+    # A trainer that samples by itself (Unsloth's) does not end a completion at the next question.
+    return completion if row.get("completion_prefix") else chat.before_next_question(completion)
 
 
 def trl_prompt(tokenizer: Any, row: Row) -> Any:
@@ -135,6 +150,6 @@ def graded(task: str, rows: Sequence[Row], reward: RewardFunction = correct_answ
     @functools.wraps(reward)
     def score(completions: Sequence[Any], id: Sequence[str], **columns: Any) -> list[float | None]:
         verdicts = grade_all(task, [completion_text(each) for each in completions], [by_id[name] for name in id])
-        return reward(completions=completions, id=id, verdicts=verdicts, **columns)
+        return asynchronous.finished(reward(completions=completions, id=id, verdicts=verdicts, **columns))
 
     return score

@@ -8,8 +8,10 @@ Python file defines or imports (`my_rewards.py:my_reward`).
 """
 
 import ast
+import asyncio
 import copy
 import functools
+import inspect
 import math
 import re
 from collections import Counter
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import asynchronous
 from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.rewards.functions import (
@@ -50,8 +53,8 @@ class Reward:
     name: str
     """A short name, unique in the run. TRL logs the mean under this name, which is also the function's `__name__`."""
     weight: float
-    function: RewardFunction
-    """The guarded function. TRL calls it with keyword arguments; it raises RewardError on any failure."""
+    function: "GuardedReward"
+    """Called with keyword arguments, as TRL does. It raises RewardError on any failure."""
 
 
 class RewardError(RunError):
@@ -111,14 +114,25 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         if file:
             label = spec.name.rpartition(":")[2]
             function = getattr(python_file.load(file, "a file with reward functions"), label, None)
-            if not callable(function):
+            if not callable(function) or isinstance(function, type):
                 raise UserError(f"{file}: {label!r} is {function!r:.60}; expected a function (completions, **columns)")
+            if not _takes_columns(function):
+                raise UserError(f"{file}: {label!r} must take **columns; the trainer passes them all")
         else:
             label, function = _built_in(spec.name)
         seen[label] += 1
         name = label if seen[label] == 1 else f"{label}_{seen[label]}"
-        rewards.append(Reward(name, spec.weight, guard(function, name, file)))
+        rewards.append(Reward(name, spec.weight, GuardedReward(function, name, file)))
     return rewards
+
+
+def _takes_columns(function: RewardFunction) -> bool:
+    """Return whether a function takes arguments with any name. Of a decorated one, only its wrapper counts."""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except ValueError:  # some functions in C have no signature
+        return True
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _parse(item: str) -> RewardSpec:
@@ -173,7 +187,10 @@ def _check_file(path: Path, function: str) -> None:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(f"{path}: {reason}; expected a Python file that defines {function!r}") from None
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == function and node.args.kwarg is None:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != function:
+            continue
+        # A decorator may return another function, whose arguments are known when the file has run.
+        if node.args.kwarg is None and not node.decorator_list:
             raise UserError(f"{path}:{node.lineno}: {function!r} must take **columns; the trainer passes them all")
     defined = set().union(*map(bound_names, tree.body))
     if function not in defined:
@@ -181,54 +198,118 @@ def _check_file(path: Path, function: str) -> None:
         raise UserError(f"{path} does not define {function!r}; {hint}")
 
 
-def guard(function: RewardFunction, name: str, file: Path | None = None) -> RewardFunction:
-    """Wrap a reward function so that it raises RewardError if the reward fails or returns an invalid value.
+class GuardedReward:
+    """A reward function that raises RewardError if it fails or returns an invalid value.
 
     A bool becomes 1 or 0, and a one-element tensor becomes its number. None means that the row cannot be graded. An
-    error names the line of `file`, the user's file that defines the reward.
+    error names the line of `file`, the user's file that defines the reward. The function may be `async`.
     """
 
-    @functools.wraps(function)
-    def guarded(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __init__(self, function: RewardFunction, name: str, file: Path | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.__name__ = self.__qualname__ = name
+        self._function, self._file = function, file
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         batch = {"completions": completions, **columns}
+        [returned] = call_together([self], batch)
+        return returned
 
-        def describe(index: int) -> str:
-            row = batch["id"][index] if "id" in batch else index
-            return f"row {row}, completion {_shorten(completion_text(completions[index]), 200)}"
-
+    def start(self, batch: Mapping[str, Any]) -> Any:
+        """Call the function. Return its result, an awaitable if the function is `async`."""
+        # A reward may change its arguments, which the other rewards and the trainer use as well.
+        # An environment may hold what cannot be copied, such as a connection.
+        copies = {
+            key: copy.deepcopy(value) if isinstance(value, list) and key != "environments" else value
+            for key, value in batch.items()
+        }
         try:
-            # A copy, because a reward may change its arguments, which the other rewards and the trainer use as well.
-            # An environment may hold what cannot be copied, such as a connection.
-            with python_file.keeping_directory():
-                copies = {
-                    key: copy.deepcopy(value) if isinstance(value, list) and key != "environments" else value
-                    for key, value in batch.items()
-                }
-                values = list(function(**copies))
+            return self._function(**copies)
         except (Exception, SystemExit) as error:
-            place = f"{python_file.line_of(error, file)}: " if file else ""
-            row = _find_failing_row(function, batch)
-            where = "no row fails alone" if row is None else describe(row)
-            message = f"{place}reward {name!r} raised {type(error).__name__}: {first_line(error)}; {where}"
-            raise RewardError(message) from error
+            raise self._failed(error, batch) from error
+
+    def numbers(self, returned: Any, batch: Mapping[str, Any]) -> list[float | None]:
+        """Return the numbers in what the function returned; an exception if it is one that an `async` function raised.
+
+        Raises:
+            RewardError: these are not as many finite numbers as completions.
+        """
+        completions = batch["completions"]
+        expected = f"expected a list of {len(completions)} numbers, one for each completion"
+        try:
+            if isinstance(returned, BaseException):
+                raise returned
+            values = _as_list(returned)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a generator raises only here
+            raise self._failed(error, batch) from error
+        if values is None:
+            raise RewardError(f"reward {self.__name__!r} returned {_shorten(returned)}; {expected}")
         if len(values) != len(completions):
-            raise RewardError(f"reward {name!r} returned {len(values)} values; expected {len(completions)} numbers")
+            raise RewardError(f"reward {self.__name__!r} returned {len(values)} values; {expected}")
         numbers: list[float | None] = []
         for index, value in enumerate(values):
-            try:  # an element of a tensor or an array is a number, too
-                number = None if value is None else math.nan if isinstance(value, str) else float(value)
-            except (TypeError, ValueError, OverflowError):
-                number = math.nan
+            number = None if value is None else _as_number(value)
             if number is not None and not math.isfinite(number):
                 raise RewardError(
-                    f"reward {name!r} returned {_shorten(value)}; expected a finite number, or None for a row that "
-                    f"cannot be graded; {describe(index)}"
+                    f"reward {self.__name__!r} returned {_shorten(value)}; expected a finite number, or None for a row "
+                    f"that cannot be graded; {_describe(batch, index)}"
                 )
             numbers.append(number)
         return numbers
 
-    guarded.__name__ = guarded.__qualname__ = name
-    return guarded
+    def _failed(self, error: BaseException, batch: Mapping[str, Any]) -> RewardError:
+        place = f"{python_file.line_of(error, self._file)}: " if self._file else ""
+        index = _find_failing_row(self._function, batch)
+        where = "no row fails alone" if index is None else _describe(batch, index)
+        return RewardError(
+            f"{place}reward {self.__name__!r} raised {type(error).__name__}: {first_line(error)}; {where}"
+        )
+
+
+def call_together(rewards: Sequence[GuardedReward], batch: Mapping[str, Any]) -> list[list[float | None]]:
+    """Return the values of each reward for B completions. Functions that are `async` run at the same time, as in TRL.
+
+    Args:
+        batch: `completions` and the other arguments of rewards.
+
+    Raises:
+        RewardError: a reward failed.
+    """
+    with python_file.keeping_directory():
+        started = [reward.start(batch) for reward in rewards]
+        returned = asynchronous.finished_together(started)
+        return [reward.numbers(result, batch) for reward, result in zip(rewards, returned, strict=True)]
+
+
+def _as_list(returned: Any) -> list[Any] | None:
+    """Return the values that a reward returned, of a list, an array, a tensor or a generator; None for anything else.
+
+    The values of a dictionary or a text are no rewards.
+    """
+    if isinstance(returned, (str, bytes, Mapping)):
+        return None
+    try:
+        values = iter(returned)
+    except TypeError:  # None, a single number, an `async` generator
+        return None
+    return list(values)
+
+
+def _as_number(value: Any) -> float:
+    """Return a value as a number; NaN if it is none. An element of a tensor or an array is a number, too."""
+    if isinstance(value, (str, bytes)):
+        return math.nan
+    if hasattr(value, "item") and getattr(value, "size", None) == 1:  # NumPy converts no array with a dimension
+        value = value.item()
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _describe(batch: Mapping[str, Any], index: int) -> str:
+    row = batch["id"][index] if "id" in batch else index
+    return f"row {row}, completion {_shorten(completion_text(batch['completions'][index]), 200)}"
 
 
 def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any]) -> int | None:
@@ -236,8 +317,8 @@ def _find_failing_row(function: RewardFunction, batch: Mapping[str, Any]) -> int
     for index in range(len(batch["completions"])):
         row = {key: value[index : index + 1] if isinstance(value, Sequence) else value for key, value in batch.items()}
         try:
-            function(**row)
-        except (Exception, SystemExit):  # noqa: BLE001 - the caller raises the error itself
+            _as_list(asynchronous.finished(function(**row)))
+        except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001 - the caller raises the error itself
             return index
     return None
 

@@ -29,7 +29,15 @@ from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.runs import read_record
-from lora_grpo.sampling.sampler import Prompts, SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
+from lora_grpo.sampling.sampler import (
+    Prompts,
+    SampledTokens,
+    Sampler,
+    SamplingParams,
+    by_prompt,
+    end_at_question,
+    in_threads,
+)
 from lora_grpo.tasks import Row
 
 _SLOTS = 8
@@ -232,7 +240,8 @@ class GgufSampler(Sampler):
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
             if truncated and len(tokens) < limit:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
-            return SampledTokens(tokens, answer["content"], truncated)
+            sample = SampledTokens(tokens, answer["content"], truncated)
+            return end_at_question(self.tokenizer, sample) if params.ends_at_next_question else sample
 
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
 

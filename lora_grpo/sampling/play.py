@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.sampler import SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.tasks import Episode, Row, chat, turns
 
 
@@ -24,6 +24,8 @@ def play(
     texts = [chat.render_row(sampler.tokenizer, row) for row in rows]
     prompts = sampler.encode(texts)
     group = params.num_samples
+    if rows and all(chat.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
+        params = replace(params, ends_at_next_question=True)
     form = turns.response_format(sampler.tokenizer) if rows and rows[0].get("tools") else None
 
     def begin(place: int) -> Episode:
@@ -34,7 +36,7 @@ def play(
         for place, samples in sampler.stream(prompts, params, seeds):
             episodes = [begin(place) for _ in samples]
             for episode, sample in zip(episodes, samples, strict=True):
-                episode.take(sample.token_ids, sample.text, sample.logprobs, sample.truncated)
+                _take(episode, sample)
             yield place, episodes
         return
     # The cache of a conversation is kept between turns, so all conversations of a call must fit in memory.
@@ -58,7 +60,7 @@ def _converse(
         own = [completion_seed(seeds[index], "turn", turn) if turn else seeds[index] for index in alive]
         for place, samples in sampler.stream(asked, given, own):
             for episode, sample in zip(episodes[place * given.num_samples :], samples, strict=False):
-                episode.take(sample.token_ids, sample.text, sample.logprobs, sample.truncated)
+                _take(episode, sample)
         going_on = tuple(number for number, episode in enumerate(episodes) if not episode.is_over)
         before, alive = {index // group for index in alive}, [alive[number] for number in going_on]
         yield from sorted(before - {index // group for index in alive})
@@ -67,6 +69,11 @@ def _converse(
         asked = [everyone[index].prompt_ids + everyone[index].token_ids for index in alive]
         rooms = tuple(min(limit, everyone[index].room) for index in alive)
         given = replace(params, num_samples=1, max_tokens=max(rooms), max_each=rooms, continues=going_on)
+
+
+def _take(episode: Episode, sample: SampledTokens) -> None:
+    """Add a sampled turn to an episode."""
+    episode.take(sample.token_ids, sample.text, sample.logprobs, sample.truncated, sample.asked_next_question)
 
 
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:

@@ -7,7 +7,9 @@ all prompts start with once for all of them; finished completions leave the batc
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import continuous_batching as batching
+from lora_grpo.tasks import chat
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +56,8 @@ class SamplingParams:
     continues: tuple[int, ...] | None = None
     """In a conversation, the completion of the previous call that each prompt continues; () in the first call. The
     built-in sampler then keeps the cache of all completions between calls. vLLM and llama.cpp do so by themselves."""
+    ends_at_next_question: bool = False
+    """Whether a completion ends where the model writes the next `Question:`; see `end_at_question`."""
 
     @classmethod
     def of(cls, settings: SamplingConfig, num_samples: int) -> SamplingParams:
@@ -70,14 +75,16 @@ class SampledTokens:
     """One completion."""
 
     token_ids: list[int]
-    """Sampled tokens, including the end-of-sequence token if one was sampled."""
+    """Sampled tokens, including the end-of-sequence token if one was sampled, or the next `Question:`."""
     text: str
-    """The decoded completion without special tokens."""
+    """The decoded completion without special tokens, and without the next `Question:`."""
     truncated: bool
     """Whether the completion reached the length limit before it ended."""
     logprobs: list[float] | None = field(default=None, compare=False)
     """Logprob of each token in nats, under the distribution it was sampled from (after temperature and top-p). None for
     greedy decoding and for engines that do not return logprobs."""
+    asked_next_question: bool = False
+    """Whether the completion ended at the next `Question:` of a plain prompt; see `end_at_question`."""
 
 
 class Sampler:
@@ -159,7 +166,7 @@ class Sampler:
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
-        samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds))
+        samples = self._to_samples(self._decode_in_memory(self.encode(prompts), params, seeds), params)
         yield from by_prompt(enumerate(samples), params.num_samples)
 
     def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
@@ -169,21 +176,40 @@ class Sampler:
         shown, is_over = "", False
         while not is_over:
             room = min(_PART_TOKENS, params.max_tokens - len(ids))
-            given = replace(params, max_tokens=room, continues=(0,) if ids else ())
+            given = replace(params, max_tokens=room, continues=(0,) if ids else (), ends_at_next_question=False)
             [(_, [part])] = self.stream([prompt_ids + ids], given, [completion_seed(seed, "part", len(ids))])
             ids = ids + part.token_ids
             is_over = not part.truncated or len(ids) >= params.max_tokens
             text = self.tokenizer.decode(ids if part.truncated else ids[:-1], skip_special_tokens=True)
+            if params.ends_at_next_question:
+                answer = chat.before_next_question(text)
+                is_over = is_over or answer != text
+                before, line_break, line = answer.rpartition("\n")
+                if line_break and not is_over and chat.may_become_next_question(line):
+                    answer = before
+                text = answer
             if is_over or not text.endswith("\ufffd"):  # the tokens end within a character
                 yield text.removeprefix(shown)
                 shown = text
 
-    def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
+    def _to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
         texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
-        return [
+        samples = [
             SampledTokens(ids, text, truncated=not ids or ids[-1] not in self.eos_token_ids, logprobs=logprobs)
             for (ids, logprobs), text in zip(decoded, texts, strict=True)
         ]
+        if params.ends_at_next_question:
+            samples = [end_at_question(self.tokenizer, sample) for sample in samples]
+        return samples
+
+    def _asks_next_question(self, token_ids: Sequence[int]) -> bool:
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return chat.before_next_question(text) != text
+
+    @functools.cached_property
+    def _colon_ids(self) -> list[int]:
+        """The tokens that can end `Question:`."""
+        return sorted(number for token, number in self.tokenizer.get_vocab().items() if ":" in token)
 
     def _decode_in_memory(
         self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
@@ -228,6 +254,7 @@ class Sampler:
         kept: dict[int, tuple[batching.Batch, int]] = {}
         uniform = uniform_numbers(seeds, max_tokens, device)
         eos = torch.tensor(self.eos_token_ids, device=device)
+        colons = torch.tensor(self._colon_ids if params.ends_at_next_question else [], dtype=torch.long, device=device)
         sampled = torch.zeros((total, max_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((total, max_tokens), device=device)
         lengths = torch.full((total,), max_tokens, device=device)
@@ -258,6 +285,9 @@ class Sampler:
             logprobs[batch.indices, batch.steps] = each
             batch.steps = batch.steps + 1
             ended = torch.isin(tokens, eos) | (batch.steps == limits[batch.indices])
+            if params.ends_at_next_question:
+                for row in torch.isin(tokens, colons).nonzero().squeeze(1).tolist():
+                    ended[row] |= self._asks_next_question(sampled[batch.indices[row], : batch.steps[row]].tolist())
             lengths[batch.indices[ended]] = batch.steps[ended]
             if keeps and ended.any():
                 part = batch.copy(ended.nonzero().squeeze(1))
@@ -270,6 +300,26 @@ class Sampler:
             (ids[:length], each[:length] if params.temperature else None)
             for ids, each, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
         ]
+
+
+def end_at_question(tokenizer: Any, sample: SampledTokens) -> SampledTokens:
+    """Return a completion of a plain prompt up to the next `Question:`, which is not a part of its text.
+
+    Its tokens include those of `Question:`. They are how the model has ended its answer, like an end-of-sequence token,
+    so training counts their logprobs. Engines may sample more tokens; the result does not depend on how many.
+    """
+    answer = chat.before_next_question(sample.text)
+    if answer == sample.text:
+        return sample
+
+    def asks(length: int) -> bool:
+        text = tokenizer.decode(sample.token_ids[:length], skip_special_tokens=True)
+        return chat.before_next_question(text) != text
+
+    # The fewest tokens that include `Question:`.
+    length = bisect.bisect_left(range(len(sample.token_ids)), True, key=asks)
+    logprobs = None if sample.logprobs is None else sample.logprobs[:length]
+    return SampledTokens(sample.token_ids[:length], answer, False, logprobs, asked_next_question=True)
 
 
 def by_prompt(finished: Iterable[tuple[int, T]], group: int) -> Iterator[tuple[int, list[T]]]:

@@ -42,7 +42,7 @@ class SharedVllmSampler(Sampler):
         requests = [ids for ids in self.encode(prompts) for _ in range(params.num_samples)]
         options = request_options(params, seeds, self.eos_token_ids, logprobs=True)
         for index, decoded in by_prompt(engine.stream(requests, options, self._adapter), params.num_samples):
-            yield index, self._to_samples(decoded)
+            yield index, self._to_samples(decoded, params)
 
 
 class GenerateSampler(Sampler):

@@ -107,7 +107,7 @@ class VllmSampler(Sampler):
         wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
         options = request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
         for index, decoded in by_prompt(self.engine.stream(requests, options, self._adapter), group):
-            yield index, self._to_samples(decoded)
+            yield index, self._to_samples(decoded, params)
 
     def close(self) -> None:
         """Shut down the engine."""

@@ -26,6 +26,7 @@ mathematics.py       competition problems, graded by math-verify
 reasoning_gym.py     generators of reasoning-gym, with their scorers
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
+tool_arguments.py    a tool: its JSON schema, and the types of its arguments
 episode.py           one completion or conversation: its tokens, which of them the model sampled, its grade
 turns.py             the turns of a conversation in the format of the chat template
 code_grading.py      runs programs against unit tests in the sandbox

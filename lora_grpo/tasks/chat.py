@@ -43,6 +43,7 @@ _DEFAULTS: dict[str, Any] = {
     # This is the template's own default.
     "date_string": "26 Jul 2024",
 }
+_NEXT_QUESTION = re.compile(r"\n[ \t]*Question:")
 _SET = re.compile(r"\{% set (\w+) = \1 \| default\((.*)\) %\}\n")
 
 
@@ -153,7 +154,8 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
     """Return the text that the model continues. `tools` are JSON schemas.
 
     If the tokenizer has no chat template, as with many base models, the prompt is plain text: the system prompt, then
-    `Question: ...` and `Answer: ...` turns, and `Answer:` at the end.
+    `Question: ...` and `Answer: ...` turns, and `Answer:` at the end. A completion ends where the model writes the next
+    `Question:`, see `before_next_question`.
     """
     if getattr(tokenizer, "chat_template", None):
         try:
@@ -166,6 +168,27 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
             ) from error
     plain = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
+
+
+def asks_in_plain_text(tokenizer: Any, row: Mapping[str, Any]) -> bool:
+    """Return whether a row's prompt has `Question:` and `Answer:` turns. A `completion_prefix` starts a program."""
+    return not getattr(tokenizer, "chat_template", None) and not row.get("completion_prefix")
+
+
+def before_next_question(text: str) -> str:
+    """Return a completion of a plain prompt up to the next line that begins with `Question:`.
+
+    A base model continues the prompt's pattern: after its answer, it writes a question of its own and answers that.
+    lm-evaluation-harness ends completions of GSM8K at `Question:`, too (`lm_eval/tasks/gsm8k/gsm8k.yaml`), there also
+    within a line.
+    """
+    found = _NEXT_QUESTION.search(text)
+    return text[: found.start() + 1] if found else text
+
+
+def may_become_next_question(line: str) -> bool:
+    """Return whether the text after a line break may be the beginning of `Question:`."""
+    return "Question:".startswith(line.lstrip(" \t"))
 
 
 def end_of_turn(tokenizer: Any, ends: Sequence[int] = ()) -> str:

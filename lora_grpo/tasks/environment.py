@@ -21,17 +21,18 @@ import inspect
 import json
 import signal
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt, PydanticUserError, ValidationError, validate_call
+from pydantic import Field, NonNegativeFloat, PositiveInt, PydanticUserError
 
+from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
+from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
 _METHODS = ("reset", "reply", "take_calls", "tools_of", "get_reward")
 """Public methods that are not tools."""
@@ -78,15 +79,14 @@ class EnvironmentClass:
         return callable(getattr(self.kind, "reply", None))
 
     @functools.cached_property
-    def tools(self) -> dict[str, Callable[..., Any]]:
-        """The tools by name: functions of an instance and keyword arguments, whose types they check."""
+    def tools(self) -> dict[str, Tool]:
+        """The tools by name."""
         members = {name: each for name, each in inspect.getmembers(self.kind, callable) if name not in _METHODS}
         public = {name: each for name, each in members.items() if not name.startswith("_")}
         if static := [name for name in public if not inspect.isfunction(inspect.getattr_static(self.kind, name))]:
             raise UserError(f"{self.path}: {static[0]} is static or a class; a tool is a method with `self`")
-        strict = ConfigDict(strict=True, allow_inf_nan=False)  # NaN would be neither too low nor too high
         try:
-            return {name: validate_call(config=strict)(tool) for name, tool in public.items()}
+            return {name: Tool.of(name, method) for name, method in public.items()}
         except (PydanticUserError, NameError) as error:
             raise UserError(f"{self.path}: a type of a tool cannot be checked: {first_line(error)}") from None
 
@@ -95,15 +95,18 @@ class EnvironmentClass:
         """The JSON schemas of the tools, as chat templates take them.
 
         Raises:
-            UserError: a tool has an argument without a type or without a description.
+            UserError: a tool has an argument without a type or without a description, or of a type without JSON.
         """
         from transformers.utils import chat_template_utils
 
         schemas = []
-        for name in self.tools:
-            method = types.MethodType(getattr(self.kind, name), object())  # without `self`
+        for name, tool in self.tools.items():
             try:
-                schemas.append(chat_template_utils.get_json_schema(method))
+                schemas.append(tool.schema())
+            except PydanticUserError as error:
+                raise UserError(
+                    f"{self.path}: the tool {name!r} has an argument of a type that is not in JSON: {first_line(error)}"
+                ) from None
             except (chat_template_utils.TypeHintParsingException, chat_template_utils.DocstringParsingException) as bad:
                 raise UserError(
                     f"{self.path}: the tool {name!r} needs type hints and a Google-style docstring with an entry for "
@@ -175,12 +178,8 @@ class Session:
         try:
             result = self._run(name, functools.partial(tool, self.environment, **arguments), is_tool=True)
         except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
-            if isinstance(error, ValidationError) and error.title in (
-                name,
-                tool.__qualname__,
-            ):  # not one of the tool's own
-                first = error.errors()[0]
-                return self.refuse(f"argument {first['loc'][-1]!r:.60}: {first['msg']}", name)
+            if isinstance(error, WrongArguments):
+                return self.refuse(first_line(error), name)
             if self._class.constants.RAISE_ERRORS:
                 raise self._failed(name, error) from error
             self.failed_calls += 1
@@ -191,8 +190,7 @@ class Session:
         """Call a method within the time limit, and return its result, as a text if it is a tool's."""
         try:
             with python_file.keeping_directory(), _time_limit(self._class.constants.SECONDS_PER_CALL):
-                result = method(*args)
-                result = asyncio.run(result) if inspect.iscoroutine(result) else result
+                result = asynchronous.finished(method(*args))
                 return str(result) if is_tool else result  # integers of more than 4,300 digits raise ValueError
         except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
             if is_tool:

@@ -45,6 +45,8 @@ class Episode:
     """`reply`, `limit` or `budget`; None until the episode is over."""
     truncated: bool = False
     """Whether the last turn was cut."""
+    asked_next_question: bool = False
+    """Whether the last turn ended at the next `Question:` of a plain prompt; see `chat.before_next_question`."""
     verdict: Verdict | None = None
     """The environment's grade, when the episode is over. See `grade`."""
     session: Session | None = None
@@ -83,14 +85,23 @@ class Episode:
             return str(self.messages[-1]["content"])
         return transcript(self.messages)
 
-    def take(self, token_ids: list[int], text: str, logprobs: list[float] | None, truncated: bool) -> None:
+    def take(
+        self,
+        token_ids: list[int],
+        text: str,
+        logprobs: list[float] | None,
+        truncated: bool,
+        asked_next_question: bool = False,
+    ) -> None:
         """Add a turn of the model, let the environment answer, and add its messages or end the episode.
 
         Args:
             token_ids: the sampled tokens, at most `room`.
             text: the turn without special tokens.
             truncated: whether the turn was cut before it ended.
+            asked_next_question: whether its tokens end with the next `Question:` of a plain prompt.
         """
+        self.asked_next_question = asked_next_question
         self._add(token_ids, logprobs, from_model=1)
         self.turns, self.truncated = self.turns + 1, truncated
         if self.session is None:
@@ -116,6 +127,8 @@ class Episode:
         if sum(len(each["content"]) for each in answers) > 200 * self.budget:  # tokenizing it would take minutes
             return self.end("budget")
         following = turns.following_text(self.tokenizer, answers).encode(errors="replace").decode()
+        if asked_next_question:
+            following = following.partition("Question:")[2]  # the model has written it
         ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
         # The model has ended its turn itself, perhaps with another of its tokens for that than the template's.
         if ids[0] == token_ids[-1] or {ids[0], token_ids[-1]} <= {*self.eos_token_ids}:

@@ -12,6 +12,7 @@ wrong format fails a strict rule, and a lucky last number passes a loose one.
 Numbers, in both:
 
 - Words, units, currency signs, and percent signs around the number are ignored. A dash before it is a minus sign.
+- LaTeX that does not change the value is ignored, too: `\\(18\\)`, `18\\ \\text{cm}`, `\\displaystyle 18`, `90^\\circ`.
 - Commas must separate groups of three digits, so `1,8` is not 18. LaTeX's `\\,` and the spaces of typesetters (thin,
   narrow, no-break) separate such groups, too. Two numbers fail, even if they are equal.
 - Numbers have ASCII or full-width digits and are compared as `Decimal`: 18 = 18.00 = 018, but 17.99 and 18.0001 are
@@ -68,9 +69,32 @@ _ASCII = str.maketrans("−–－‐‑‒﹣⁻＋．，？０１２３４５�
 _THIN_SPACES = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:(?:\\,|[\u00a0\u2009\u202f])[0-9]{3})+(?![0-9])")
 _THIN_SPACE = re.compile(r"\\,|[\u00a0\u2009\u202f]")
 # Square meters and the like, whose superscript is no power of the number.
-_UNIT_POWER = re.compile(r"(?<![a-zA-Z])(?:[dckm]?m|in|ft|yd|mi)[²³]")
-# LaTeX that does not change a number's value. Any other backslash, or a symbol in _FORMULA, makes it a formula.
-_LATEX_FORMATTING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed)\s?\{|\\[$%,!;]|\{,\}")
+_UNIT_POWER = re.compile(
+    r"(?<![a-zA-Z])(?:[dckm]?m|in|ft|yd|mi)[²³]"
+    r"|\\(?:text|mathrm)\s?\{\s?(?:[dckm]?m|in|ft|yd|mi)\.?\s?\}\s?\^\s?(?:[23]|\{[23]\})(?![0-9])"
+)
+# LaTeX that does not change a number's value: fonts, sizes, colors, spaces, signs of currency and degrees. Any other
+# backslash, or a symbol in _FORMULA, makes it a formula.
+_LATEX_FONTS = (
+    "text|textnormal|textrm|textbf|textit|textsf|texttt|textup|textmd|emph|underline|mathrm|mathbf|mathit|mathsf|mathtt|"
+    "mathnormal|boldsymbol|bm|mbox|hbox|fbox|boxed"
+)
+_LATEX_SWITCHES = (
+    "displaystyle|textstyle|scriptstyle|bf|rm|it|normalsize|large|Large|LARGE|huge|Huge|quad|qquad|enspace|thinspace|"
+    "pounds|euro|degree"
+)
+_LATEX_FORMATTING = re.compile(
+    rf"\\(?:{_LATEX_FONTS})\s?\{{"
+    rf"|\\(?:{_LATEX_SWITCHES})(?![a-zA-Z])"
+    r"|\\(?:text)?color\s?\{[a-zA-Z]+\}"
+    r"|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?"  # the dot of `\left.` is an invisible bracket, not a point
+    r"|\^\s?\{?\s?\\circ(?![a-zA-Z])"
+    r"|\\[$%,!;:> ]"
+    r"|,\\!|\{,\}"  # commas between groups of digits
+)
+_LATEX_COMMAS = (",\\!", "{,}")
+# Brackets of inline and displayed math. Final statements need them, because they close a statement.
+_LATEX_BRACKETS = re.compile(r"\\[()\[\]]")
 _FORMULA = re.compile(r"[\\^√±π∞]")
 
 # A sentence is longer only if it is not a plain statement.
@@ -239,7 +263,7 @@ def _plain(content: str) -> str:
     """Return an answer with ASCII digits and signs, with commas in place of thin spaces, and without formatting."""
     text = _UNIT_POWER.sub(" square units", content.translate(_ASCII))
     text = _THIN_SPACES.sub(lambda number: _THIN_SPACE.sub(",", number.group()), text)
-    return _LATEX_FORMATTING.sub(lambda match: "," if match.group() == "{,}" else " ", text)
+    return _LATEX_FORMATTING.sub(lambda match: "," if match.group() in _LATEX_COMMAS else " ", text)
 
 
 def _numbers(content: str) -> list[str]:
@@ -247,7 +271,7 @@ def _numbers(content: str) -> list[str]:
 
     A number may be malformed (`1,8`). A formula is returned as a single malformed number.
     """
-    text = _plain(content)
+    text = _LATEX_BRACKETS.sub(" ", _plain(content))
     if _FORMULA.search(text) or any(not c.isascii() and unicodedata.category(c)[0] == "N" for c in text):
         return [content]
     found: list[str] = []
@@ -257,7 +281,7 @@ def _numbers(content: str) -> list[str]:
             continue
         if found:
             return [*found, number]
-        sign = "-" if text[: run.start()].rstrip(" $€£¥*_({[").endswith("-") else ""
+        sign = "-" if text[: run.start()].rstrip(" $€£¥*_({[}").endswith("-") else ""
         found.append(sign + number)
     return found
 

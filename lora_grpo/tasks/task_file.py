@@ -9,6 +9,8 @@ one of
     check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
     Environment               a class, for conversations and tools; see environment.py
 
+(each function and method may be `async`; the calls of an `async` check run at the same time)
+
 and, optionally, any of these:
 
     prompt(row)               the question, or a list of chat messages; default: the row's "question" or "prompt"
@@ -28,7 +30,7 @@ import copy
 import functools
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +38,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.tasks import sources
@@ -83,27 +86,46 @@ class TaskFile:
         return sources.unique(loaded, str(self.path))
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Return the result of the file's `check` as a verdict.
+        """Return the result of the file's `check` as a verdict. See `check_many`."""
+        [verdict] = self.check_many([completion], [row])
+        return verdict
+
+    def check_many(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """Return the results of the file's `check` for B completions of B rows. If it is `async`, all run together.
 
         Raises:
             CheckError: `check` raised an exception, or returned a value that is neither a score nor a verdict.
         """
         if self.environment:
             raise UserError(f"{self.path}: its Environment grades conversations while they take place, not texts")
-        where = f"row {row.get('id')}, completion {completion!r:.200}"
+        returned = [self._start_check(completion, row) for completion, row in zip(completions, rows, strict=True)]
+        with python_file.keeping_directory():
+            results = asynchronous.finished_together(returned)
+        verdicts = []
+        for completion, row, result in zip(completions, rows, results, strict=True):
+            if isinstance(result, BaseException):
+                raise self._check_failed(result, completion, row) from result
+            verdict = as_verdict(result, self.constants.THRESHOLD)
+            if verdict is None:
+                raise CheckError(
+                    f"{self.path}: check returned {result!r:.200}; expected True, False, a score from 0 to 1, or a "
+                    f"Verdict with such a score; {_place(completion, row)}"
+                )
+            verdicts.append(verdict)
+        return verdicts
+
+    def _start_check(self, completion: str, row: Mapping[str, Any]) -> Any:
+        """Return what the file's `check` returns, an awaitable if it is `async`."""
         try:
             with python_file.keeping_directory():
-                found = self.module.check(completion, self._given(row))
+                return self.module.check(completion, self._given(row))
         except (Exception, SystemExit) as error:
-            line = python_file.line_of(error, self.path)
-            raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
-        verdict = as_verdict(found, self.constants.THRESHOLD)
-        if verdict is None:
-            raise CheckError(
-                f"{self.path}: check returned {found!r:.200}; expected True, False, a score from 0 to 1, or a Verdict "
-                f"with such a score; {where}"
-            )
-        return verdict
+            raise self._check_failed(error, completion, row) from error
+
+    def _check_failed(self, error: BaseException, completion: str, row: Mapping[str, Any]) -> CheckError:
+        line = python_file.line_of(error, self.path)
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return CheckError(f"{line}: check raised {what}; {_place(completion, row)}")
 
     def gold(self, row: Mapping[str, Any]) -> Any:
         """Return the row's reference completion, or the messages of the model in its reference conversation."""
@@ -187,7 +209,7 @@ class TaskFile:
     def _call(self, name: str, *arguments: Any, of: Any = None) -> Any:
         try:
             with python_file.keeping_directory():
-                return getattr(of or self.module, name)(*arguments)
+                return asynchronous.finished(getattr(of or self.module, name)(*arguments))
         except UserError:  # of `read_rows`
             raise
         except (Exception, SystemExit) as error:
@@ -201,6 +223,10 @@ def _check_json(value: Any, what: str) -> None:
         json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{what} is not JSON: {first_line(error)}; keep plain values") from None
+
+
+def _place(completion: str, row: Mapping[str, Any]) -> str:
+    return f"row {row.get('id')}, completion {completion!r:.200}"
 
 
 def read(name: str) -> TaskFile:

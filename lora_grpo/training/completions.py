@@ -7,6 +7,7 @@ rows that select the best adapter or trigger early stopping must not also be use
 import contextlib
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class ScoredRollouts(StepMetrics):
     eos_token_ids: Sequence[int]
     episodes: Sequence[Episode] | None = None
     """The episodes of the step; None if TRL's own code sampled."""
+    _has_reported_ungraded = False
 
     def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
         with self._timed("rewards"):
@@ -112,7 +114,26 @@ class ScoredRollouts(StepMetrics):
             step = self.state.global_step + 1
             if distributed.is_main() and (step == 1 or step % self.run.config.train.completions_steps == 0):
                 write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
-            return gather_rewards(self, [[*each.values()] for each in batch.values])
+            gathered = gather_rewards(self, [[*each.values()] for each in batch.values])
+            self._report_ungraded(step, gathered.isnan().all(dim=1).tolist())
+            return gathered
+
+    def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
+        """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
+
+        Their advantage is zero, so that they have no gradient; the means and baselines of TRL leave them out.
+        """
+        count = sum(is_ungraded)
+        if not count:
+            return
+        step_values(self)["completions/ungraded_ratio"].append(count / len(is_ungraded))
+        if distributed.is_main() and not self._has_reported_ungraded:
+            print(
+                f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
+                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics",
+                file=sys.stderr,
+            )
+        self._has_reported_ungraded = True
 
 
 def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -147,7 +168,7 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
             "passed": verdict.passed,
             "status": "passed" if verdict.passed else verdict.reason,
             "num_tokens": len(ids),
-            "truncated": not ids or ids[-1] not in eos_token_ids,
+            "truncated": episode.truncated if episode else not ids or ids[-1] not in eos_token_ids,
             "rewards": values,
             "reward": reward,
             **({"messages": episode.messages, "ended_by": episode.ended_by} if episode and episode.session else {}),

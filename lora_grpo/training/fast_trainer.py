@@ -171,10 +171,20 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     loss count the model's tokens; `max_completion_length`, which dr_grpo divides by, is the budget of all tokens.
     `mask_truncated_completions` leaves out conversations whose last turn was cut.
     """
+    token_ids = [episode.token_ids for episode in episodes]
     logprobs = [episode.logprobs for episode in episodes]
+    masks = [episode.from_model for episode in episodes]
+    # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so it
+    # gets an EOS token that is not trained on.
+    for index, episode in enumerate(episodes):
+        if episode.asked_next_question:
+            token_ids[index] = [*token_ids[index], episode.eos_token_ids[0]]
+            masks[index] = [*masks[index], 0]
+            logprobs[index] = None if episode.logprobs is None else [*episode.logprobs, 0.0]
     found = {
         "prompt_ids": [episode.prompt_ids for episode in episodes],
-        "completion_ids": [episode.token_ids for episode in episodes],
+        "completion_ids": token_ids,
         "logprobs": None if None in logprobs else logprobs,
     }
-    return found | ({"env_mask": [each.from_model for each in episodes]} if episodes[0].session else {})
+    has_other_tokens = any(0 in mask for mask in masks)
+    return found | ({"env_mask": masks} if episodes[0].session or has_other_tokens else {})

@@ -35,8 +35,9 @@ class Monitor:
         self._best: dict[str, Any] = {}
         """`step`, `reward` and `accuracy` of the best validation pass; `_last` of the last one."""
         self._last: dict[str, Any] = {}
+        """Without `reward` if no row of the pass could be graded."""
         self._passes_since_best = 0
-        self._unsaved = False
+        self._unsaved = self._has_reported_ungraded = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore the state of a resumed run without repeating its alarms, or validate the base of a new run."""
@@ -67,8 +68,6 @@ class Monitor:
         """Write a step's metrics and check them. A RunError stops the run."""
         if not logs or "loss" not in logs:
             return
-        if "reward" in logs and logs["reward"] is None:
-            raise RunError(f"no row could be graded in step {state.global_step}: every reward returned None")
         if "step_time" in logs:
             logs["time/training"] = logs["step_time"] - logs.get("time/rollouts", 0.0) - logs.get("time/rewards", 0.0)
         self.run.append_metrics({"step": state.global_step, **logs})
@@ -106,7 +105,10 @@ class Monitor:
         self._raise(self._update(step, lines))
         metrics = step_values(self.trainer)
         for name in ("reward", "accuracy"):
-            metrics[f"validation/{name}"].append(self._last[name])
+            if name in self._last:
+                metrics[f"validation/{name}"].append(self._last[name])
+        if ungraded := sum(line["reward"] is None for line in lines):
+            metrics["validation/ungraded_ratio"].append(ungraded / len(lines))
         if self._best.get("step") == step:
             self._unsaved = control.should_save = True
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
@@ -116,8 +118,20 @@ class Monitor:
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""
-        rewards, passed = [line["reward"] for line in lines], {line["id"]: line["passed"] for line in lines}
-        means = {"reward": statistics.fmean(rewards), "accuracy": statistics.fmean(passed.values())}
+        rewards = [line["reward"] for line in lines if line["reward"] is not None]
+        passed = {line["id"]: line["passed"] for line in lines}
+        accuracy = statistics.fmean(passed.values())
+        if len(rewards) < len(lines) and not self._has_reported_ungraded:
+            self._has_reported_ungraded = True
+            print(
+                f"warning: every reward returned None for {len(lines) - len(rewards)} of {len(lines)} validation rows, "
+                "which the validation reward leaves out",
+                file=sys.stderr,
+            )
+        if not rewards:  # the pass neither is the best nor counts as one that is not
+            self._last = {"step": step, "accuracy": accuracy}
+            return []
+        means = {"reward": statistics.fmean(rewards), "accuracy": accuracy}
         alarms, self._last = self.alarms.validation(step, rewards, passed), {"step": step, **means}
         if not self._best or (means["reward"] > self._best["reward"] and not self.alarms.hacked):
             self._best, self._passes_since_best = self._last, 0

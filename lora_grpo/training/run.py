@@ -26,7 +26,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
 
     Raises:
         Interrupted: SIGTERM or Ctrl-C was received. A checkpoint was saved first.
-        RunError: the GPU ran out of memory, or no row could be graded.
+        RunError: the GPU ran out of memory.
     """
     max_steps = run.config.train.max_steps
     if run.is_trained:

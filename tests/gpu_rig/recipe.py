@@ -55,7 +55,7 @@ class GivenRollouts(VllmSampler):
             decoded = [(each.token_ids, each.logprobs) for index in sorted(groups) for each in groups[index]]
             self.new.setdefault(key, []).append(decoded)
             self.path.write_text(json.dumps(self.new))
-        samples, size = self._to_samples(decoded), params.num_samples
+        samples, size = self._to_samples(decoded, params), params.num_samples
         yield from enumerate(samples[start : start + size] for start in range(0, len(samples), size))
 
     def close(self):

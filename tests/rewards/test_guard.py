@@ -4,7 +4,7 @@ import math
 import pytest
 
 from lora_grpo.rewards import RewardError, parse_reward_specs, resolve
-from lora_grpo.rewards.specs import guard
+from lora_grpo.rewards.specs import GuardedReward
 
 BATCH = {
     "prompts": [[{"role": "user", "content": "first?"}], [{"role": "user", "content": "second?"}]],
@@ -18,7 +18,7 @@ BATCH = {
 
 def failure(function, batch=BATCH):
     with pytest.raises(RewardError) as caught:
-        guard(function, "mine")(**batch)
+        GuardedReward(function, "mine")(**batch)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 450
     return str(caught.value)
 
@@ -32,18 +32,43 @@ def failure(function, batch=BATCH):
         ("__import__('numpy').array([0.5, 1])", [0.5, 1.0]),
         ("__import__('numpy').array([True, False])", [1.0, 0.0]),
         ("__import__('torch').tensor([0.5, 1])", [0.5, 1.0]),
+        ("__import__('torch').tensor([[0.5], [1]])", [0.5, 1.0]),
+        ("__import__('numpy').array([[0.5], [1]])", [0.5, 1.0]),
+        ("[__import__('numpy').float32(0.5), __import__('numpy').int64(1)]", [0.5, 1.0]),
+        ("(number for number in (0.5, 1))", [0.5, 1.0]),
+        ("map(float, ('0.5', '1'))", [0.5, 1.0]),
     ],
 )
 def test_numbers_pass_through_as_floats(returned, values):
-    guarded = guard(lambda completions, **columns: eval(returned), "mine")
+    guarded = GuardedReward(lambda completions, **columns: eval(returned), "mine")
     assert guarded.__name__ == "mine"
     assert guarded(**BATCH) == values
     assert [type(value) for value in guarded(**BATCH)] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize("output", [None, 1.0, "ab", {"a": 1.0, "b": 1.0}, [], [1.0], [1.0, 1.0, 1.0]])
+@pytest.mark.parametrize("output", [None, 1.0, "ab", b"ab", {"a": 1.0, "b": 1.0}, [], [1.0], [1.0, 1.0, 1.0]])
 def test_anything_but_a_list_of_as_many_numbers_is_refused(output):
-    assert "reward 'mine' r" in failure(lambda completions, **columns: output)
+    message = failure(lambda completions, **columns: output)
+    assert "reward 'mine' returned" in message and "expected a list of 2 numbers" in message
+
+
+def test_a_reward_that_returns_nothing_is_named_so():
+    def forgets(completions, **columns):
+        [0.0 for _ in completions]
+
+    async def forgets_later(completions, **columns):
+        forgets(completions)
+
+    async def yields(completions, **columns):
+        yield 0.0
+
+    assert "returned None; expected a list of 2 numbers" in failure(forgets)
+    assert "returned None; expected a list of 2 numbers" in failure(forgets_later)
+    assert "returned <async_generator" in failure(yields)
+
+
+def test_a_generator_that_raises_is_a_reward_that_raises():
+    assert "raised ZeroDivisionError" in failure(lambda completions, **columns: (1 / 0 for _ in completions))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, "1.0", [1.0], 1j, object()])
@@ -68,5 +93,5 @@ def test_a_reward_cannot_change_what_others_get():
         return [0.0 for _ in completions]
 
     before = copy.deepcopy({name: value for name, value in BATCH.items() if name != "trainer_state"})
-    guard(reward, "mine")(**BATCH)
+    GuardedReward(reward, "mine")(**BATCH)
     assert {name: BATCH[name] for name in before} == before

@@ -1,9 +1,12 @@
 """Completions are graded once, and rewards get what TRL would pass."""
 
+import asyncio
+
 import pytest
 
 from lora_grpo import rewards
-from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, scoring, training_set
+from lora_grpo.rewards import Reward, RewardError, Scorer, parse_reward_specs, resolve, scoring, training_set
+from lora_grpo.rewards.specs import GuardedReward
 
 ROWS = [
     {"id": "a", "task": "gsm8k", "answer": "18", "prompt": [{"role": "user", "content": "9 + 9?"}], "hint": [1, "x"]},
@@ -59,7 +62,7 @@ def test_a_users_function_gets_columns_messages_and_verdicts(tmp_path, graded):
 def test_a_base_model_has_texts_for_prompts_and_completions(monkeypatch):
     monkeypatch.setattr(scoring.chat, "render_row", lambda tokenizer, row: row["prompt"][0]["content"])
     seen = []
-    reward = Reward("mine", 1.0, lambda **columns: seen.append(columns) or [0.0])
+    reward = Reward("mine", 1.0, GuardedReward(lambda **columns: seen.append(columns) or [0.0], "mine"))
     Scorer([reward], Tokenizer(None), ROWS).score(["a"], ["text"], [[1]])
     assert (seen[0]["prompts"], seen[0]["completions"]) == (["9 + 9?"], ["text"])
     found = training_set(Tokenizer(None), ROWS, [1, 0, 1])
@@ -92,3 +95,67 @@ def test_a_task_s_check_is_a_reward_for_a_trl_script():
     assert check.__name__ == "correct_answer"
     (integers,) = resolve(parse_reward_specs(["integer_answer"]))
     assert rewards.graded("gsm8k", ROWS, integers.function)(completions=["#### 5"], id=["a"]) == [1.0]
+
+
+ASYNC = """
+import asyncio, functools
+
+started = []
+event = []  # of the loop in which the first call ran
+
+async def waits(completions, **columns):
+    started.append("waits")
+    if not event:
+        event.append(asyncio.Event())
+    await asyncio.wait_for(event[0].wait(), 5)  # set by the other reward, which runs meanwhile
+    event[0].clear()
+    return [len(text[0]["content"]) for text in completions]
+
+async def weighted(completions, factor, **columns):
+    started.append("weighted")
+    while "waits" not in started:
+        await asyncio.sleep(0)
+    event[0].set()
+    return (None if factor is None else factor for _ in completions)
+
+doubled = functools.partial(weighted, factor=2)
+
+class Judge:
+    async def __call__(self, completions, **columns):
+        return [1.0] * len(completions)
+
+judge = Judge()
+
+async def breaks(completions, id, **columns):
+    await asyncio.sleep(0)
+    return [1 / (name != "b") for name in id]
+"""
+
+
+def test_async_rewards_run_at_the_same_time_and_keep_their_event_loop(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(ASYNC)
+    own = scorer(f"{path}:waits", f"{path}:doubled", f"{path}:judge", "correct_answer")
+    for _ in range(2):
+        batch = own.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]])
+        assert [[*values.values()] for values in batch.values] == [[7, 2, 1, 1], [6, 2, 1, 0]]
+
+    async def notebook():  # its event loop runs in this thread
+        return scorer(f"{path}:judge").score(["a"], ["#### 18"], [[1]]).rewards
+
+    assert asyncio.run(notebook()) == [1.0]
+
+
+def test_an_async_reward_that_raises_names_its_line_and_row(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(ASYNC)
+    line = ASYNC.splitlines().index('    return [1 / (name != "b") for name in id]') + 1
+    with pytest.raises(RewardError, match=rf"^{path}:{line}: reward 'breaks' raised ZeroDivisionError: .*; row b"):
+        scorer(f"{path}:judge", f"{path}:breaks").score(["a", "b"], ["1", "2"], [[1], [2]])
+
+
+def test_a_script_can_pass_an_async_reward_to_graded():
+    async def half(completions, verdicts, **columns):
+        return [verdict.value / 2 for verdict in verdicts]
+
+    assert rewards.graded("gsm8k", ROWS, half)(completions=["#### 18"], id=["a"], prompts=["?"]) == [0.5]

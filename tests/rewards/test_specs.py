@@ -113,3 +113,65 @@ def test_rewards_of_the_same_kind_get_numbered_names():
     assert [reward.name for reward in resolved] == ["pattern", "pattern_2", "near_length", "correct_answer"]
     assert [reward.function.__name__ for reward in resolved] == [reward.name for reward in resolved]
     assert [reward.function(completions=["b"])[0] for reward in resolved[:3]] == [0.0, 1.0, 1.0]
+
+
+CALLABLES = """
+import functools
+
+def narrowed(function):
+    @functools.wraps(function)
+    def wrapper(completions, **columns):
+        return function(completions, columns["factor"])
+    return wrapper
+
+def same(function):
+    return function
+
+@narrowed
+def scaled(completions, factor):
+    return [factor[0]] * len(completions)
+
+@same
+def still_narrow(completions):
+    return [1.0]
+
+class Scorer:
+    def __call__(self, completions, **columns):
+        return [2.0] * len(completions)
+    def method(self, completions, **columns):
+        return [3.0] * len(completions)
+    def narrow(self, completions):
+        return [3.0]
+
+instance = Scorer()
+method = Scorer().method
+narrow_method = Scorer().narrow
+some = lambda completions, **columns: [4.0] * len(completions)
+partial = functools.partial(lambda completions, value, **columns: [value] * len(completions), value=5.0)
+
+async def later(completions, **columns):
+    return [6.0] * len(completions)
+
+async def narrow_later(completions):
+    return [6.0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scaled", 1.5), ("instance", 2.0), ("method", 3.0), ("some", 4.0), ("partial", 5.0), ("later", 6.0)],
+)
+def test_whatever_takes_all_columns_is_a_reward(tmp_path, name, value):
+    path = tmp_path / "callables.py"
+    path.write_text(CALLABLES)
+    (reward,) = resolve(parse_reward_specs([f"{path}:{name}"]))
+    assert (reward.name, reward.function.__name__) == (name, name)
+    assert reward.function(completions=["a"], prompts=["?"], factor=[1.5]) == [value]
+
+
+@pytest.mark.parametrize("name", ["still_narrow", "narrow_method", "narrow_later", "Scorer"])
+def test_what_does_not_take_all_columns_is_refused_before_it_is_called(tmp_path, name):
+    path = tmp_path / "callables.py"
+    path.write_text(CALLABLES)
+    with pytest.raises(UserError, match=rf"callables.py:?\d*: '{name}' (must take \*\*columns|is <class)"):
+        resolve(parse_reward_specs([f"{path}:{name}"]))

@@ -116,6 +116,73 @@ def test_wrong_and_why(completion, reason):
     assert not verdict.passed
 
 
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        (r"<answer>\(18\)</answer>", "18"),
+        (r"#### \(18\)", "18"),
+        (r"#### \[18\]", "18"),
+        (r"\(\boxed{18}\)", "18"),
+        (r"\boxed{18\ \text{cm}}", "18"),
+        (r"\boxed{18\quad\mathrm{km/h}}", "18"),
+        (r"#### \displaystyle 18", "18"),
+        (r"#### $\displaystyle{18}$", "18"),
+        (r"#### \left(18\right)", "18"),
+        (r"#### \left.18\right.", "18"),  # the dot is an invisible bracket
+        (r"#### \bigl(18\bigr)", "18"),
+        (r"\boxed{{\bf 18}}", "18"),
+        (r"\boxed{\boldsymbol{18}}", "18"),
+        (r"\boxed{\textcolor{red}{18}}", "18"),
+        (r"#### \underline{18}", "18"),
+        (r"#### 18{}", "18"),
+        (r"#### 18~cm", "18"),
+        (r"#### \pounds18", "18"),
+        (r"\boxed{90^\circ}", "90"),
+        (r"\boxed{90^{\circ}\text{C}}", "90"),
+        (r"\boxed{18\,\text{cm}^2}", "18"),
+        (r"\boxed{18\text{ m}^{3}}", "18"),
+        (r"#### 1,\!234", "1234"),
+        (r"#### -\left(18\right)", "-18"),
+        (r"#### \text{-}18", "-18"),
+        (r"#### {-}18", "-18"),
+    ],
+)
+def test_latex_that_does_not_change_the_value_is_read(completion, answer):
+    assert robust(completion, answer).reason == "correct"
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (r"\boxed{\sqrt{18}}", "unreadable_answer"),
+        (r"\boxed{\frac{1}{2}}", "unreadable_answer"),
+        (r"#### 18^2", "unreadable_answer"),
+        (r"#### 1.8\times 10^1", "unreadable_answer"),
+        (r"#### 18\cdot 1", "unreadable_answer"),
+        (r"#### \overline{18}", "unreadable_answer"),
+        (r"#### \cancel{17}18", "unreadable_answer"),
+        (r"#### \phantom{1}18", "unreadable_answer"),
+        (r"#### 18\textsuperscript{2}", "unreadable_answer"),
+        (r"#### \left.18^2\right.", "unreadable_answer"),
+        (r"\boxed{\text{m}^218}", "unreadable_answer"),
+        (r"#### \\sqrt{18}", "unreadable_answer"),
+        (r"#### 18\!000", "conflicting_answers"),
+        (r"#### 1\text{8}", "conflicting_answers"),
+        (r"#### 1{}8", "conflicting_answers"),
+        (r"#### 1\ 8", "conflicting_answers"),
+        (r"\boxed{18^{\circ 2}}", "conflicting_answers"),
+        (r"#### \(17\) \(18\)", "conflicting_answers"),
+        (r"#### \(17\)\text{ or }\(18\)", "conflicting_answers"),
+        (r"#### \textcolor{red}{17}\color{blue}18", "conflicting_answers"),
+        (r"#### -\left(18\right)", "wrong_answer"),
+        (r"#### \text{-}18", "wrong_answer"),
+    ],
+)
+def test_latex_that_changes_the_value_or_joins_two_answers_is_not_read(completion, reason):
+    verdict = robust(completion)
+    assert (verdict.passed, verdict.reason) == (False, reason)
+
+
 # --- the strict and flexible rules
 
 

@@ -113,6 +113,38 @@ def test_an_exception_in_check_names_the_line_and_the_row(task):
         grade_all(path, ["x"], [{"id": "row 7"}])
 
 
+ASYNC = """
+import asyncio
+waiting = []
+
+async def load(split):
+    return [{"question": f"{split} {n}", "n": n} for n in range(3)]
+
+async def prompt(row):
+    return row["question"]
+
+async def gold(row):
+    return str(row["n"])
+
+async def check(completion, row):
+    waiting.append(row["n"])
+    while len(waiting) < 3:  # for the checks of the other completions
+        await asyncio.sleep(0)
+    return 1 / float(completion) == 1 / row["n"] if completion else None
+"""
+
+
+def test_functions_may_be_async_and_checks_run_at_the_same_time(task):
+    path, found = task(ASYNC)
+    rows = found.load("train")
+    assert [found.gold(row) for row in rows] == ["0", "1", "2"] and rows[1]["prompt"][0]["content"] == "train 1"
+    assert [verdict.passed for verdict in grade_all(path, ["1", "2", "3"], rows[1:] + rows[2:])] == [True, True, False]
+    with pytest.raises(RunError, match=r"my_task\.py:18: check raised ZeroDivisionError: .*; row my_task/train/0"):
+        grade_all(path, ["1", "0", "2"], [rows[1], rows[0], rows[2]])
+    with pytest.raises(RunError, match="check returned None; expected True, False"):
+        found.check("", rows[0])
+
+
 def test_training_and_evaluation_check_the_same_row(task):
     """Rewards get the columns of all rows, but the grader gets each row as it was loaded."""
     loaded = [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
