@@ -30,7 +30,7 @@ from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
 from lora_grpo.runs import read_record
 from lora_grpo.sampling.sampler import Prompts, SampledTokens, Sampler, SamplingParams, by_prompt, in_threads
-from lora_grpo.tasks import Row
+from lora_grpo.tasks import Row, thoughts
 
 _SLOTS = 8
 """Number of completions that are decoded at once."""
@@ -157,8 +157,8 @@ class GgufTokenizer:
         bodies = ({"content": text, "add_special": add_special_tokens, "parse_special": True} for text in texts)
         return {"input_ids": [self._sampler.post("/tokenize", body)["tokens"] for body in bodies]}
 
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"])
+    def batch_decode(self, batch: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        return [str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"]) for ids in batch]
 
 
 class GgufSampler(Sampler):
@@ -177,6 +177,7 @@ class GgufSampler(Sampler):
         import httpx
 
         super().__init__(None, GgufTokenizer(self, model.chat_template), ())
+        self._kept_tokens = thoughts.marker_tokens(model.chat_template or "")
         # A token has at least one byte.
         longest = max(sum(len(message["content"].encode()) for message in row["prompt"]) for row in rows)
         slot_tokens = longest + _TEMPLATE_TOKENS + max_tokens
@@ -228,7 +229,8 @@ class GgufSampler(Sampler):
             prompt = prompts[index // params.num_samples]
             body = {"prompt": prompt, "n_predict": limit, "seed": seeds[index], "return_tokens": True}
             chosen = {"temperature": params.temperature, "top_p": params.top_p, **_ONLY_TEMPERATURE_AND_TOP_P}
-            answer = self.post("/completion", body | chosen)
+            # llama.cpp's text has no special tokens but these.
+            answer = self.post("/completion", {**body, **chosen, "preserved_tokens": self._kept_tokens})
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
             if truncated and len(tokens) < limit:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")

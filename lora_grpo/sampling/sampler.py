@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import continuous_batching as batching
+from lora_grpo.tasks import thoughts
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ class SampledTokens:
     token_ids: list[int]
     """Sampled tokens, including the end-of-sequence token if one was sampled."""
     text: str
-    """The decoded completion without special tokens."""
+    """The decoded completion without special tokens, except those that mark thoughts."""
     truncated: bool
     """Whether the completion reached the length limit before it ended."""
     logprobs: list[float] | None = field(default=None, compare=False)
@@ -173,13 +174,13 @@ class Sampler:
             [(_, [part])] = self.stream([prompt_ids + ids], given, [completion_seed(seed, "part", len(ids))])
             ids = ids + part.token_ids
             is_over = not part.truncated or len(ids) >= params.max_tokens
-            text = self.tokenizer.decode(ids if part.truncated else ids[:-1], skip_special_tokens=True)
+            [text] = thoughts.decode(self.tokenizer, [ids if part.truncated else ids[:-1]])
             if is_over or not text.endswith("\ufffd"):  # the tokens end within a character
                 yield text.removeprefix(shown)
                 shown = text
 
     def _to_samples(self, decoded: Sequence[Decoded]) -> list[SampledTokens]:
-        texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
+        texts = thoughts.decode(self.tokenizer, [ids for ids, _ in decoded])
         return [
             SampledTokens(ids, text, truncated=not ids or ids[-1] not in self.eos_token_ids, logprobs=logprobs)
             for (ids, logprobs), text in zip(decoded, texts, strict=True)

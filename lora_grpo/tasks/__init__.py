@@ -14,6 +14,7 @@ registry.py          the `Task` protocol, `Verdict`, lookup by name, and the bun
 loading.py           the rows of a run: columns, disjoint splits, validation rows, prompt order, fingerprints
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 chat.py              prompt styles: messages, rendering, writing and parsing completions
+thoughts.py          what a prompt has begun of a completion, where thoughts end, and what is graded
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete: HumanEval and HumanEval+
 mbpp.py              short programs: MBPP and MBPP+
@@ -30,7 +31,7 @@ code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 """
 
-from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
+from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, thoughts, turns
 from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.environment import EnvironmentClass, Session
 from lora_grpo.tasks.episode import Episode, grade, transcript

@@ -6,7 +6,7 @@ The file defines:
 
 one of
 
-    check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
+    check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`; it gets what follows the thoughts
     Environment               a class, for conversations and tools; see environment.py
 
 and, optionally, any of these:
@@ -20,6 +20,7 @@ and, optionally, any of these:
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
     MAX_TURNS                 of the model in a conversation, 1 or more; default: 8
     RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
+    SEES_THOUGHTS             whether `check` and `reply` get the whole text, with the model's thoughts; default: False
     SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
 """
 
@@ -37,7 +38,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
 from lora_grpo.tasks.registry import RESERVED_COLUMNS, CheckError, Row, Verdict, as_verdict
 
@@ -82,15 +83,21 @@ class TaskFile:
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Return the result of the file's `check` as a verdict.
 
+        Unless the file sets `SEES_THOUGHTS`, `check` gets what follows the model's thoughts, and it is not called for
+        a thought that is not closed.
+
         Raises:
             CheckError: `check` raised an exception, or returned a value that is neither a score nor a verdict.
         """
         if self.environment:
             raise UserError(f"{self.path}: its Environment grades conversations while they take place, not texts")
         where = f"row {row.get('id')}, completion {completion!r:.200}"
+        answer = completion if self.constants.SEES_THOUGHTS else thoughts.answer_of(completion)
+        if answer is None:
+            return Verdict(False, thoughts.UNFINISHED)
         try:
             with python_file.keeping_directory():
-                found = self.module.check(completion, self._given(row))
+                found = self.module.check(answer, self._given(row))
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise CheckError(f"{line}: check raised {type(error).__name__}: {first_line(error)}; {where}") from error
@@ -130,9 +137,13 @@ class TaskFile:
         """
         if self.environment is None:
             return row
-        text, (*earlier, last) = Session(self.environment, self._given(row)).opening, row["prompt"]
-        prompt = [*earlier, {**last, "content": last["content"] + text}]
-        if not prompt[-1]["content"].strip():
+        text = Session(self.environment, self._given(row)).opening
+        # The model continues a last message that is its own.
+        number_of_prefills = int(row["prompt"][-1]["role"] == "assistant")
+        *earlier, last = row["prompt"][: len(row["prompt"]) - number_of_prefills]
+        asked = {**last, "content": last["content"] + text}
+        prompt = [*earlier, asked, *row["prompt"][len(earlier) + 1 :]]
+        if not asked["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
         question = row["question"] + text
         own = hasattr(self.environment.kind, "tools_of")
