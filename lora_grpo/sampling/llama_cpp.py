@@ -158,7 +158,10 @@ class GgufTokenizer:
         return {"input_ids": [self._sampler.post("/tokenize", body)["tokens"] for body in bodies]}
 
     def batch_decode(self, batch: Sequence[Sequence[int]], **_: Any) -> list[str]:
-        return [str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"]) for ids in batch]
+        return [self.decode(ids) for ids in batch]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"])
 
 
 class GgufSampler(Sampler):
