@@ -26,8 +26,8 @@ class Family:
     opening: str
     closing: str
     """What the model writes between a thought and the answer."""
-    ends: str = ""
-    """A regular expression of all texts that end a thought, if they are more than `closing`."""
+    also_closing: tuple[str, ...] = ()
+    """Other texts that end a thought."""
 
 
 FAMILIES = (
@@ -41,7 +41,7 @@ FAMILIES = (
     Family(
         "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
-        r"<\|end\|><\|start\|>assistant(?:<\|channel\|>final<\|message\|>)?|<\|channel\|>final<\|message\|>",
+        ("<|end|><|start|>assistant", "<|channel|>final<|message|>"),
     ),
     # Seed-OSS.
     Family("<seed:think>", "</seed:think>"),
@@ -52,17 +52,11 @@ FAMILIES = (
 )
 """Of the models that can be trained. Sources: the chat templates of TRL 1.14 and the reasoning parsers of vLLM."""
 
-_BY_GROUP = {f"opening{number}": (family, True) for number, family in enumerate(FAMILIES)}
-_BY_GROUP |= {f"closing{number}": (family, False) for number, family in enumerate(FAMILIES)}
-
-
-def _pattern(family: Family, opens: bool) -> str:
-    return re.escape(family.opening) if opens else family.ends or re.escape(family.closing)
-
-
-_MARKER = re.compile("|".join(f"(?P<{group}>{_pattern(*marker)})" for group, marker in _BY_GROUP.items()))
-_OPENINGS = "|".join(_pattern(family, opens=True) for family in FAMILIES)
-_EMPTY_THOUGHTS = "|".join(rf"{_pattern(each, opens=True)}\s*{re.escape(each.closing)}" for each in FAMILIES)
+_MARKERS = {family.opening: (family, True) for family in FAMILIES}
+_MARKERS |= {text: (family, False) for family in FAMILIES for text in (family.closing, *family.also_closing)}
+_MARKER = re.compile("|".join(map(re.escape, sorted(_MARKERS, key=len, reverse=True))))
+_OPENINGS = "|".join(re.escape(family.opening) for family in FAMILIES)
+_EMPTY_THOUGHTS = "|".join(rf"{re.escape(each.opening)}\s*{re.escape(each.closing)}" for each in FAMILIES)
 _OPENED_AT_END = re.compile(rf"(?:{_OPENINGS})\s*\Z")
 _EMPTY_AT_END = re.compile(rf"(?:{_EMPTY_THOUGHTS})\s*\Z")
 _BLANK_LINES = re.compile(r"\A[ \t]*(?:\s*\n)?")
@@ -187,7 +181,7 @@ def marker_tokens(template: str) -> list[str]:
 
 def _markers(text: str) -> Iterator[_Marker]:
     for match in _MARKER.finditer(text):
-        family, opens = _BY_GROUP[str(match.lastgroup)]
+        family, opens = _MARKERS[match.group()]
         yield _Marker(family, opens, match.start(), match.end())
 
 

@@ -370,7 +370,7 @@ def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, more, hear
     for text in ("17</think>18", "Hm", "19</think>20"):
         sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
         episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
-    assert task.module.HEARD == heard
+    assert heard == task.module.HEARD
     said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
     assert said == ["<think>\n17</think>18", "<think>\nHm", "<think>\n19</think>20"]
     assert episode.ended_by == "reply"
@@ -428,6 +428,6 @@ def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
     episode = Episode(row, prompt, [1], tokenizer, [tokenizer.eos_token_id], 2000, form)
     sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
     episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
-    assert task.module.CALLED == called
+    assert called == task.module.CALLED
     assert (thought or "") in episode.text
     assert isinstance(episode.session, Session) and episode.session.failed_calls == 0

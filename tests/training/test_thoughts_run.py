@@ -8,8 +8,8 @@ import pytest
 from helpers.warm_process import finish
 
 from lora_grpo import starter
-from lora_grpo.tasks import grade_all, load_data, thoughts
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.tasks import grade_all, load_data, thoughts
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -57,6 +57,7 @@ def test_the_same_text_is_trained_graded_rewarded_and_written(warm, thinker):
 
     grpo = ("--output-dir", "grpo", "--task", "starter", "--lora.from", "sft", "--train.max-steps", "2")
     steps = ("--train.completions-steps", "1", "--train.prompts-per-step", "4", "--sampling.num-generations", "4")
+    steps += ("--train.micro-batch-size", "16")
     rewards = ("--rewards", "correct_answer=1.0", "strict_xml_format=1.0", "my_rewards.py:seen=0.001")
     run("recipes/gsm8k_lora.py", *grpo, *steps, *rewards, *SMALL)
     written = [lines(thinker / "grpo" / "completions" / f"step-0000{step}.jsonl") for step in (1, 2)]
