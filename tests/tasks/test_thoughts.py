@@ -3,7 +3,8 @@
 import pytest
 from helpers.gguf_models import byte_level, published_template, qwen_tokenizer, wrapped
 
-from lora_grpo.rewards import graded, parse_reward_specs, resolve
+from lora_grpo.errors import UserError
+from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import PLAIN_REWARDS
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import Episode, Session, chat, get_task, gold_episodes, grade_all, gsm8k, mathematics, thoughts
@@ -431,3 +432,47 @@ def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
     assert called == task.module.CALLED
     assert (thought or "") in episode.text
     assert isinstance(episode.session, Session) and episode.session.failed_calls == 0
+
+
+def test_a_prompt_of_one_message_of_the_assistant_is_refused():
+    row = asked()
+    row["prompt"] = [{"role": "assistant", "content": "It is"}]
+    for template in (published_template("qwen3"), None):
+        with pytest.raises(UserError, match="put a user's message before it"):
+            chat.render_row(qwen_tokenizer(template), row)
+
+
+def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_assistant(tmp_path):
+    (tmp_path / "talk.py").write_text(
+        TALK.replace(
+            "'question': 'How many?'", "'prompt': [{'role': 'user', 'content': 'How many?'}, PREFILL]"
+        ).replace("self.total = 0", "return ' Think.'")
+        + "PREFILL = {'role': 'assistant', 'content': '<think>'}\n"
+    )
+    task = get_task(str(tmp_path / "talk.py"))
+    row = task.open({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    assert [message["content"] for message in row["prompt"]] == ["How many? Think.", "<think>"]
+    tokenizer = tokenizer_of("qwen2_5")
+    [episode] = gold_episodes(tokenizer, [row])
+    assert task.module.HEARD[0] == "18"
+    assert episode.messages[0]["content"] == "<think>One.</think>18"
+    assert (episode.prompt + tokenizer.decode(episode.token_ids)).count("<think>") == 1
+
+
+def test_texts_that_the_trainer_sampled_itself_have_what_the_prompt_has_begun():
+    tokenizer, row = tokenizer_of("qwen3_5_think"), asked()
+    ids = tokenizer("Hm.</think>18<|im_end|>", add_special_tokens=False)["input_ids"]
+    scorer = Scorer(resolve(parse_reward_specs(["think_answer_format=1.0"])), tokenizer, [row])
+    assert scorer.texts(["a", "a"], [ids, ids[:2]])[0] == "<think>\nHm.</think>18"
+
+
+def test_llama_cpp_keeps_the_markers_of_a_template_in_its_text():
+    assert thoughts.marker_tokens(published_template("gemma4")) == ["<channel|>", "<|channel>"]
+    assert thoughts.marker_tokens(published_template("gptoss")) == [
+        "<|channel|>",
+        "<|end|>",
+        "<|message|>",
+        "<|start|>",
+    ]
+    for template in ("phi3", "qwen2_5", "llama3_2"):
+        assert thoughts.marker_tokens(published_template(template)) == []

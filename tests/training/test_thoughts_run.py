@@ -5,11 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.tiny_runs import begin_tiny, run_tiny
 from helpers.warm_process import finish
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.tasks import grade_all, load_data, thoughts
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation import evaluate
+from lora_grpo.sampling import Sampler, build_sampler
+from lora_grpo.tasks import chat, grade_all, load_data, thoughts
+from lora_grpo.training.sft import sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -78,3 +83,38 @@ def test_the_same_text_is_trained_graded_rewarded_and_written(warm, thinker):
     for sample in after:
         [verdict] = grade_all("starter", [sample["completion"]], [rows[sample["task_id"]]])
         assert (verdict.passed, verdict.rules) == (sample["passed"], {name: sample[name] for name in verdict.rules})
+
+
+PREFILLED = """
+def load(split):
+    first = 0 if split == "train" else 40
+    steps = {"role": "assistant", "content": "Let me solve it.\\n<think>"}
+    numbers = range(first, first + 40)
+    return [{"prompt": [{"role": "user", "content": f"{n} + 1 = ?"}, steps], "answer": str(n + 1)} for n in numbers]
+def check(completion, row): return completion.strip() == row["answer"]
+def gold(row): return f"One more.</think>{row['answer']}"
+"""
+
+
+def test_a_last_message_of_the_assistant_is_continued_in_training_and_evaluation(tmp_path):
+    (tmp_path / "prefilled.py").write_text(PREFILLED)
+    changes = {"data": {"task": str(tmp_path / "prefilled.py")}, "rewards": ("correct_answer=1.0", "near_length:60")}
+    run, policy = run_tiny(tmp_path / "run", **changes)
+    for line in lines(run.completions / "step-00001.jsonl"):
+        assert line["completion"].startswith("<think>") and line["status"] == "unfinished_thought"
+    rows = load_data(run.config).eval
+    sampler = build_sampler(policy, run.config)
+    prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    assert all(prompt.endswith("<|im_start|>assistant\nLet me solve it.\n<think>") for prompt in prompts)
+    for sample in evaluate(run, sampler, rows, "trained"):
+        assert sample["completion"].startswith("<think>")
+    for example, prompt, row in zip(sft_examples(rows, sampler), prompts, rows, strict=True):
+        text = sampler.tokenizer.decode(example["input_ids"])
+        assert text == f"{prompt}One more.</think>{row['answer']}<|im_end|>"
+
+
+def test_a_trainer_that_would_close_a_last_message_of_the_assistant_refuses_it(tmp_path, monkeypatch):
+    (tmp_path / "prefilled.py").write_text(PREFILLED)
+    monkeypatch.setattr(Sampler, "serves_training", False)  # as Unsloth's trainer, which renders prompts itself
+    with pytest.raises(UserError, match="--model.engine peft"):
+        begin_tiny(tmp_path / "run", data={"task": str(tmp_path / "prefilled.py")})
