@@ -443,12 +443,9 @@ def test_a_prompt_of_one_message_of_the_assistant_is_refused():
 
 
 def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_assistant(tmp_path):
-    (tmp_path / "talk.py").write_text(
-        TALK.replace(
-            "'question': 'How many?'", "'prompt': [{'role': 'user', 'content': 'How many?'}, PREFILL]"
-        ).replace("self.total = 0", "return ' Think.'")
-        + "PREFILL = {'role': 'assistant', 'content': '<think>'}\n"
-    )
+    rows = "'prompt': [{'role': 'user', 'content': 'How many?'}, PREFILL]"
+    text = TALK.replace("'question': 'How many?'", rows).replace("self.total = 0", "return ' Think.'")
+    (tmp_path / "talk.py").write_text(text + "PREFILL = {'role': 'assistant', 'content': '<think>'}\n")
     task = get_task(str(tmp_path / "talk.py"))
     row = task.open({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
     assert [message["content"] for message in row["prompt"]] == ["How many? Think.", "<think>"]

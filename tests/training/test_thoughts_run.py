@@ -116,5 +116,5 @@ def test_a_last_message_of_the_assistant_is_continued_in_training_and_evaluation
 def test_a_trainer_that_would_close_a_last_message_of_the_assistant_refuses_it(tmp_path, monkeypatch):
     (tmp_path / "prefilled.py").write_text(PREFILLED)
     monkeypatch.setattr(Sampler, "serves_training", False)  # as Unsloth's trainer, which renders prompts itself
-    with pytest.raises(UserError, match="--model.engine peft"):
+    with pytest.raises(UserError, match=r"pass --model\.engine peft"):
         begin_tiny(tmp_path / "run", data={"task": str(tmp_path / "prefilled.py")})
