@@ -138,12 +138,12 @@ class TaskFile:
         if self.environment is None:
             return row
         text = Session(self.environment, self._given(row)).opening
-        # The model continues a last message that is its own.
-        number_of_prefills = int(row["prompt"][-1]["role"] == "assistant")
-        *earlier, last = row["prompt"][: len(row["prompt"]) - number_of_prefills]
-        asked = {**last, "content": last["content"] + text}
-        prompt = [*earlier, asked, *row["prompt"][len(earlier) + 1 :]]
-        if not asked["content"].strip():
+        prompt = list(row["prompt"])
+        asked = len(prompt) - 1
+        if prompt[asked]["role"] == "assistant":  # the model continues it
+            asked -= 1
+        prompt[asked] = {**prompt[asked], "content": prompt[asked]["content"] + text}
+        if not prompt[asked]["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
         question = row["question"] + text
         own = hasattr(self.environment.kind, "tools_of")
