@@ -99,7 +99,7 @@ def gold(row): return f"One more.</think>{row['answer']}"
 def test_a_last_message_of_the_assistant_is_continued_in_training_and_evaluation(tmp_path):
     (tmp_path / "prefilled.py").write_text(PREFILLED)
     changes = {"data": {"task": str(tmp_path / "prefilled.py")}, "rewards": ("correct_answer=1.0", "near_length:60")}
-    run, policy = run_tiny(tmp_path / "run", **changes)
+    run, policy = run_tiny(tmp_path / "run", **changes, eval={"num_samples": 1, "k": (1,)})
     for line in lines(run.completions / "step-00001.jsonl"):
         assert line["completion"].startswith("<think>") and line["status"] == "unfinished_thought"
     rows = load_data(run.config).eval
