@@ -15,7 +15,7 @@ from lora_grpo.flags import Flag
 from lora_grpo.models import ModelSpec, Overrides, choose_adapter, resolve
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
-from lora_grpo.tasks import chat
+from lora_grpo.tasks import chat, thoughts
 
 _PROMPT_BYTES = 8192
 """Room for a question in the context of llama.cpp."""
@@ -76,7 +76,7 @@ def run_chat(options: ChatOptions) -> None:
                 messages = [{"role": "system", "content": system}, *messages]
             prompt = chat.render(sampler.tokenizer, messages)
             for name, adapter in answers.items():
-                print(f"{name}: ", end="", flush=True)
+                print(f"{name}: {thoughts.begun(prompt)}", end="", flush=True)
                 with sampler.awake(adapter=adapter):
                     for text in sampler.stream_text(prompt, params, options.seed):
                         print("\n".join(map(printable, text.split("\n"))), end="", flush=True)

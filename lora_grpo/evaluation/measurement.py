@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lora_grpo.evaluation import pass_at_k
 from lora_grpo.evaluation.results import GREEDY, RULES, Result, is_greedy
 
-UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code")
+UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_code", "unfinished_thought")
 """Statuses of completions without a readable answer."""
 
 SIGNIFICANT = 0.05

@@ -1,8 +1,8 @@
 """Built-in reward functions.
 
 A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings or
-conversations that end with the answer. `columns` are the rows' columns, with one value per completion, and the grader's
-`verdicts`. None means that the row cannot be graded.
+conversations that end with the answer, with what the prompt has begun of it, such as `<think>`. `columns` are the rows'
+columns, with one value per completion, and the grader's `verdicts`. None means that the row cannot be graded.
 
 Every built-in reward except the last three is between 0 and 1 and is multiplied by its weight, as in `--rewards
 correct_answer=2.0`. The logged mean is unweighted and is therefore a rate. `DEFAULT_WEIGHTS` match the GSM8K demo.
@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo.tasks import chat, gsm8k
+from lora_grpo.tasks import chat, gsm8k, thoughts
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -41,6 +41,17 @@ def _of_text(rate: Callable[[str], float]) -> RewardFunction:
         return [float(rate(completion_text(completion))) for completion in completions]
 
     return reward
+
+
+def _of_answer(rate: Callable[[str], float]) -> RewardFunction:
+    """Return a reward for what follows the model's thoughts: 0 if a thought is not closed, as for graders."""
+
+    @functools.wraps(rate)
+    def rate_answer(text: str) -> float:
+        answer = thoughts.answer_of(text)
+        return 0.0 if answer is None else rate(answer.strip())
+
+    return _of_text(rate_answer)
 
 
 def correct_answer(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -70,31 +81,30 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
     return rewards
 
 
-@_of_text
+@_of_answer
 def integer_answer(text: str) -> float:
     """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, or `#### `) contains only an integer."""
     answers = gsm8k.find_answers(text) or [""]
     return bool(_INTEGER.fullmatch(answers[-1]))
 
 
-@_of_text
+@_of_answer
 def strict_xml_format(text: str) -> float:
     """Reward 1 for the exact layout in the system prompt of the xml style.
 
-    Each tag must occur once, on its own line. No other text is allowed, except a `<think>` section at the start.
+    Each tag must occur once, on its own line. No other text is allowed, except the model's thoughts before it.
     """
-    text = chat.without_thoughts(text)
     # `read_completion` checks that each tag occurs exactly once, which also makes the pattern run in linear time.
     return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text))
 
 
-@_of_text
+@_of_answer
 def soft_xml_format(text: str) -> float:
     """Reward 1 for a reasoning section followed by an answer section. Line breaks and other text are allowed."""
     return _has_sections(text, "reasoning")
 
 
-@_of_text
+@_of_answer
 def xml_tag_count(text: str) -> float:
     """Reward 0.25 for each of the four tags that occurs exactly once.
 
@@ -133,7 +143,8 @@ def coin_flip(completions: Sequence[Any], **columns: Any) -> list[float | None]:
 def matches_pattern(pattern: str) -> RewardFunction:
     """Return a reward function that returns 1 if the regular expression matches anywhere in the completion.
 
-    `.` also matches line breaks. `^` and `$` match at the start and end of the completion, or of each line with `(?m)`.
+    The completion includes thoughts. `.` also matches line breaks. `^` and `$` match at the start and end of
+    the completion, or of each line with `(?m)`.
     """
     compiled = re.compile(pattern, re.DOTALL)
     return _of_text(lambda text: bool(compiled.search(text)))

@@ -8,7 +8,7 @@ from typing import Any
 from lora_grpo import asynchronous
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward, call_together
-from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all, reward_columns
+from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all, reward_columns, thoughts
 
 _WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
 """A placeholder for the trainer's state and loggers."""
@@ -42,7 +42,7 @@ class Scorer:
     """
 
     def __init__(self, rewards: Sequence[Reward], tokenizer: Any, rows: Sequence[Row]) -> None:
-        self.rewards = rewards
+        self.rewards, self._tokenizer = rewards, tokenizer
         self.rows = {row["id"]: row for row in rows}
         self._columns = {row["id"]: reward_columns(row) for row in rows}
         self._names = {name: None for columns in self._columns.values() for name in columns}
@@ -60,6 +60,10 @@ class Scorer:
         ids, sampled = [episode.row["id"] for episode in episodes], [episode.sampled_ids for episode in episodes]
         batch = self.score(ids, completions, sampled, grade(task, episodes), **given)
         return replace(batch, texts=[episode.text for episode in episodes], episodes=episodes)
+
+    def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of completions that the trainer sampled: with what the prompts of the rows have begun."""
+        return completion_texts(self._tokenizer, [self.rows[each] for each in ids], token_ids)
 
     def score(
         self,
@@ -115,6 +119,13 @@ def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
     return completion if row.get("completion_prefix") else chat.before_next_question(completion)
 
 
+def completion_texts(tokenizer: Any, rows: Sequence[Row], token_ids: Sequence[Sequence[int]]) -> list[str]:
+    """Return the texts of B completions of B rows, each with what its prompt has begun; see `tasks/thoughts.py`."""
+    begun = [chat.begun_in(chat.render_row(tokenizer, row), row) for row in rows]
+    sampled = thoughts.decode(tokenizer, token_ids)
+    return [start + text for start, text in zip(begun, sampled, strict=True)]
+
+
 def trl_prompt(tokenizer: Any, row: Row) -> Any:
     """Return a row's prompt: chat messages, or plain text for a base model, which has no chat template."""
     return row["prompt"] if getattr(tokenizer, "chat_template", None) else chat.render_row(tokenizer, row)
@@ -137,19 +148,27 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     return Dataset.from_dict({"id": ids}).with_transform(with_prompts)
 
 
-def graded(task: str, rows: Sequence[Row], reward: RewardFunction = correct_answer) -> RewardFunction:
+def graded(
+    task: str, rows: Sequence[Row], reward: RewardFunction = correct_answer, tokenizer: Any = None
+) -> RewardFunction:
     """Return a reward function for TRL's trainer, whose dataset has the column `id`.
 
     Args:
         task: name or file of the task that grades completions.
         rows: the task's rows. A completion is graded against the row with its `id`.
         reward: returns rewards from verdicts; by default, the score of the task's `check`.
+        tokenizer: for a model that thinks. TRL's texts lack `<think>` if the chat template has opened the thought, and
+            markers that are special tokens.
     """
     by_id = {row["id"]: row for row in rows}
 
     @functools.wraps(reward)
     def score(completions: Sequence[Any], id: Sequence[str], **columns: Any) -> list[float | None]:
-        verdicts = grade_all(task, [completion_text(each) for each in completions], [by_id[name] for name in id])
+        completed = [by_id[name] for name in id]
+        texts = [completion_text(completion) for completion in completions]
+        if tokenizer is not None:
+            texts = completion_texts(tokenizer, completed, columns["completion_ids"])
+        verdicts = grade_all(task, texts, completed)
         return asynchronous.finished(reward(completions=completions, id=id, verdicts=verdicts, **columns))
 
     return score

@@ -38,7 +38,7 @@ from lora_grpo.sampling.sampler import (
     end_at_question,
     in_threads,
 )
-from lora_grpo.tasks import Row
+from lora_grpo.tasks import Row, thoughts
 
 _SLOTS = 8
 """Number of completions that are decoded at once."""
@@ -165,6 +165,9 @@ class GgufTokenizer:
         bodies = ({"content": text, "add_special": add_special_tokens, "parse_special": True} for text in texts)
         return {"input_ids": [self._sampler.post("/tokenize", body)["tokens"] for body in bodies]}
 
+    def batch_decode(self, batch: Sequence[Sequence[int]], **_: Any) -> list[str]:
+        return [self.decode(ids) for ids in batch]
+
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return str(self._sampler.post("/detokenize", {"tokens": list(ids)})["content"])
 
@@ -185,6 +188,7 @@ class GgufSampler(Sampler):
         import httpx2
 
         super().__init__(None, GgufTokenizer(self, model.chat_template), ())
+        self._kept_tokens = thoughts.marker_tokens(model.chat_template or "")
         # A token has at least one byte.
         longest = max(sum(len(message["content"].encode()) for message in row["prompt"]) for row in rows)
         slot_tokens = longest + _TEMPLATE_TOKENS + max_tokens
@@ -236,7 +240,8 @@ class GgufSampler(Sampler):
             prompt = prompts[index // params.num_samples]
             body = {"prompt": prompt, "n_predict": limit, "seed": seeds[index], "return_tokens": True}
             chosen = {"temperature": params.temperature, "top_p": params.top_p, **_ONLY_TEMPERATURE_AND_TOP_P}
-            answer = self.post("/completion", body | chosen)
+            # llama.cpp's text has no special tokens but these.
+            answer = self.post("/completion", {**body, **chosen, "preserved_tokens": self._kept_tokens})
             tokens, truncated = answer["tokens"], answer["stop_type"] == "limit"
             if truncated and len(tokens) < limit:
                 raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import continuous_batching as batching
-from lora_grpo.tasks import chat
+from lora_grpo.tasks import chat, thoughts
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +77,7 @@ class SampledTokens:
     token_ids: list[int]
     """Sampled tokens, including the end-of-sequence token if one was sampled, or the next `Question:`."""
     text: str
-    """The decoded completion without special tokens, and without the next `Question:`."""
+    """The decoded completion, without the next `Question:` and without special tokens but those that mark thoughts."""
     truncated: bool
     """Whether the completion reached the length limit before it ended."""
     logprobs: list[float] | None = field(default=None, compare=False)
@@ -180,7 +180,7 @@ class Sampler:
             [(_, [part])] = self.stream([prompt_ids + ids], given, [completion_seed(seed, "part", len(ids))])
             ids = ids + part.token_ids
             is_over = not part.truncated or len(ids) >= params.max_tokens
-            text = self.tokenizer.decode(ids if part.truncated else ids[:-1], skip_special_tokens=True)
+            [text] = thoughts.decode(self.tokenizer, [ids if part.truncated else ids[:-1]])
             if params.ends_at_next_question:
                 answer = chat.before_next_question(text)
                 is_over = is_over or answer != text
@@ -193,7 +193,7 @@ class Sampler:
                 shown = text
 
     def _to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
-        texts = self.tokenizer.batch_decode([ids for ids, _ in decoded], skip_special_tokens=True)
+        texts = thoughts.decode(self.tokenizer, [ids for ids, _ in decoded])
         samples = [
             SampledTokens(ids, text, truncated=not ids or ids[-1] not in self.eos_token_ids, logprobs=logprobs)
             for (ids, logprobs), text in zip(decoded, texts, strict=True)

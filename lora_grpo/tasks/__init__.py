@@ -16,6 +16,7 @@ sources.py           reads records from JSON Lines, CSV and Parquet files and th
 columns.py           the columns of a user's data: which names are taken, and which columns rewards get
 messages.py          checks the chat messages that a user wrote
 chat.py              prompt styles: messages, rendering, writing and parsing completions
+thoughts.py          what a prompt has begun of a completion, where thoughts end, and what is graded
 gsm8k.py             word problems with a numeric answer: grades them by the strict, flexible, and robust rules
 humaneval.py         functions to complete: HumanEval and HumanEval+
 mbpp.py              short programs: MBPP and MBPP+
@@ -33,7 +34,7 @@ code_grading.py      runs programs against unit tests in the sandbox
 code_extraction.py   extracts the program from a completion
 """
 
-from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, turns
+from lora_grpo.tasks import chat, code_grading, gsm8k, mbpp, thoughts, turns
 from lora_grpo.tasks.code_extraction import bound_names
 from lora_grpo.tasks.columns import reward_columns
 from lora_grpo.tasks.environment import EnvironmentClass, Session

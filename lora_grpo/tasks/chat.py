@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
+from lora_grpo.tasks import thoughts
 
 Message = dict[str, Any]
 """A chat message: `role` ("system", "user", "assistant" or "tool") and `content`; `tool_calls` of a model's turn."""
@@ -206,11 +207,57 @@ def end_of_turn(tokenizer: Any, ends: Sequence[int] = ()) -> str:
     return next((tokenizer.convert_ids_to_tokens(each) for each in ids if each in ends), "")
 
 
+def answer_lead(tokenizer: Any) -> str:
+    """Return the text that the template writes between its prompt and an answer if that ends a thought; otherwise "".
+
+    Qwen3.5 closes the thought that its prompt has opened, and gpt-oss begins the final channel.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    asked: Message = {"role": "user", "content": "a"}
+    try:
+        prompt = render(tokenizer, [asked])
+        answered = render(tokenizer, [asked, {"role": "assistant", "content": "\0"}])
+    except UserError:  # a template that renders no answers
+        return ""
+    lead = answered.removeprefix(prompt).partition("\0")[0] if answered.startswith(prompt) else ""
+    return lead if thoughts.ends_a_thought(lead) else ""
+
+
+def prefill(prompt: Sequence[Message]) -> str:
+    """Return the content of a prompt's last message if that is the assistant's, which the model continues; else ""."""
+    return str(prompt[-1]["content"]) if prompt and prompt[-1]["role"] == "assistant" else ""
+
+
+def render_prompt(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the text that the model continues. If the last message is the assistant's, the model continues that.
+
+    As in llama.cpp, its content follows the prompt of the messages before it. transformers' `continue_final_message`
+    renders a whole answer instead, in which templates such as Qwen3's write a thought before the content.
+
+    Raises:
+        UserError: the template rejects the messages, or there is no other message.
+    """
+    if not prompt or prompt[-1]["role"] != "assistant":
+        return render(tokenizer, prompt, tools)
+    begun = prefill(prompt)
+    if len(prompt) == 1:
+        raise UserError(f"a prompt has only a message of the assistant, {begun!r:.60}; put a user's message before it")
+    if not getattr(tokenizer, "chat_template", None) and begun[:1].strip():
+        begun = f" {begun}"  # as after any `Answer:`
+    return thoughts.with_prefill(render(tokenizer, prompt[:-1], tools), begun)
+
+
 def render_row(tokenizer: Any, row: Mapping[str, Any]) -> str:
     """Return a row's rendered `prompt`. For a base model, it is the row's `completion_prefix` if there is one."""
     if row.get("completion_prefix") and not getattr(tokenizer, "chat_template", None):
         return str(row["completion_prefix"])
-    return render(tokenizer, row["prompt"], row.get("tools") or ())
+    return render_prompt(tokenizer, row["prompt"], row.get("tools") or ())
+
+
+def begun_in(prompt: str, row: Mapping[str, Any]) -> str:
+    """Return what the rendered prompt of a row has begun of the model's turn, see `thoughts.begun`."""
+    return thoughts.begun(prompt, prefill(row.get("prompt") or ()))
 
 
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:
@@ -218,22 +265,18 @@ def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) ->
     return _COMPLETIONS[style].format(reasoning, answer).removeprefix("\n")
 
 
-def without_thoughts(text: str) -> str:
-    """Return a completion without the closed `<think>` section at its start, as models with a thinking mode write."""
-    text = text.strip()
-    thoughts, closed, answer = text.partition("</think>")
-    return answer.strip() if closed and thoughts.startswith("<think>") else text
-
-
 def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
     """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
-    Only whitespace may appear before, between, and after the sections. In styles other than `think`, a thinking section
-    may come first. `xml` and `think` must contain each of their four tags exactly once. `hashes` must have a single
-    `####`, at the start of the last line, and `boxed` a single box on the last line.
+    Only whitespace may appear before, between, and after the sections. In styles other than `think`, the model's
+    thoughts may come first, if they are closed. `xml` and `think` must contain each of their four tags exactly once.
+    `hashes` must have a single `####`, at the start of the last line, and `boxed` a single box on the last line.
     `code_extraction` reads programs.
     """
-    text = text.strip() if style == "think" else without_thoughts(text)
+    answer_text = text if style == "think" else thoughts.answer_of(text)
+    if answer_text is None:
+        return None
+    text = answer_text.strip()
     if style == "hashes":
         reasoning, _, last_line = text.rpartition("\n")
         if text.count("####") != 1 or not last_line.startswith("#### "):

@@ -1,6 +1,6 @@
 """Extract the program from a completion.
 
-- Text before `</think>` is ignored. A completion with an unclosed `<think>` has no answer.
+- The model's thoughts are ignored. A completion with a thought that is not closed has no program.
 - Indented text is treated as a continuation of the prompt, as a base model would produce, and is truncated at the
   usual stop sequences.
 - The last fenced block that defines the entry point is used, so a model may correct itself. Names that the block uses
@@ -28,6 +28,8 @@ import textwrap
 import warnings
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
+
+from lora_grpo.tasks import thoughts
 
 MAX_CHARS = 32_768
 """The longest answer that is parsed, in characters without the thinking section. Most answers have a few thousand."""
@@ -86,9 +88,7 @@ def extract_program(completion: str, entry_point: str, prefix: str = "") -> str 
 def _answer(completion: str) -> str:
     """Return the text after the thinking section and before the end of the turn, with normalized line endings."""
     text = completion.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    thoughts, closed, rest = text.partition("</think>")
-    if closed or thoughts.lstrip().startswith("<think>"):
-        text = rest
+    text = thoughts.answer_of(text) or ""
     return _ANSWER_TAG.sub("\n", _END_OF_TURN.split(text)[0])
 
 

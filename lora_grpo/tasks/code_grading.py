@@ -17,7 +17,7 @@ from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.chat import write_completion
 from lora_grpo.tasks.code_extraction import extract_program
 from lora_grpo.tasks.registry import Row, Verdict
@@ -47,9 +47,13 @@ def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
             tests=(verdict.passed_tests, verdict.num_tests),
         )
         if verdict
-        else Verdict(False, "no_code", tests=(0, 0))
-        for program, verdict in zip(programs, run_sources(programs, rows), strict=True)
+        else Verdict(False, _why_no_program(completion), tests=(0, 0))
+        for completion, program, verdict in zip(completions, programs, run_sources(programs, rows), strict=True)
     ]
+
+
+def _why_no_program(completion: str) -> str:
+    return thoughts.UNFINISHED if thoughts.answer_of(completion) is None else "no_code"
 
 
 def run_sources(

@@ -4,7 +4,8 @@ The contract is that of TRL's `environment_factory`, with the addition of `reply
 
     reset(**row)       called first, with the row's columns; text that it returns is added to the question
     public methods     tools, with type hints and a Google-style docstring
-    reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation
+    reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation.
+                       The text is what follows the model's thoughts, "" if a thought is not closed (`SEES_THOUGHTS`)
     take_calls(calls)  optional: gets all calls of a turn, which ends the conversation; no tool is run
     tools_of(row)      optional static method: JSON schemas of the tools of a row, if they are not the public methods
     get_reward()       called last: True, False, a number from 0 to 1, or a `Verdict`
@@ -31,6 +32,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, PydanticUserError
 from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
+from lora_grpo.tasks import thoughts
 from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
 from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
@@ -52,6 +54,7 @@ class Constants:
     AUDIT_IGNORE: tuple[str, ...] = ()
     MAX_TURNS: PositiveInt = 8
     RAISE_ERRORS: bool = False
+    SEES_THOUGHTS: bool = False
     SECONDS_PER_CALL: NonNegativeFloat = 10.0
     """Code in C, such as a query, is stopped only when it returns."""
 
@@ -149,7 +152,10 @@ class Session:
             return [self._call(each) for each in calls]
         if not self._class.replies:
             return []
-        text = self._run("reply", self.environment.reply, message["content"])
+        text = message["content"]
+        if not self._class.constants.SEES_THOUGHTS:
+            text = thoughts.answer_of(text) or ""
+        text = self._run("reply", self.environment.reply, text)
         if not isinstance(text, str | None):
             raise CheckError(f"{self._class.path}: reply returned {text!r:.60}; expected a text or None")
         return [] if text is None else [{"role": "user", "content": text}]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_grpo.tasks import turns
+from lora_grpo.tasks import chat, thoughts, turns
 from lora_grpo.tasks.environment import Session
 from lora_grpo.tasks.registry import CheckError, Row, Verdict, get_task, grade_all
 
@@ -53,6 +53,7 @@ class Episode:
     """None without an environment."""
 
     def __post_init__(self) -> None:
+        self._before = self.prompt
         environment = getattr(get_task(self.row["task"]), "environment", None)
         if environment is None:
             return
@@ -62,7 +63,6 @@ class Episode:
                 f"{environment.path}: reset returned another text for the same row {self.row['id']}; it must not draw "
                 "at random, because the conversations of a group start from the same prompt"
             )
-        self._before = self.prompt
 
     @property
     def is_over(self) -> bool:
@@ -74,13 +74,19 @@ class Episode:
         return self.budget - len(self.token_ids)
 
     @property
+    def begun(self) -> str:
+        """What the text before the model's next turn has begun of it, such as an opened thought; see `thoughts`."""
+        return thoughts.begun(self._before) if self.turns else chat.begun_in(self.prompt, self.row)
+
+    @property
     def sampled_ids(self) -> list[int]:
         """The tokens that the model sampled."""
         return [token for token, own in zip(self.token_ids, self.from_model, strict=True) if own]
 
     @property
     def text(self) -> str:
-        """The completion, or the conversation with a line `[role]` before each message."""
+        """The completion, with what the prompt has begun of it, or the conversation with a line `[role]` before each
+        message."""
         if self.session is None:
             return str(self.messages[-1]["content"])
         return transcript(self.messages)
@@ -97,11 +103,12 @@ class Episode:
 
         Args:
             token_ids: the sampled tokens, at most `room`.
-            text: the turn without special tokens.
+            text: the turn without special tokens. What the text before it has begun is put before it.
             truncated: whether the turn was cut before it ended.
             asked_next_question: whether its tokens end with the next `Question:` of a plain prompt.
         """
         self.asked_next_question = asked_next_question
+        text = self.begun + text
         self._add(token_ids, logprobs, from_model=1)
         self.turns, self.truncated = self.turns + 1, truncated
         if self.session is None:
@@ -111,13 +118,12 @@ class Episode:
         if truncated:
             self.messages.append({"role": "assistant", "content": text})
             return self.end("budget")
-        if self.format:
-            text = self.tokenizer.decode(token_ids)
+        message = {"role": "assistant", "content": text}
         try:
-            message = turns.parse_turn(text, self.format, self._before)
+            if self.format and thoughts.answer_of(text) is not None:  # a thought that is not closed calls no tool
+                message = turns.parse_turn(self.tokenizer.decode(token_ids), self.format, self._before)
             answers = self.session.answer(message)
         except turns.MalformedCall as problem:
-            message = {"role": "assistant", "content": self.tokenizer.decode(token_ids, skip_special_tokens=True)}
             answers = [self.session.refuse(str(problem))]
         self.messages.append(message)
         if not answers:
@@ -154,7 +160,9 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
     """Return messages as text, each below a line with its role. Tool calls are lines of their own."""
     lines = []
     for message in messages:
-        lines += [f"[{message['role']}]", *([message["content"]] if message.get("content") else [])]
+        lines.append(f"[{message['role']}]")
+        lines += [f"<think>{message[name]}</think>" for name in turns.THOUGHT_FIELDS if message.get(name)]
+        lines += [message["content"]] if message.get("content") else []
         for call in message.get("tool_calls", ()):
             function = call.get("function") or {}
             lines.append(f"call {function.get('name')}({function.get('arguments')})")

@@ -1,7 +1,9 @@
 """GSM8K: grade-school word problems with one number as the answer, or any data with a question and such an answer.
 
 Three rules grade a completion. They are reported together because a single rule is misleading: a correct answer in the
-wrong format fails a strict rule, and a lucky last number passes a loose one.
+wrong format fails a strict rule, and a lucky last number passes a loose one. They read what follows the model's
+thoughts (`thoughts.answer_of`; the style `think` has its thoughts in the format), and a thought that is not closed has
+no answer.
 
 - `strict`: the completion follows the row's `prompt_style`, and its answer is a bare number with the correct value.
 - `flexible`: flexible-extract of lm-evaluation-harness. The last number in the text is equal as a string.
@@ -22,12 +24,12 @@ Markers:
 
 - An unclosed `<answer>` or `\\boxed{` is not an answer: a truncated `<answer>18` could have become 180.
 - All markers on the last marker's line count, so hedging (`#### 18 #### 19`) fails; a model may correct itself on a
-  later line. The end of a `<think>` or `<reasoning>` section also ends a line.
+  later line. The end of a `<reasoning>` section also ends a line.
 
 Final statements must be unmistakable, because the last number in a text is often an intermediate result
 (docs/decisions/0024-final-statements.md):
 
-- The statement is the last sentence, outside thoughts, and has no other number, operator or hedge ("about", "or").
+- The statement is the last sentence, outside `<reasoning>`, and has no other number, operator or hedge ("about", "or").
 - It states the number: "The answer is 18", "Total: 18", "x = 18", or with a conclusion, "So Janet makes $18".
 - It must be closed by a full stop, a line break, or markup around the number (`**18**`), because "The answer is 18" at
   the end of a truncated text could have become 180.
@@ -47,7 +49,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.chat import DEFAULT_STYLE, read_completion, write_completion
 from lora_grpo.tasks.columns import own_columns, row_ids, with_record
 from lora_grpo.tasks.messages import own_prompt
@@ -151,16 +153,19 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade a completion with the three rules of this module, in linear time."""
     gold_text = _gold_number(row)
     gold = _value(gold_text)
+    answer = thoughts.answer_of(completion)
+    if answer is None:
+        return Verdict(False, thoughts.UNFINISHED, None, dict.fromkeys(("strict", "flexible", "robust"), False))
     sections = read_completion(completion, row.get("prompt_style") or DEFAULT_STYLE)
-    *_, last = (None, *_FLEXIBLE.finditer(completion))
+    *_, last = (None, *_FLEXIBLE.finditer(answer))
     rules = {
         "strict": sections is not None and bool(_NUMBER.fullmatch(sections[1])) and _value(sections[1]) == gold,
         "flexible": last is not None and _normalize(last.group()) == _normalize(gold_text),
         "robust": False,
     }
-    contents, read_from = find_answers(completion), "marker"
+    contents, read_from = find_answers(answer), "marker"
     if contents == []:
-        contents, read_from = find_statements(_plain(completion), row), "statement"
+        contents, read_from = find_statements(_plain(answer), row), "statement"
     numbers = [_numbers(content) for content in contents or ()]
     if contents is None:
         reason = "unclosed_answer"
@@ -188,10 +193,14 @@ def gold(row: Mapping[str, Any]) -> str:
     return write_completion(reasoning, number, row.get("prompt_style") or DEFAULT_STYLE)
 
 
-def find_answers(completion: str) -> list[str] | None:
-    """Return the contents of the answer markers on the last marker's line; None if a marker is not closed."""
+def find_answers(answer: str) -> list[str] | None:
+    """Return the contents of the answer markers on the last marker's line; None if a marker is not closed.
+
+    Args:
+        answer: a completion without the model's thoughts, see `thoughts.answer_of`.
+    """
     # The reasoning is not part of the answer's line, even if both are on the same line.
-    text = completion.replace("</reasoning>", "\n").replace("</think>", "\n")
+    text = answer.replace("</reasoning>", "\n")
     markers = list(_MARKER.finditer(text))
     contents: list[str] = []
     end = text.rfind("\n", 0, markers[-1].start()) + 1 if markers else 0
@@ -219,11 +228,11 @@ def find_answers(completion: str) -> list[str] | None:
 def find_statements(text: str, row: Mapping[str, Any]) -> list[str]:
     """Return the final statement of a text without markers, after other answers that it states; [] if there is none.
 
-    Each has exactly one number. The text has ASCII digits and signs.
+    Each has exactly one number. The text has ASCII digits and signs, and no thoughts.
     """
-    text = text.rpartition("</reasoning>")[2].rpartition("</think>")[2]
+    text = text.rpartition("</reasoning>")[2]
     lines, ends_line = text.strip(), text.rstrip(" \t\r").endswith("\n")
-    if "<think>" in text or "<reasoning>" in text:
+    if "<reasoning>" in text:
         return []
     asked = row.get("question", "").lower().replace("%", " percent ")
     known = _TAIL_WORDS.union(*map(_forms, re.findall("[a-z]+", asked)))

@@ -7,8 +7,8 @@ there is no system message, and no answer format.
 
 A completion passes if it follows all instructions of its row, which is the benchmarks' strict accuracy at the level of
 prompts. The rule `loose` also tries it without its first line, its last line, or asterisks. The reward is the fraction
-of instructions that are followed. `<think>` sections are removed. if-verifiable checks in a process of its own, for at
-most ten seconds.
+of instructions that are followed. Only what follows the model's thoughts is checked. if-verifiable checks in a process
+of its own, for at most ten seconds.
 
 Sources: https://github.com/google-research/google-research/tree/master/instruction_following_eval (arXiv:2311.07911),
 https://github.com/allenai/IFBench (arXiv:2507.02833), by way of the package if-verifiable, version 0.1.2.
@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.columns import own_columns, row_ids, with_record
 from lora_grpo.tasks.registry import CheckError, Row, Verdict
 from lora_grpo.workers import TooSlow, Worker
@@ -72,8 +72,12 @@ def check(name: str, completion: str, row: Mapping[str, Any]) -> Verdict:
     Raises:
         CheckError: a checker needs data of NLTK that is not there.
     """
+    answer = thoughts.answer_of(completion)
+    if answer is None:
+        rules = {"strict": False, "loose": False}
+        return Verdict(False, thoughts.UNFINISHED, rules=rules, score=0.0)
     try:
-        strict, loose = _follow(name, row["question"], row["instructions"], row["arguments"], completion)
+        strict, loose = _follow(name, row["question"], row["instructions"], row["arguments"], answer)
     except TooSlow:
         return Verdict(False, "timeout", score=0.0)
     except RuntimeError as error:
@@ -100,7 +104,6 @@ def follow(
     """Return whether each instruction is followed, by the strict and by the loose rule. Called in a `Worker`."""
     import if_verifiable
     import langdetect
-    from if_verifiable.common import strip_thinking
 
     langdetect.DetectorFactory.seed = 0  # it samples, and the same text must get the same grade
     kind = {"ifeval": if_verifiable.IFEvalSample, "ifbench": if_verifiable.IFBenchSample}[name]
@@ -109,7 +112,7 @@ def follow(
         results, _ = if_verifiable.evaluate_output_for_sample(name, sample, completion)
     except IndexError:  # of a checker, on a text without words
         return [False] * len(instructions), [False] * len(instructions)
-    if not results and not strip_thinking(completion).strip():
+    if not results and not completion.strip():
         return [False] * len(instructions), [False] * len(instructions)
     if unknown := {*instructions} - {each.instruction_id for each in results}:
         raise ValueError(f"no instruction {', '.join(sorted(unknown))}")

@@ -13,7 +13,7 @@ from lora_grpo import sandbox
 from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig, choose_engine
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.tasks import chat, sources, turns
+from lora_grpo.tasks import chat, sources, thoughts, turns
 from lora_grpo.tasks.chat import add_prompts, render_row
 from lora_grpo.tasks.code_grading import solvable
 from lora_grpo.tasks.episode import Episode
@@ -239,7 +239,7 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
         UserError: the chat template writes a tool call that is read back as another one.
     """
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    last = chat.end_of_turn(tokenizer, ends)
+    last, lead = chat.end_of_turn(tokenizer, ends), chat.answer_lead(tokenizer)
     end = tokenizer.convert_tokens_to_ids(last) if last else tokenizer.eos_token_id or next(iter(ends), 0)
     texts = [chat.render_row(tokenizer, row) for row in rows]
     prompts = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
@@ -248,11 +248,12 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
     for row, text, ids in zip(rows, texts, prompts, strict=True):
         task, episode = get_task(row["task"]), Episode(row, text, ids, tokenizer, [end], _ENDLESS, form)
         messages = task.gold(row) if episode.session else []
-        golds = [turns.answer_text(tokenizer, message) for message in messages]
-        if not episode.session:  # plain text prompts end with `Answer:`, as in `chat.render`
-            golds = [("" if has_template else " ") + task.gold(row)]
-        for gold in golds:
+        golds = [turns.answer_text(tokenizer, message) for message in messages] if episode.session else [task.gold(row)]
+        for reference in golds:
             if not episode.is_over:
+                gold = thoughts.continuation(episode.begun, reference, lead)
+                if not has_template and not episode.begun:  # plain text prompts end with `Answer:`, as in `chat.render`
+                    gold = f" {gold}"
                 episode.take([*tokenizer(gold, add_special_tokens=False)["input_ids"], end], gold, [], truncated=False)
         taken = (message for message in episode.messages if message["role"] == "assistant")
         for message, read in zip(messages, taken, strict=False):

@@ -4,9 +4,9 @@
 Other rows, from `--data.train` and `--data.eval`, have a `question` or `problem`, and an `answer` in LaTeX or a
 `solution` that ends in `\\boxed{}`.
 
-The answer is read as in GSM8K: from `<answer>`, `\\boxed{}` or `####`, on the last line that has one. An unclosed
-marker is not an answer. All of the answer must be equal to the reference: math-verify reads two values as a set. A
-comparison may take five seconds, in a process of its own.
+The answer is read as in GSM8K: after the model's thoughts, from `<answer>`, `\\boxed{}` or `####`, on the last line
+that has one. An unclosed marker is not an answer. All of the answer must be equal to the reference: math-verify reads
+two values as a set. A comparison may take five seconds, in a process of its own.
 
 Sources: https://github.com/huggingface/Math-Verify, version 0.9.0; Hendrycks et al. 2021 (arXiv:2103.03874) for MATH;
 Lightman et al. 2023 (arXiv:2305.20050) for MATH-500.
@@ -20,7 +20,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
 from lora_grpo.tasks.columns import own_columns, row_ids, with_record
 from lora_grpo.tasks.gsm8k import find_answers
@@ -68,7 +68,10 @@ def load(name: str, split: str, source: str | None = None, columns: Mapping[str,
 
 def check(completion: str, row: Mapping[str, Any]) -> Verdict:
     """Grade one completion, which may be any string, against its row."""
-    found = find_answers(completion)
+    text = thoughts.answer_of(completion)
+    if text is None:
+        return Verdict(False, thoughts.UNFINISHED)
+    found = find_answers(text)
     if found is None:
         return Verdict(False, "unclosed_answer")
     answer = ", ".join(map(_unwrapped, found))
@@ -116,7 +119,8 @@ def _unwrapped(answer: str) -> str:
 
 def _final_answer(row: Mapping[str, Any], where: str | None = None) -> str:
     """Return the answer of a row, which may be the end of a worked solution."""
-    found = find_answers(row["answer"])
+    text = thoughts.answer_of(row["answer"])
+    found = None if text is None else find_answers(text)
     answer = row["answer"].strip() if found == [] else ", ".join(map(_unwrapped, found or ()))
     if not answer:
         where = where or f"row {row.get('id', '?')}"

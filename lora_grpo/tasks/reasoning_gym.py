@@ -4,8 +4,8 @@ A generator makes the rows, and its own scorer grades them. Training and evaluat
 `--data.options` sets fields of the generator's configuration, such as `min_numbers=3`; `size`, the number of rows; or
 `level`, which sets all fields that determine how difficult rows are, as the generator's curriculum does.
 
-The answer is read as in GSM8K, from the last `<answer>`, `\\boxed{}` or `####`. The score, from 0 to 1, is the reward,
-and a completion passes with 1. Many scorers give a small score to any answer.
+The answer is read as in GSM8K: after the model's thoughts, from the last `<answer>`, `\\boxed{}` or `####`. The score,
+from 0 to 1, is the reward, and a completion passes with 1. Many scorers give a small score to any answer.
 
 Generators and scorers run in processes of their own, in which a seed always gives the same rows, and a score takes at
 most ten seconds. Nine scorers run the answer as Python code. They get literals and short formulas only, and any other
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line, suggestion
+from lora_grpo.tasks import thoughts
 from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
 from lora_grpo.tasks.gsm8k import find_answers
 from lora_grpo.tasks.registry import Row, Verdict
@@ -91,7 +92,10 @@ class Generator:
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
         """Grade one completion with the generator's scorer."""
-        found = find_answers(completion)
+        text = thoughts.answer_of(completion)
+        if text is None:
+            return Verdict(False, thoughts.UNFINISHED, score=0.0)
+        found = find_answers(text)
         if not found or len(found) > 1:
             return Verdict(False, "conflicting_answers" if found else "no_answer", score=0.0)
         [answer] = found

@@ -39,7 +39,7 @@ class Verdict:
     passed: bool
     """Whether the completion is correct according to the task's main rule."""
     reason: str
-    """A short slug: `correct`, `wrong_answer`, `no_answer`, `conflicting_answers`, `empty`, ... For programs, `no_code`
+    """A short slug: `correct`, `wrong_answer`, `no_answer`, `unfinished_thought`, `empty`, ... For programs, `no_code`
     or the sandbox's status."""
     extracted: str | None = None
     """The graded answer or program, as it appears in the completion; None if there is none."""

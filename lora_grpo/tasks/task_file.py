@@ -6,7 +6,7 @@ The file defines:
 
 one of
 
-    check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`
+    check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`; it gets what follows the thoughts
     Environment               a class, for conversations and tools; see environment.py
 
 (each function and method may be `async`; the calls of an `async` check run at the same time)
@@ -23,6 +23,7 @@ and, optionally, any of these:
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
     MAX_TURNS                 of the model in a conversation, 1 or more; default: 8
     RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
+    SEES_THOUGHTS             whether `check` and `reply` get the whole text, with the model's thoughts; default: False
     SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
 """
 
@@ -41,7 +42,7 @@ from pydantic import TypeAdapter, ValidationError
 from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
-from lora_grpo.tasks import sources
+from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.columns import check_names, is_id, own_columns
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
 from lora_grpo.tasks.messages import checked_messages
@@ -93,6 +94,9 @@ class TaskFile:
     def check_many(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         """Return the results of the file's `check` for B completions of B rows. If it is `async`, all run together.
 
+        Unless the file sets `SEES_THOUGHTS`, `check` gets what follows the model's thoughts, and it is not called for
+        a thought that is not closed.
+
         Raises:
             CheckError: `check` raised an exception, or returned a value that is neither a score nor a verdict.
         """
@@ -115,10 +119,13 @@ class TaskFile:
         return verdicts
 
     def _start_check(self, completion: str, row: Mapping[str, Any]) -> Any:
-        """Return what the file's `check` returns, an awaitable if it is `async`."""
+        """Return what the file's `check` returns, an awaitable if it is `async`; a verdict on an unfinished thought."""
+        answer = completion if self.constants.SEES_THOUGHTS else thoughts.answer_of(completion)
+        if answer is None:
+            return Verdict(False, thoughts.UNFINISHED)
         try:
             with python_file.keeping_directory():
-                return self.module.check(completion, self._given(row))
+                return self.module.check(answer, self._given(row))
         except (Exception, SystemExit) as error:
             raise self._check_failed(error, completion, row) from error
 
@@ -151,9 +158,13 @@ class TaskFile:
         """
         if self.environment is None:
             return row
-        text, (*earlier, last) = Session(self.environment, self._given(row)).opening, row["prompt"]
-        prompt = [*earlier, {**last, "content": last["content"] + text}]
-        if not prompt[-1]["content"].strip():
+        text = Session(self.environment, self._given(row)).opening
+        prompt = list(row["prompt"])
+        asked = len(prompt) - 1
+        if prompt[asked]["role"] == "assistant":  # the model continues it
+            asked -= 1
+        prompt[asked] = {**prompt[asked], "content": prompt[asked]["content"] + text}
+        if not prompt[asked]["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
         question = row["question"] + text
         own = hasattr(self.environment.kind, "tools_of")

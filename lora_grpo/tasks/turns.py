@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.tasks import chat
+from lora_grpo.tasks import chat, thoughts
 
 _MARK = "\u2042"
 """Stands for the model's answer in a rendered conversation."""
+
+
+THOUGHT_FIELDS = ("reasoning_content", "thinking")
+"""The keys of a message under which chat templates have the model's thoughts."""
 
 
 class MalformedCall(ValueError):
@@ -47,7 +51,7 @@ def response_format(tokenizer: Any) -> dict[str, Any]:
 
 
 def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> dict[str, Any]:
-    """Return the model's turn as a message, with `tool_calls` if there are any.
+    """Return the model's turn as a message, with `tool_calls` if there are any; not those that its thoughts contain.
 
     Args:
         text: the turn, with special tokens if there are tools.
@@ -61,8 +65,15 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
         return {"role": "assistant", "content": text}
     from transformers.utils.chat_parsing import parse_response
 
+    # Calls are parsed from what follows the thoughts and the blank lines after them.
+    begun = thoughts.begun(before)
+    answer_start = (thoughts.answer_start(begun + text) or 0) - len(begun)
+    thought = ""
+    if answer_start > 0:
+        answer = text[answer_start:].lstrip()
+        thought = text.removesuffix(answer)
     try:
-        parsed = parse_response(text, dict(template), prefix=before)
+        parsed = parse_response(text.removeprefix(thought), dict(template), prefix=before + thought)
         json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
@@ -73,6 +84,9 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
         if not isinstance(function.get("arguments"), dict):
             raise MalformedCall(f"the arguments of {function['name']!r:.60} must be an object")
     message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
+    for name in THOUGHT_FIELDS:
+        if str(parsed.get(name) or "").strip():
+            message[name] = parsed[name]
     return message | ({"tool_calls": parsed["tool_calls"]} if parsed.get("tool_calls") else {})
 
 

@@ -110,7 +110,8 @@ class ScoredRollouts(StepMetrics):
                     step_values(self)[f"conversations/{name}"].append(value)
             else:
                 ids = [row["id"] for row in inputs]
-                batch = self.scorer.score(ids, completions, completion_ids, **reward_arguments(self))
+                texts = self.scorer.texts(ids, completion_ids)  # TRL's lack markers of thoughts
+                batch = self.scorer.score(ids, texts, completion_ids, **reward_arguments(self))
             step = self.state.global_step + 1
             if distributed.is_main() and (step == 1 or step % self.run.config.train.completions_steps == 0):
                 write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))

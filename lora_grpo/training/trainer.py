@@ -43,6 +43,11 @@ def make_trainer(
     from transformers import PrinterCallback, TrainerCallback
 
     config, is_sft = run.config, run.config.method == "sft"
+    if not is_sft and not sampler.serves_training and any(row["prompt"][-1]["role"] == "assistant" for row in rows):
+        raise UserError(
+            "prompts end with an assistant message, which Unsloth's trainer closes in place of continuing it; pass "
+            "--model.engine peft"
+        )
     rewards = resolve(parse_reward_specs(("correct_answer=1.0",) if is_sft else config.rewards))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
     if policy.engine == "peft":

@@ -56,7 +56,7 @@ def test_integer_answer(text, reward):
         (XML_ON_ONE_LINE, 0, 1),
         ("Well. " + XML + " Done.", 0, 1),
         ("<think>\nWell.\n</think>\n\n" + XML, 1, 1),
-        ("<think>\nWell.\n" + XML, 0, 1),
+        ("<think>\nWell.\n" + XML, 0, 0),
         (XML + XML, 0, 1),
         (XML.replace("</reasoning>", "</reasoning> so"), 0, 0),
         (XML.replace("reasoning", "think"), 0, 0),

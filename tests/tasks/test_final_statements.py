@@ -119,7 +119,7 @@ def test_a_final_statement_counts(completion, answer):
 def test_a_near_miss_does_not_count(completion):
     verdict = graded(completion)
     assert not verdict.passed and verdict.extracted is None and verdict.read_from is None
-    assert verdict.reason in {"no_answer", "unreadable_answer", "conflicting_answers"}
+    assert verdict.reason in {"no_answer", "unreadable_answer", "conflicting_answers", "unfinished_thought"}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_superscript_of_a_unit_is_not_part_of_the_number(text):
         ("#### \nThe answer is 18.", "unreadable_answer"),
         ("<answer>17 or 18</answer>\nThe answer is 18.", "conflicting_answers"),
         ("<answer>18\nThe answer is 18.", "unclosed_answer"),
-        (r"<think>\boxed{17}</think>The answer is 18.", "wrong_answer"),
+        (r"<think>\boxed{17}</think>The answer is 18.", "correct"),
     ],
 )
 def test_a_marker_takes_precedence(completion, reason):

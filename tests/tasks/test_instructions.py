@@ -41,6 +41,9 @@ def rows_of(tmp_path, *records, name="ifeval"):
         ("", False, False, 0.0),
         ("<think>Lowercase, no commas.</think>", False, False, 0.0),
         ("<think>Lowercase, no commas.", False, False, 0.0),
+        ("Lowercase, no commas.</think>the rain falls on the roof and it is quiet.", True, True, 1.0),
+        ("[THINK]Lowercase, no commas.[/THINK]the rain falls on the roof and it is quiet.", True, True, 1.0),
+        ("the rain falls on the roof and it is quiet.[THINK]", False, False, 0.0),
     ],
 )
 def test_all_instructions_must_be_followed(tmp_path, text, passed, loose, score):

@@ -44,6 +44,21 @@ def test_references_pass_and_empty_and_echoed_texts_do_not(name):
     assert not task.check(answer("0"), row).passed or row["answer"] in ("0", "0.0"), row["answer"]
 
 
+def test_an_answer_inside_a_thought_is_none():
+    task, row = get_task("reasoning-gym:chain_sum"), first("chain_sum")
+    right, wrong = answer(row["answer"]), answer("none")
+    for text, passed, reason in (
+        (f"<think>{wrong}</think>{right}", True, "correct"),
+        (f"<think>{right}</think>{wrong}", False, "wrong_answer"),
+        (f"<think>{right}</think>", False, "no_answer"),
+        (f"<think>{right}", False, "unfinished_thought"),
+        (f"{right}[THINK]", False, "unfinished_thought"),
+    ):
+        verdict = task.check(text, row)
+        assert (verdict.passed, verdict.reason) == (passed, reason)
+        assert verdict.score is not None
+
+
 def test_there_are_102_generators():
     assert len(NAMES) == 102
 
