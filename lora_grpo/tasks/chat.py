@@ -236,13 +236,15 @@ def render_prompt(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dic
     renders a whole answer instead, in which templates such as Qwen3's write a thought before the content.
 
     Raises:
-        UserError: the template rejects the messages, or there is no other message.
+        UserError: the template rejects the messages, there is no other message, or the last one calls a tool.
     """
     if not prompt or prompt[-1]["role"] != "assistant":
         return render(tokenizer, prompt, tools)
     begun = prefill(prompt)
     if len(prompt) == 1:
         raise UserError(f"a prompt has only a message of the assistant, {begun!r:.60}; put a user's message before it")
+    if prompt[-1].get("tool_calls"):
+        raise UserError("a prompt ends with a tool call of the assistant; put the tool's result after it")
     if not getattr(tokenizer, "chat_template", None) and begun[:1].strip():
         begun = f" {begun}"  # as after any `Answer:`
     return thoughts.with_prefill(render(tokenizer, prompt[:-1], tools), begun)

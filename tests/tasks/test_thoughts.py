@@ -442,6 +442,13 @@ def test_a_prompt_of_one_message_of_the_assistant_is_refused():
             chat.render_row(qwen_tokenizer(template), row)
 
 
+def test_a_prompt_that_ends_with_a_tool_call_is_refused():
+    row = asked()
+    row["prompt"] = [*row["prompt"], {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]
+    with pytest.raises(UserError, match="put the tool's result after it"):
+        chat.render_row(tokenizer_of("qwen3"), row)
+
+
 def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_assistant(tmp_path):
     rows = "'prompt': [{'role': 'user', 'content': 'How many?'}, PREFILL]"
     text = TALK.replace("'question': 'How many?'", rows).replace("self.total = 0", "return ' Think.'")
