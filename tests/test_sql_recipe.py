@@ -132,15 +132,24 @@ def test_a_template_without_tools_is_refused_before_weights_are_loaded(data):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("template", "variables"), [("lfm2_2_5", ()), ("qwen3_5_think", ("enable_thinking=true",))])
-def test_a_template_that_changes_a_call_is_refused(data, template, variables):
-    """One quotes a text with quotes in it, and the other begins a turn within the thoughts."""
-    model = {"chat_template": template, "chat_template_kwargs": variables}
+def prepared_for(**model):
     tokenizer = base_model.load_tokenizer(ModelConfig())
     prepare_tokenizer(tokenizer, replace(CONFIG, {"model": model}), None, quiet=True)
+    return tokenizer
+
+
+def test_a_template_that_changes_a_call_is_refused(data):
+    """It quotes a text with quotes in it."""
     rows = [row for row in data.train if "'" in row["query"]][:4]
     with pytest.raises(UserError, match=r"pass another --model\.chat-template$"):
-        gold_episodes(tokenizer, rows)
-    if variables:
-        prepare_tokenizer(tokenizer, replace(CONFIG, {"model": {"chat_template": template}}), None, quiet=True)
-        assert all(episode.verdict.passed for episode in gold_episodes(tokenizer, rows))
+        gold_episodes(prepared_for(chat_template="lfm2_2_5"), rows)
+
+
+@pytest.mark.parametrize("thinks", ["true", "false"])
+def test_a_template_that_opens_a_thought_has_its_calls_after_it(data, thinks):
+    tokenizer = prepared_for(chat_template="qwen3_5_think", chat_template_kwargs=(f"enable_thinking={thinks}",))
+    rows = [row for row in data.train if "'" in row["query"]][:4]
+    for episode in gold_episodes(tokenizer, rows):
+        assert episode.verdict.passed and not episode.session.failed_calls
+        whole = tokenizer.decode(episode.prompt_ids + episode.token_ids)
+        assert whole.count("<think>") == whole.count("</think>") == episode.turns
