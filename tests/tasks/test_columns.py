@@ -7,6 +7,7 @@ import pytest
 from lora_grpo.config.schema import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import Reward, Scorer
+from lora_grpo.rewards.specs import GuardedReward
 from lora_grpo.tasks import Verdict, chat, get_task, grade_all, instructions, load_split
 from lora_grpo.tasks.columns import REWARD_ARGUMENTS
 from lora_grpo.tasks.loading import _load_unique
@@ -65,7 +66,8 @@ def passed_to_rewards(rows, task):
     """Return the columns that rewards get of each row."""
     seen = []
     prompted = chat.add_prompts([{**row, "task": task} for row in rows], "xml")
-    scorer = Scorer([Reward("mine", 1.0, lambda **given: seen.append(given) or [0.0])], Tokenizer(), prompted)
+    function = GuardedReward(lambda **columns: seen.append(columns) or [0.0], "mine")
+    scorer = Scorer([Reward("mine", 1.0, function)], Tokenizer(), prompted)
     for row in prompted:
         scorer.score([row["id"]], ["text"], [[1]], [Verdict(False, "wrong_answer")])
     return [{name: values[0] for name, values in given.items() if isinstance(values, list)} for given in seen]

@@ -6,7 +6,7 @@ from helpers.gguf_models import byte_level, published_template, qwen_tokenizer, 
 from lora_grpo.errors import UserError
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import PLAIN_REWARDS
-from lora_grpo.sampling import Sampler
+from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import Episode, Session, chat, get_task, gold_episodes, grade_all, gsm8k, mathematics, thoughts
 from lora_grpo.tasks.chat import add_prompts, set_variables
 
@@ -317,7 +317,7 @@ def test_markers_that_are_special_tokens_stay_in_the_text(family):
     text = FAMILIES[family].format("It is 17.", "It is 18.")
     ids = tokenizer(f"{text}<|im_end|><|endoftext|>", add_special_tokens=False)["input_ids"]
     sampler = Sampler(None, tokenizer, [tokenizer.eos_token_id])
-    [sample] = sampler._to_samples([(ids, None)])
+    [sample] = sampler._to_samples([(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
     assert sample.text == text and thoughts.answer_of(sample.text) == "It is 18."
     assert sample.token_ids == ids
 
