@@ -169,6 +169,13 @@ def generation_config(settings: ModelConfig, name: str) -> Any:
             return GenerationConfig.from_model_config(config)
 
 
+def is_float32(model: Any) -> bool:
+    """Return whether a model computes in float32. Layers in bitsandbytes' 4 bits can; others also round activations."""
+    settings = getattr(model.config, "quantization_config", None)
+    is_unquantized = settings is None or getattr(settings, "load_in_4bit", False)
+    return is_unquantized and model.get_output_embeddings().weight.dtype.itemsize == 4
+
+
 def keep_frozen(model: Any) -> None:
     """Prevent bitsandbytes (0.50) from repacking 4-bit weights in place.
 

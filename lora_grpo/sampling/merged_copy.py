@@ -45,12 +45,31 @@ class MergedCopySampler(Sampler):
 
 
 def can_merge(policy_model: Any) -> bool:
-    """Return whether a model has an adapter that consists only of low-rank updates B·A of linear layers."""
+    """Return whether a model has an adapter that consists only of low-rank updates B·A of linear layers.
+
+    Its base must be unquantized or in bitsandbytes' 4 bits. Layers of other methods compute more than a product with
+    their dequantized weights (`load_in_8bit` also quantizes activations), or have scales of other names.
+    """
     if not hasattr(policy_model, "peft_config"):
         return False
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
     found = set(features(policy_model.peft_config["default"].to_dict()))
-    return not embeds and found <= {*PATTERNS, *SELECTION, "init_lora_weights"}
+    return not embeds and found <= {*PATTERNS, *SELECTION, "init_lora_weights"} and _can_copy(policy_model)
+
+
+def _can_copy(model: Any) -> bool:
+    """Return whether `plain_copy` can read every weight of the base of a PEFT model."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    base = model.get_base_model()
+    settings = getattr(base.config, "quantization_config", None)
+    if settings is not None and not getattr(base, "is_loaded_in_4bit", False):
+        return False
+    for weight in base.parameters():
+        is_16_bit = weight.is_floating_point() and weight.element_size() >= 2
+        if getattr(weight, "quant_state", None) is None and (not is_16_bit or is_traceable_wrapper_subclass(weight)):
+            return False
+    return True
 
 
 def plain_copy(model: Any) -> Any:
@@ -62,6 +81,8 @@ def plain_copy(model: Any) -> Any:
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    if hasattr(base.get_output_embeddings(), "lora_A"):  # its update is not one of the embeddings, if they are tied
+        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
     plain = base_model.text_only(type(base)._from_config(config, dtype=torch.float32))
     plain.generation_config = copy.deepcopy(base.generation_config)
     targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
