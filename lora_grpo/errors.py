@@ -33,6 +33,14 @@ def first_line(error: BaseException) -> str:
     return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
+def one_line(error: BaseException) -> str:
+    """Return the type and the whole message of an exception in one line, of our own ones only the message."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError | RunError):
+        return message
+    return f"{type(error).__name__}: {message}"
+
+
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return what may be meant by a misspelled name: "did you mean 'gsm8k'?", else `otherwise` or all known names."""
     known = list(known)

@@ -47,7 +47,8 @@ class StepMetrics(TrlHooks):
         with self._timed("rollouts") as seconds:
             generated = super().generate_rollouts(prompts)
         token_ids, logprobs = sampled_tokens(generated)
-        step_values(self)["rollouts/tokens_per_second"].append(sum(map(len, token_ids)) / seconds[-1])
+        tokens_per_second = sum(map(len, token_ids)) / seconds[-1]
+        step_values(self).setdefault("rollouts/tokens_per_second", []).append(tokens_per_second)
         self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
         return generated
 
@@ -85,7 +86,7 @@ class StepMetrics(TrlHooks):
     @contextlib.contextmanager
     def _timed(self, phase: str) -> Iterator[list[float]]:
         """Add the time inside the block to the metrics, and yield the list that it is appended to."""
-        seconds = step_values(self)[f"time/{phase}"] if self.model.training else []
+        seconds = step_values(self).setdefault(f"time/{phase}", []) if self.model.training else []
         started = time.perf_counter()
         yield seconds
         seconds.append(time.perf_counter() - started)

@@ -36,27 +36,32 @@ def tolerance(trainer: Any = None) -> float:
 
     is_exact = base_model.compute_dtype() == torch.float32
     if trainer is not None:  # of a script, which may also compute in 16 bits on a CPU
-        weight = trainer.model.get_output_embeddings().weight
-        is_exact &= weight.dtype == torch.float32 and trainer.accelerator.mixed_precision == "no"
+        is_exact &= base_model.is_float32(trainer.model) and trainer.accelerator.mixed_precision == "no"
     return _EXACT if is_exact else _ROUNDED
 
 
-def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, float] | None:
+def check_logprobs(
+    trainer: Any, sampler: Sampler, prompts: Prompts, *, is_script: bool = False
+) -> dict[str, float] | None:
     """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
+
+    Args:
+        is_script: whether the model may be any, also one with random weights, which no noise moves by much.
 
     Returns:
         Mean absolute differences per token, in nats: `difference` between rollouts and trainer with the perturbed
-        adapter, its `tolerance` (in 16 bits, `moved` / 3), and `moved` between the trainer with and without the
-        perturbation. `evaluation_difference` is that of a sampler that only evaluates. None if the sampler returns no
-        logprobs.
+        adapter, its `tolerance` (in 16 bits or if noise moves little, `moved` / 3), and `moved` between the trainer
+        with and without the perturbation. `evaluation_difference` is that of a sampler that only evaluates. None if
+        the sampler returns no logprobs.
 
     Raises:
-        RunError: the engine uses the base, a stale adapter, or another model, or lost the adapter in its sleep.
+        RunError: the engine uses the base, a stale adapter, or another model, or lost the adapter in its sleep; or
+            noise moves the logprobs too little to tell.
     """
     import torch
 
     prompt_ids = sorted(sampler.encode(prompts), key=len)[:_PROMPTS]
-    allowed, noise, low, high = tolerance(trainer), _FIRST_NOISE, 0.0, math.inf
+    allowed = tolerance(trainer)
     paths = _paths(trainer, sampler, prompt_ids)
 
     def score(decoded: Sequence[Decoded]) -> list[list[float]]:
@@ -68,37 +73,93 @@ def check_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str
         if first[0][1] is None:
             return None
         before = score(first)
-        for left in reversed(range(_TRIALS)):
-            perturb(noise)
-            moved = _difference(before, score(first))
-            if MOVED * allowed <= moved <= _MAX_MOVED:
-                break
-            # Bisection: with a confident model, twice the noise moved 0.035 and then more than 0.75 nats.
-            low, high = (noise, high) if moved < MOVED * allowed else (low, noise)
-            noise = 2 * low if high == math.inf else high if left == 1 else (low + high) / 2
-        if not moved >= MOVED * allowed:  # also NaN
-            raise RunError(
-                "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
-                f"{moved:.2g} nats per token, expected {MOVED * allowed:g} or more; check that the adapter reaches the "
-                "model (--lora.targets)"
-            )
-        if allowed == _ROUNDED:  # Rounding grows with the noise: to 0.09 nats where SmolLM2-135M moves by 0.54.
+        moved = _move(perturb, lambda: _difference(before, score(first)), MOVED * allowed)
+        is_moved = moved >= MOVED * allowed
+        if not is_moved and not is_script:
+            raise _not_comparable(moved, MOVED * allowed)
+        if not is_moved or allowed == _ROUNDED:
+            # Closer to the perturbed adapter than to the one before, which a sampler that misses the change would use.
+            # Rounding grows with the noise: to 0.09 nats where SmolLM2-135M moves by 0.54.
             allowed = min(moved, _MAX_MOVED) / 3
         found = {"moved": moved, "tolerance": allowed, "tokens": sum(len(ids) for ids, _ in first)}
         for name, sample in paths.items():
             decoded = sample()
-            sampled = [logprobs or [] for _, logprobs in decoded]
-            found[name] = difference = _difference(sampled, score(decoded))
-            if not difference <= allowed:  # also NaN
-                perturb(0)
-                is_stale = _difference(sampled, score(decoded)) <= allowed
-                served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
-                raise RunError(
-                    f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-                    f"nats per token ({name}), expected at most {allowed:.2g}; it must load the same base in the same "
-                    "precision and decode it as TRL does; --sampling.backend transformers samples without vLLM"
-                )
+            found[name] = difference = _difference(_logprobs(decoded), score(decoded))
+            if difference <= allowed:
+                continue
+            if not is_moved and difference <= tolerance(trainer):
+                raise _not_comparable(moved, MOVED * tolerance(trainer))
+            perturb(0)
+            is_stale = _difference(_logprobs(decoded), score(decoded)) <= allowed
+            served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
+            raise _mismatch(served, difference, allowed, name, "" if is_script else _FIX)
     return found
+
+
+def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> None:
+    """Compare the logprobs of the trainer with those of a sampler that uses the weights of a model without an adapter.
+
+    Raises:
+        RunError: the sampler decodes the model in another way than the trainer.
+    """
+    prompt_ids = sorted(sampler.encode(prompts), key=len)[:_PROMPTS]
+    [sample] = _paths(trainer, sampler, prompt_ids).values()
+    trainer.model.eval()
+    decoded = sample()
+    if decoded[0][1] is None:
+        return
+    logprobs = trainer_log_probs(trainer, prompt_ids, [ids for ids, _ in decoded], trainer.temperature)
+    difference = _difference(_logprobs(decoded), logprobs)
+    if not difference <= tolerance(trainer):  # also NaN
+        raise _mismatch("other than the one being trained", difference, tolerance(trainer), "difference")
+
+
+def _move(perturb: Callable[[float], None], measure: Callable[[], float], target: float) -> float:
+    """Perturb the adapter until `measure` returns between `target` and `_MAX_MOVED`, and return it.
+
+    If it does not, the adapter is left with the noise that moves the logprobs most.
+    """
+    noise, low, high = _FIRST_NOISE, 0.0, math.inf
+    most_moved, most_noise = 0.0, noise
+    for left in reversed(range(_TRIALS)):
+        perturb(noise)
+        moved = measure()
+        if target <= moved <= _MAX_MOVED:
+            return moved
+        if most_moved < moved <= _MAX_MOVED:
+            most_moved, most_noise = moved, noise
+        # Bisection: with a confident model, twice the noise moved 0.035 and then more than 0.75 nats.
+        low, high = (noise, high) if moved < target else (low, noise)
+        noise = 2 * low if high == math.inf else high if left == 1 else (low + high) / 2
+    if moved >= target:  # the last trial may move more
+        return moved
+    perturb(most_noise)
+    return most_moved
+
+
+_FIX = (
+    "; it must load the same base in the same precision and decode it as TRL does; --sampling.backend transformers "
+    "samples without vLLM"
+)
+
+
+def _mismatch(served: str, difference: float, allowed: float, name: str, fix: str = "") -> RunError:
+    return RunError(
+        f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
+        f"nats per token ({name}), expected at most {allowed:.2g}{fix}"
+    )
+
+
+def _not_comparable(moved: float, expected: float) -> RunError:
+    return RunError(
+        "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
+        f"{moved:.2g} nats per token, expected {expected:g} or more; check that the adapter reaches the "
+        "model (--lora.targets)"
+    )
+
+
+def _logprobs(decoded: Sequence[Decoded]) -> list[list[float]]:
+    return [logprobs or [] for _, logprobs in decoded]
 
 
 def _paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:

@@ -1,11 +1,14 @@
 """Process each prompt once per group, in TRL's own trainer."""
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from lora_grpo.errors import one_line
+from lora_grpo.models import base_model
 from lora_grpo.training.packing import ATTENTION, pack, register_attention
 from lora_grpo.training.token_logprobs import logprob_tolerance
 from lora_grpo.training.trl_compat import TrlHooks
@@ -13,9 +16,57 @@ from lora_grpo.training.trl_compat import TrlHooks
 _TEXT = "The children walked along the river to the old mill, where their friends were baking bread for all of them."
 
 
+_SHIFT = 64
+"""Tokens of padding in `why_padding_counts`."""
+
+
 def base_of(model: Any) -> Any:
     """Return the base of a PEFT model, or the model itself if it is none."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def probe_tokens(trainer: Any, count: int) -> list[int]:
+    """Return the first tokens of a text, repeated if they are fewer. A tokenizer may have no English, or few tokens."""
+    rows = trainer.model.get_input_embeddings().weight.shape[0]
+    ids = [token for token in trainer.processing_class(text=_TEXT)["input_ids"] if token < rows]
+    ids = ids or [*range(rows)]
+    return [*itertools.islice(itertools.cycle(ids), count)]
+
+
+def can_pack(ids: Any, mask: Any, completion_width: int) -> bool:
+    """Return whether rows are prompts with padding on the left and completions with padding on the right, as TRL's."""
+    prompts, completions = mask[:, :-completion_width], mask[:, -completion_width:]
+    if not prompts.shape[1]:
+        return False
+    starts = (prompts.diff(dim=1) >= 0).all() & prompts[:, -1].all()
+    return bool(starts & (completions.diff(dim=1) <= 0).all())
+
+
+def why_padding_counts(trainer: Any) -> str:
+    """Return the reason if padding on the left changes the logprobs of the model's loss pass, else "".
+
+    TRL passes no positions. Most models attend by distance, or count positions from the attention mask. Others (GPT-2,
+    BioGPT, XGLM) count padding, unlike `generate`, this package's sampler, and packed rows.
+    """
+    import torch
+
+    model = trainer.model
+    device = next(model.parameters()).device
+    ids = torch.tensor([probe_tokens(trainer, 16)], device=device)
+    config = base_of(model).config.get_text_config()
+    shift = min(_SHIFT, (getattr(config, "max_position_embeddings", None) or 2 * _SHIFT) // 2)
+    padding = torch.full((1, shift), trainer._tokenizer.pad_token_id, device=device)
+    rows = [(ids, torch.ones_like(ids))]
+    rows += [(torch.cat([padding, ids], 1), torch.cat([torch.zeros_like(padding), torch.ones_like(ids)], 1))]
+    base_model.keep_frozen(model)  # before the first pass in eval mode
+    model.eval()
+    with torch.no_grad(), trainer.accelerator.autocast():
+        logprobs = [TrlHooks.token_logprobs(trainer, model, tokens, mask, 8)[0].float() for tokens, mask in rows]
+        tolerance = logprob_tolerance(model) / 2
+    apart = (logprobs[0] - logprobs[1]).abs().mean().item()
+    if apart <= tolerance:
+        return ""
+    return f"TRL counts the padding of {config.model_type} ({shift} tokens change logprobs by {apart:.2g} nats)"
 
 
 class SharedPrompts(TrlHooks):
@@ -34,21 +85,42 @@ class SharedPrompts(TrlHooks):
     processing_class: Any
     longest_row = math.inf
     why_padded = ""
+    _has_packed = False
+    """Whether a micro-batch was packed, so that later errors have other causes than the model."""
     keeps_groups_together = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.why_padded = self.why_plain or self._why_padded()
-        if self.why_padded and not self.why_plain:
-            print(f"reading each prompt once per completion, which takes longer: {self.why_padded}", file=sys.stderr)
+        if self.fallback_reason:
+            self.why_padded = self.fallback_reason
+            return
+        try:
+            reason = self._why_padded()
+        except self.fallback_errors as error:
+            reason = one_line(error)
+        if reason:
+            self._read_padded_rows(reason)
 
     def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         score = super().token_logprobs
-        if self.why_padded:
+        ids, mask, completion_width, *_ = args
+        if self.why_padded or not can_pack(ids, mask, completion_width):
             return score(model, *args, **kwargs)
-        _, _, completion_width, *_ = args
-        with self._packed(completion_width):
+        try:
+            with self._packed(completion_width):
+                result = score(model, *args, **kwargs)
+        except self.fallback_errors as error:
+            if self._has_packed:
+                raise
+            self._read_padded_rows(one_line(error))
             return score(model, *args, **kwargs)
+        self._has_packed = True
+        return result
+
+    def _read_padded_rows(self, reason: str) -> None:
+        """Compute all later losses from padded rows."""
+        self.why_padded = reason
+        print(f"reading each prompt once per completion, which takes longer: {reason}", file=sys.stderr)
 
     @contextlib.contextmanager
     def _packed(self, width: int) -> Iterator[None]:
@@ -95,7 +167,7 @@ class SharedPrompts(TrlHooks):
         if window and window < self.longest_row and getattr(config, "use_sliding_window", True):
             return f"the model attends to the last {window} tokens, and rows may be longer"
         # Two prompts of eight tokens. In 16 bits, rounding moves the logprobs of improbable tokens by up to 5 nats.
-        ids = torch.tensor(self.processing_class(text=_TEXT)["input_ids"], device=next(model.parameters()).device)
+        ids = torch.tensor(probe_tokens(self, 22), device=next(model.parameters()).device)
         tokens = torch.nn.utils.rnn.pad_sequence([ids[:11], ids[:9], ids[11:20], ids[11:22]], True, -1)
         mask, tokens = (tokens >= 0).long(), tokens.clamp(min=0)
         score = super().token_logprobs

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from lora_grpo.errors import one_line
 from lora_grpo.models import base_model
 from lora_grpo.training.trl_compat import TrlHooks, chunked_and_whole, enable_chunked_logprobs
 
@@ -12,8 +13,8 @@ def logprob_tolerance(model: Any) -> float:
     """Return the largest difference between two correct methods, in nats. A missing scale or cap causes far more."""
     import torch
 
-    weight = model.get_output_embeddings().weight
-    is_exact = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+    device = model.get_output_embeddings().weight.device
+    is_exact = base_model.is_float32(model) and not torch.is_autocast_enabled(device.type)
     return 1e-3 if is_exact else 0.2
 
 
@@ -26,19 +27,27 @@ def why_whole(model: Any, compute: Callable[[Any], tuple[Any, Any]]) -> str:
     import torch
 
     head, reason = model.get_output_embeddings(), ""
-    if type(head) is not torch.nn.Linear:
+    if hasattr(head, "lora_A"):
+        reason = "the adapter changes the output head"
+    elif type(head) is not torch.nn.Linear:
         reason = f"the output head is not a plain linear layer but {type(head).__name__}"
     else:
         base_model.keep_frozen(model)  # before the first pass in eval mode
         model.eval()
         with torch.no_grad():
-            parts, whole = compute(torch.arange(1, 9, device=head.weight.device)[None])
+            first = min(1, len(head.weight) - 1)  # without the first token, which is often padding
+            ids = torch.arange(first, first + 8, device=head.weight.device) % len(head.weight)
+            parts, whole = compute(ids[None])
         apart = (parts.float() - whole.float()).abs().max().item()
         if apart > logprob_tolerance(model):
             reason = f"the {model.config.model_type} model transforms its logits (by {apart:.2g} nats)"
     if reason:
-        print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
+        _report_whole(reason)
     return reason
+
+
+def _report_whole(reason: str) -> None:
+    print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
 
 
 class ChunkedLogProbs(TrlHooks):
@@ -53,15 +62,21 @@ class ChunkedLogProbs(TrlHooks):
         import torch
 
         super().__init__(*args, **kwargs)
-        if self.why_plain:
+        if self.fallback_reason:
             return
         scaling = getattr(self.model.config, "logits_scaling", None)  # Granite's
         if scaling and not hasattr(self.model, "get_base_model"):  # whose configuration is saved, so that it must stay
             return
         if scaling:
             self.model.config.logit_scale = 1 / scaling  # the name that TRL reads
-        with self.accelerator.autocast():
-            whole = why_whole(self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4))
+        try:
+            with self.accelerator.autocast():
+                whole = why_whole(
+                    self.model, lambda ids: chunked_and_whole(self, self.model, ids, torch.ones_like(ids), 4)
+                )
+        except self.fallback_errors as error:
+            whole = one_line(error)
+            _report_whole(whole)
         if not whole:
             enable_chunked_logprobs(self)
 
@@ -70,12 +85,20 @@ class ChunkedLogProbs(TrlHooks):
         import torch
 
         score, batch_size = super().token_logprobs, kwargs.get("batch_size")
-        if self.why_plain or not self.use_liger_kernel or not batch_size or len(args[0]) <= batch_size:
+        if self.fallback_reason or not self.use_liger_kernel:
             return score(model, *args, **kwargs)
         ids, mask, *rest = args
+        batch_size = batch_size or len(ids)
         slices = [slice(start, start + batch_size) for start in range(0, len(ids), batch_size)]
         parts = [score(model, ids[part], mask[part], *rest, **kwargs) for part in slices]
-        return tuple(None if found[0] is None else torch.cat(found) for found in zip(*parts, strict=True))
+        logprobs, entropies, aux_loss = parts[0]
+        if len(parts) > 1:
+            logprobs, entropies, aux_loss = (
+                None if values[0] is None else torch.cat(values) for values in zip(*parts, strict=True)
+            )
+        if entropies is not None and not self._entropy_bonus_enabled:  # type: ignore[attr-defined]
+            entropies = entropies.detach()  # as TRL's from the full logits
+        return logprobs, entropies, aux_loss
 
 
 class SkipZeroAdvantage(TrlHooks):
@@ -119,7 +142,7 @@ class SkipZeroAdvantage(TrlHooks):
 
     def _rows_with_advantage(self, inputs: dict[str, Any]) -> Any:
         """Return the rows with an advantage, at least one so that every process has a loss, or None for all rows."""
-        if self.why_plain or self.loss_depends_on_all_tokens or "sampling_per_token_logps" not in inputs:
+        if self.fallback_reason or self.loss_depends_on_all_tokens or "sampling_per_token_logps" not in inputs:
             return None
         rows = inputs["advantages"].nonzero().squeeze(1)
         if len(rows) == len(inputs["advantages"]):

@@ -2,11 +2,12 @@
 
 TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
 mixins of this folder override only the public names. The functions below it read or set attributes of TRL's trainers.
-tests/training/test_trl_compat.py has one test for each item.
+tests/training/test_trl_compat.py has one test for each item, or test_drop_in.py for what only scripts use.
 """
 
 import itertools
 import math
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +27,10 @@ class TrlHooks:
     state: Any
     keeps_groups_together = False
     """Whether micro-batches are slices in the order of the prompts, instead of TRL's random order."""
-    why_plain = ""
+    fallback_reason = ""
     """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
+    fallback_errors: tuple[type[Exception], ...] = ()
+    """Errors of this package's code, before it has worked once, after which TRL's code takes over. () raises them."""
     _scored: Any = None
     step_inputs: Sequence[Mapping[str, Any]] = ()
     """The rows of the completions that are sampled, one for each completion of this process."""
@@ -38,6 +41,11 @@ class TrlHooks:
         # TRL keeps the adapter of a sharded model in the dtype of its base.
         if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # type: ignore[attr-defined]
             use_float32_adapter(self.model, trained)
+        self.fallback_reason = self.find_fallback_reason()
+
+    def find_fallback_reason(self) -> str:
+        """Return why TRL's own code must sample and compute the loss, or "". Called once, after TRL's constructor."""
+        return ""
 
     def generate_rollouts(self, prompts: list[Any]) -> Any:
         """Sample the completions of a step."""
@@ -83,6 +91,8 @@ class TrlHooks:
     def _generate(self, prompts: list[Any]) -> Any:
         return self.generate_rollouts(prompts)
 
+    # These methods have TRL's names of arguments, because subclasses of the trainer may pass them by name.
+
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
         return self.sample_completions(prompt_ids, *args, **kwargs)
 
@@ -98,6 +108,9 @@ class TrlHooks:
         return self.compute_grpo_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in ("input_ids", "attention_mask", "logits_to_keep")[len(args) :]:
+            if name in kwargs:
+                args = (*args, kwargs.pop(name))
         return self.token_logprobs(model, *args, **kwargs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -105,7 +118,7 @@ class TrlHooks:
 
         inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
         scored, self._scored = self._scored, None
-        if self.why_plain or not self.keeps_groups_together or scored is None or not self.model.training:
+        if self.fallback_reason or not self.keeps_groups_together or scored is None or not self.model.training:
             return inputs
         # TRL has just shuffled and split the new rollouts. Split them again without shuffling.
         parts = self.args.steps_per_generation
@@ -153,19 +166,38 @@ def ignore_installed_vllm() -> None:
 
 
 def trained_adapter(model: Any) -> dict[str, Any]:
-    """Return a copy of a PEFT model's trainable weights, by name; empty if its adapter is new and changes nothing."""
+    """Return a copy of the weights of a PEFT model's adapter, by name; empty if it is new and changes nothing.
+
+    The weights may be frozen: `PeftModel.from_pretrained` loads them so by default.
+    """
     if not hasattr(model, "get_base_model"):
         return {}
-    weights = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
-    is_new = not any(each.any() for name, each in weights.items() if "lora_B." in name or "lora_embedding_A." in name)
+    weights = {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or _is_of_adapter(name, "default")
+    }
+    # A new LoRA adapter changes nothing, because one factor of each product is zero. Other weights are taken as
+    # trained: full copies of layers (`modules_to_save`), token vectors, and those of other methods.
+    only_lora = all(re.search(r"\blora_(A|B|embedding_A|embedding_B|magnitude_vector)\b", name) for name in weights)
+    zeros = [weight for name, weight in weights.items() if re.search(r"\blora_(B|embedding_A)\b", name)]
+    is_new = only_lora and not any(weight.any() for weight in zeros)
     return {} if is_new else weights
 
 
+def _is_of_adapter(name: str, adapter: str) -> bool:
+    """Return whether a parameter of a PEFT model belongs to the adapter: `….lora_A.ADAPTER.weight`, `….ADAPTER`."""
+    return f".{adapter}." in name or name.endswith(f".{adapter}")
+
+
 def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
-    """Cast the adapter of a PEFT model to float32, and delete TRL's reference copy of a new one.
+    """Cast the adapter of a PEFT model to float32, and correct TRL's reference copy of it.
 
     TRL casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
     bfloat16, and a resumed run would load the adapter in float32.
+
+    TRL's reference of the KL term is a frozen copy of the adapter, named "ref". That of a new adapter is deleted,
+    because the base is the same reference. TRL (1.14) leaves out parameters that are no modules: those of embeddings.
 
     Args:
         trained: result of `trained_adapter` before TRL's trainer was built.
@@ -174,17 +206,71 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
 
     if not hasattr(model, "get_base_model"):  # not a PEFT model
         return
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:  # the cast to bfloat16 rounded it; TRL's reference copy was made before
-            parameter.data = trained.get(name, parameter.data).to(torch.float32)
-    # TRL's KL reference is a frozen copy of the adapter. A new adapter is zero, so the base is the same reference.
-    if trained:
-        for name, module in model.named_modules():
-            if name.endswith(".lora_dropout.ref"):
-                module.p = 0.0  # the reference is computed in training mode
-    elif "ref" in model.peft_config:
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad or not _is_of_adapter(name, "default"):
+            continue
+        dtype = torch.float32
+        if ".modules_to_save." in name:  # a layer of the base, which computes in the dtype of the base
+            original = parameters[name.replace(".modules_to_save.default.", ".original_module.")]
+            dtype = original.dtype if original.is_floating_point() else dtype
+        # The cast to bfloat16 rounded it; TRL's reference copy was made before.
+        parameter.data = trained.get(name, parameter.data).to(dtype)
+    if "ref" not in model.peft_config:
+        return
+    if not trained:
         model.delete_adapter("ref")
         model.set_adapter("default")
+        return
+    for name, weight in trained.items():
+        reference = parameters.get(f"{name.removesuffix('.default')}.ref")
+        if name.endswith(".default") and reference is not None:
+            reference.data.copy_(weight)
+    for name, module in model.named_modules():
+        if name.endswith(".lora_dropout.ref"):
+            module.p = 0.0  # the reference is computed in training mode
+
+
+def unread_generation_settings(trainer: Any) -> list[str]:
+    """Return the settings of TRL's `generate` that this package's sampler does not read, such as `suppress_tokens`.
+
+    They are those of the trainer, completed by those of the model (generation_config.json) and transformers' defaults.
+    """
+    from transformers import GenerationConfig
+
+    model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
+    settings, _ = model._prepare_generation_config(trainer.generation_config)
+    defaults = {**GenerationConfig._get_default_generation_params(), "top_k": 0, "guidance_scale": 1.0}
+    known = {
+        "do_sample": True,
+        "temperature": trainer.temperature,
+        "top_p": trainer.top_p,
+        "max_new_tokens": trainer.max_completion_length,
+        "eos_token_id": trainer.eos_token_ids,
+    }
+    unread = [name for name, value in known.items() if getattr(settings, name) != value]
+    names = vars(GenerationConfig()).keys() - known.keys() - SAME_TOKENS
+    unread += [name for name in names if getattr(settings, name, None) not in (None, defaults.get(name))]
+    return sorted(unread)
+
+
+_LENGTHS_AND_IDS = {"max_length", "pad_token_id", "bos_token_id", "decoder_start_token_id"}  # `max_new_tokens` counts
+_MEMORY = {"use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile", "prefill_chunk_size"}
+_BEAMS = {"early_stopping", "length_penalty", "diversity_penalty", "low_memory"}
+_OUTPUTS = {"output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"}
+_DRAFTS = {"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant"}
+_DRAFTS |= {"assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_ensemble_weight"}
+_DRAFTS |= {"max_matching_ngram_size", "speculation_type"}
+_SCORES = {"remove_invalid_values", "renormalize_logits"}  # of NaN; of scores that are not returned
+_FILE = {"_commit_hash", "_from_model_config", "_original_object_hash", "transformers_version"}
+SAME_TOKENS = _LENGTHS_AND_IDS | _MEMORY | _BEAMS | _OUTPUTS | _DRAFTS | _SCORES | _FILE
+"""Settings of `generate` that do not change which tokens are sampled."""
+
+
+def has_own_generate(model: Any, usual: Any) -> bool:
+    """Return whether `generate` of a model, or of the base of a PEFT model, is not the usual one of transformers."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "generate" in vars(model) or "generate" in vars(base) or type(base).generate is not usual
 
 
 def enable_importance_sampling(trainer: Any) -> None:
