@@ -33,6 +33,8 @@ docs/before-you-train.md. It cannot reuse a freed block for an aligned one of th
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 
+_SCORE_BYTES = 8
+"""Of an attention score that is kept for the backward pass: after the cap, and twice after the softmax."""
 SELECTION_BYTES = 64
 """Bytes per sequence and vocabulary entry that token selection needs: the logits twice, probabilities, their sort with
 its workspace, and two sums in double precision."""
@@ -233,6 +235,7 @@ def _kept_by_layer(layer: Layer, step: Step) -> int:
     statistics = 4 * q // layer.head + 8  # attention's log-sum-exp and the RMS of the norms
     heads = q + kv if layer.head_norms else 0
     ranks = step.config.lora.rank * len(layer.linears)
+    scores = _SCORE_BYTES * _scores(layer, step)
     if step.fused:
         return 8 * h + 10 * q + 4 * i + 2 * heads + 4 * heads // layer.head + statistics
     if delta := layer.delta:
@@ -245,8 +248,13 @@ def _kept_by_layer(layer: Layer, step: Step) -> int:
     norms = 4 * h * (layer.norms - 2) + 4 * heads + 4 * heads // layer.head
     gate = layer.gated * (4 * q + h) + 12 * layer.layer_input
     if step.on_cpu:
-        return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics + 2 * gate
-    return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics + gate
+        return 16 * (h + q) + 16 * i + 4 * ranks + norms + statistics + 2 * gate + scores
+    return 18 * h + 10 * q + 8 * i + 2 * ranks + norms + statistics + gate + scores
+
+
+def _scores(layer: Layer, step: Step) -> int:
+    """Return the number of attention scores per token that a layer computes outside of a fused kernel."""
+    return layer.queries // layer.head * step.trained_length if layer.capped else 0
 
 
 def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:

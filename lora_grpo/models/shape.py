@@ -82,6 +82,8 @@ class Layer:
     """In place of attention."""
     shares_keys: bool = False
     """Whether attention reads the keys and values of another layer."""
+    capped: bool = False
+    """Whether attention caps its scores, so that it computes all of them instead of calling a fused kernel."""
     layer_input: int = 0
     """Width of the embedding that each layer of Gemma 4 adds for every token, 0 for none."""
 
@@ -171,6 +173,7 @@ class Shape:
             norms=5 if layer_input else 4 if family.startswith("gemma") else 2,
             fused=family == "phi3",
             gated=family == "qwen3_5_text",
+            capped=family == "gemma2" and values.get("attn_logit_softcapping", 50.0) is not None,
             layer_input=layer_input,
         )
         full = other = layer  # those whose type is full_attention, and those with another type

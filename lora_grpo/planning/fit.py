@@ -136,7 +136,7 @@ class Planner:
         replaced = config.sampling.backend == "transformers" and self.sampler != "merged"
         sampler = "transformers" if replaced else self.sampler
         reached = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
-        attends = not any(layer.delta for layer in self.shape.kinds)
+        attends = not any(layer.delta or layer.capped for layer in self.shape.kinds)
         packed = self.packs and config.method == "grpo" and reached and attends
         on_cpu, free = self.device.on_cpu, self.device.free
         step = memory.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free, self.longest)

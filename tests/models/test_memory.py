@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.models.base_model import attention_implementation
 from lora_grpo.models.memory import Step, optimizer_bytes, parts, weight_bytes
 from lora_grpo.models.shape import Shape
 from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
@@ -41,6 +42,11 @@ QWEN35 = {
 GEMMA4 = {
     **{"model_type": "gemma4_text", "hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 1},
     **{"intermediate_size": 6144, "vocab_size": 1000, "vocab_size_per_layer_input": 1000},
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA2 = {
+    **{"model_type": "gemma2", "hidden_size": 2304, "head_dim": 256, "num_attention_heads": 8},
+    **{"num_key_value_heads": 4, "intermediate_size": 9216, "vocab_size": 1000, "sliding_window": 4096},
     "layer_types": ["sliding_attention", "full_attention"],
 }
 TINY = {"starter": STARTER, "tiny llama": TINY_LLAMA, "tiny qwen3": TINY_QWEN3}
@@ -143,7 +149,9 @@ class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
 def fake_policy(config, step, monkeypatch):
     """Return a 4-bit base and a float32 adapter with gradients, made of fake tensors."""
     dtype = torch.float32 if step.on_cpu else torch.bfloat16
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
+    settings = AutoConfig.for_model(**config)
+    attention = attention_implementation(settings)
+    model = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=attention)
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and name != "lm_head":
             parent, _, key = name.rpartition(".")
@@ -218,6 +226,8 @@ def most_held(config, step, monkeypatch):
         (GEMMA4, False, True, 4, (128, 256), None),
         (GEMMA4, False, False, 4, (128, 128), None),
         (GEMMA4, True, False, 2, (128, 128), None),
+        (GEMMA2, False, True, 4, (256, 768), None),
+        (GEMMA2, True, False, 2, (128, 384), None),
         (STARTER, True, True, 8, (64, 64), None),
         (STARTER, True, False, 8, (64, 64), None),
         (TINY_QWEN3, True, True, 8, (64, 64), None),
