@@ -103,7 +103,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
 
     monkeypatch.setattr(type(trainer), "_compute_loss", recorded)
     assert trainer.chat_template_kwargs == chat.variables(tokenizer.chat_template)
-    by_trl = trainer._tokenize_prompts(trainer.train_dataset["prompt"][:1])[0]
+    by_trl = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
     run.begin(policy.record)
     encoded.take()
     train(run, policy, trainer)
