@@ -63,6 +63,8 @@ class Verdict:
 def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Verdict | None:
     """Return what a user's grader returned as a verdict, or None for another type or a score outside 0 to 1.
 
+    None also for a `Verdict` whose texts are of another type: files of results and reports could not hold them.
+
     Args:
         found: True, False, a score, or a `Verdict`, which is returned as it is.
         threshold: the minimum score that passes.
@@ -73,7 +75,11 @@ def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Ve
     score: Any = found.score if isinstance(found, Verdict) else found
     is_score = isinstance(score, (int, float)) and 0 <= score <= 1
     if isinstance(found, Verdict):
-        return found if isinstance(found.passed, bool) and (score is None or is_score) else None
+        texts_are_right = isinstance(found.reason, str) and all(
+            isinstance(text, str | None) for text in (found.extracted, found.detail)
+        )
+        is_right = isinstance(found.passed, bool) and texts_are_right and isinstance(found.rules, Mapping)
+        return found if is_right and (score is None or is_score) else None
     if not is_score:
         return None
     passed = found if isinstance(found, bool) else score >= threshold

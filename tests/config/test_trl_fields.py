@@ -67,6 +67,7 @@ def test_grpoconfig_takes_what_was_read(tmp_path):
         (["num_completions_to_print=2"], "is set by --train.completions-steps"),
         (["log_completions_hub_repo=me/x"], "is set by --train.completions-steps"),
         (["loss_type=drgrpo"], "is unknown to TRL"),
+        (["multi_objective_aggregation=sum"], "is unknown to TRL"),
         (["vllm_importance_sampling_mode=mask"], "is unknown to TRL"),
     ],
 )

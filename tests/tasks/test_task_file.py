@@ -97,6 +97,9 @@ def test_a_verdict_is_kept_and_a_threshold_decides(task):
         *[("None", "None"), ("1.5", "1.5"), ("float('nan')", "nan"), ("'yes'", "'yes'"), ("[1.0]", "[1.0]")],
         ("__import__('lora_grpo.tasks').tasks.Verdict(1, 'x')", "Verdict(passed=1"),
         ("__import__('lora_grpo.tasks').tasks.Verdict(True, 'x', score=5)", "Verdict(passed=True"),
+        ("__import__('lora_grpo.tasks').tasks.Verdict(False, None)", "Verdict(passed=False, reason=None"),
+        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', extracted=18)", "Verdict(passed=False"),
+        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', rules=None)", "Verdict(passed=False"),
     ],
 )
 def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(task, returned, got):
