@@ -41,7 +41,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Allowed values of fields that TRL 1.14 checks only after sampling the first step."""
 
 UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
-UNREAD_FIELDS |= {"use_transformers_continuous_batching"}
+UNREAD_FIELDS |= {"use_transformers_continuous_batching", "max_tool_calling_iterations"}
 """Fields that TRL's generation uses and the samplers of lora_grpo ignore."""
 
 

@@ -15,7 +15,7 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,9 +284,9 @@ def call_together(rewards: Sequence[GuardedReward], batch: Mapping[str, Any]) ->
 def _as_list(returned: Any) -> list[Any] | None:
     """Return the values that a reward returned, of a list, an array, a tensor or a generator; None for anything else.
 
-    The values of a dictionary or a text are no rewards.
+    The values of a dictionary or a text are no rewards, and those of a set have no order.
     """
-    if isinstance(returned, (str, bytes, Mapping)):
+    if isinstance(returned, (str, bytes, Mapping, Set)):
         return None
     try:
         values = iter(returned)

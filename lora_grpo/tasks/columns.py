@@ -13,8 +13,9 @@ from lora_grpo.tasks.registry import Row
 
 REWARD_ARGUMENTS = frozenset(
     {"prompts", "completions", "completion_ids", "verdicts", "trainer_state", "log_extra", "log_metric", "environments"}
+    | {"self"}
 )
-"""Arguments of rewards that are not columns. A column with such a name cannot be passed."""
+"""Arguments of rewards that are not columns; `self` is that of a method. A column with such a name cannot be passed."""
 
 ROW_ENTRIES = frozenset({"prompt", "prompt_style", "task", "loaded_row", "reset_text", "tools", "completion_prefix"})
 """Entries of a row that lora_grpo adds and reads. A column with such a name is in `loaded_row` only."""

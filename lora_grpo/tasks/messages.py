@@ -25,12 +25,20 @@ def own_prompt(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return `{"prompt": messages}` if the `prompt` of a record is a list of messages, which the model gets, or {}.
 
     Raises:
-        UserError: a message is malformed.
+        UserError: a message is malformed, or the messages ask nothing.
     """
     prompt = record.get("prompt")
     if not isinstance(prompt, (list, tuple)) or not prompt:
         return {}
-    return {"prompt": checked_messages(prompt, f"{where}: prompt")}
+    messages = checked_messages(prompt, f"{where}: prompt")
+    check_asks(messages, f"{where}: prompt")
+    return {"prompt": messages}
+
+
+def check_asks(messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Raise UserError if messages have no text beside that of the system."""
+    if not any(message["content"].strip() for message in messages if message["role"] != "system"):
+        raise UserError(f"{where} has no text beside the system's; expected a message of the user")
 
 
 def _checked(message: Any, where: str, roles: Sequence[str]) -> dict[str, Any]:

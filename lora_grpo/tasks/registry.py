@@ -28,6 +28,14 @@ _READERS |= {**dict.fromkeys(MATH_TASKS, "mathematics"), **dict.fromkeys(("ifben
 """The module whose `read(name)` returns the task, by the name of the task or the part of it before a colon."""
 
 
+RESULT_ENTRIES = frozenset(
+    {"task_id", "sample_index", "completion", "response", "extracted", "num_tokens", "truncated"}
+    | {"passed", "result", "status", "score", "read_from"}
+    | {"messages", "turns", "ended_by", "tool_calls", "failed_calls"}
+)
+"""Entries of an evaluation's result, beside the task's rules. See `Result` in evaluation/results.py."""
+
+
 class CheckError(RunError):
     """A `check` or an environment raised an exception or returned an invalid value. The run stops."""
 
@@ -63,7 +71,8 @@ class Verdict:
 def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Verdict | None:
     """Return what a user's grader returned as a verdict, or None for another type or a score outside 0 to 1.
 
-    None also for a `Verdict` whose texts are of another type: files of results and reports could not hold them.
+    None also for a `Verdict` whose texts are of another type, because files of results and reports could not hold
+    them, or with a rule of the name of another entry of a result, which it would replace.
 
     Args:
         found: True, False, a score, or a `Verdict`, which is returned as it is.
@@ -78,7 +87,8 @@ def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Ve
         texts_are_right = isinstance(found.reason, str) and all(
             isinstance(text, str | None) for text in (found.extracted, found.detail)
         )
-        is_right = isinstance(found.passed, bool) and texts_are_right and isinstance(found.rules, Mapping)
+        rules_are_right = isinstance(found.rules, Mapping) and RESULT_ENTRIES.isdisjoint(found.rules)
+        is_right = isinstance(found.passed, bool) and texts_are_right and rules_are_right
         return found if is_right and (score is None or is_score) else None
     if not is_score:
         return None

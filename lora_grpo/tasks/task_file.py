@@ -45,8 +45,8 @@ from lora_grpo.files import python_file
 from lora_grpo.tasks import sources, thoughts
 from lora_grpo.tasks.columns import check_names, is_id, own_columns
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
-from lora_grpo.tasks.messages import checked_messages
-from lora_grpo.tasks.registry import CheckError, Row, Verdict, as_verdict
+from lora_grpo.tasks.messages import check_asks, checked_messages
+from lora_grpo.tasks.registry import RESULT_ENTRIES, CheckError, Row, Verdict, as_verdict
 
 _GOLD_ROLES = ("assistant", "user", "tool")
 """Of a reference conversation. Only the assistant's messages are read; the environment makes the others."""
@@ -113,7 +113,8 @@ class TaskFile:
             if verdict is None:
                 raise CheckError(
                     f"{self.path}: check returned {result!r:.200}; expected True, False, a score from 0 to 1, or a "
-                    f"Verdict with such a score; {_place(completion, row)}"
+                    "Verdict with such a score, with texts as reason, and with rules of other names than those of a "
+                    f"result ({', '.join(sorted(RESULT_ENTRIES))}); {_place(completion, row)}"
                 )
             verdicts.append(verdict)
         return verdicts
@@ -181,6 +182,8 @@ class TaskFile:
         for column, value in row.items():
             _check_json(value, f"{where}: the column {column!r}")
         messages = self._messages(row, where)
+        if not self.environment:  # whose `reset` may ask
+            check_asks(messages, f"{where}: its prompt")
         _check_json(messages, f"{where}: its prompt")
 
         question = "\n".join(message["content"] for message in messages if message["role"] != "system")

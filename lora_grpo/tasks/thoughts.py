@@ -6,6 +6,7 @@ One rule for all tasks, in rewards, evaluation, SFT, the audit and the preview (
   with a message of the assistant, which the model continues. A thought that the prompt opened and closed is not begun.
 - Only what follows the last closed thought is graded. A closing marker without an opening one also ends a thought.
 - A thought that is not closed has no answer: the verdict `UNFINISHED`, whatever the thought contains.
+- A marker in quotes or backticks, or in a code block of the answer, is none: `text.split("</think>")` is a program.
 
 `FAMILIES` lists the markers. The texts of completions keep them, even where they are special tokens (`decode`).
 """
@@ -59,6 +60,8 @@ _OPENINGS = "|".join(re.escape(family.opening) for family in FAMILIES)
 _EMPTY_THOUGHTS = "|".join(rf"{re.escape(each.opening)}\s*{re.escape(each.closing)}" for each in FAMILIES)
 _OPENED_AT_END = re.compile(rf"(?:{_OPENINGS})\s*\Z")
 _EMPTY_AT_END = re.compile(rf"(?:{_EMPTY_THOUGHTS})\s*\Z")
+_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
+_QUOTES = "'\"`"
 _BLANK_LINES = re.compile(r"\A[ \t]*(?:\s*\n)?")
 
 
@@ -180,19 +183,46 @@ def marker_tokens(template: str) -> list[str]:
 
 
 def _markers(text: str) -> Iterator[_Marker]:
+    """Yield the markers in a text, except those in quotation marks or backticks, which the text only mentions."""
     for match in _MARKER.finditer(text):
+        before = text[match.start() - 1 : match.start()]
+        after = text[match.end() : match.end() + 1]
+        if before and before in _QUOTES and before == after:
+            continue
         family, opens = _MARKERS[match.group()]
         yield _Marker(family, opens, match.start(), match.end())
 
 
 def _read(text: str) -> _Reading:
-    """Read a text to its end. Other markers inside a thought are part of it."""
+    """Read a text to its end. Other markers inside a thought are part of it, and those in an answer's code are code."""
+    fences = [fence.start() for fence in _FENCE.finditer(text)]
+    reading, unclosed = _read_with_fences(text, fences)
+    if unclosed is not None:  # the last fence of the answer opens no code block
+        reading, _ = _read_with_fences(text, [start for start in fences if start < unclosed])
+    return reading
+
+
+def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int | None]:
+    """Read a text in which code blocks of answers start and end at fences.
+
+    Returns:
+        The reading, and the start of the fence whose code block does not end, or None.
+    """
     answer_start = 0
     open_thought: _Marker | None = None
-    for marker in _markers(text):
+    code_block: int | None = None  # the start of the one that the reading is in
+    passed_fences = 0
+    for marker in [*_markers(text), None]:
+        end = marker.start if marker else len(text)
+        while passed_fences < len(fences) and fences[passed_fences] < end:
+            if open_thought is None:  # the model may close a thought without closing the code in it
+                code_block = fences[passed_fences] if code_block is None else None
+            passed_fences += 1
+        if marker is None or code_block is not None:
+            continue
         if open_thought is None and marker.opens:
             open_thought = marker
         elif open_thought is None or (marker.family == open_thought.family and not marker.opens):
             open_thought = None
             answer_start = marker.end
-    return _Reading(answer_start, open_thought)
+    return _Reading(answer_start, open_thought), code_block

@@ -65,7 +65,9 @@ class Tool:
             values = self.arguments.model_validate_json(text, strict=True)
         except ValidationError as errors:
             error = errors.errors()[0]
-            place = f"argument {error['loc'][-1]!r:.60}" if error["loc"] else "arguments"
+            place = f"argument {error['loc'][0]!r:.60}" if error["loc"] else "arguments"
+            if within := error["loc"][1:]:  # a part of the argument, or one of the types that it may have
+                place += f" ({'.'.join(map(str, within)):.60})"
             raise WrongArguments(f"{place}: {error['msg']}") from None
         except (ValueError, TypeError, RecursionError) as error:
             raise WrongArguments(f"arguments are not JSON: {error}") from None

@@ -11,6 +11,7 @@ from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import completion_seed
 from lora_grpo.tasks.loading import load_data
+from lora_grpo.tasks.registry import RESULT_ENTRIES
 
 SETTINGS = {
     "data": {"task": "starter", "eval_limit": 10},
@@ -123,3 +124,11 @@ def test_a_completions_random_numbers_are_its_own(parts):
     assert [sample for sample in whole if sample["task_id"] in {row["id"] for row in rows[3:6]}] == fewer
     numbered = {completion_seed(0, row["id"], index) for row in rows for index in range(3)}
     assert len(numbered) == 30 and completion_seed(1, rows[0]["id"], 0) not in numbered
+
+
+def test_no_rule_can_have_the_name_of_another_entry(parts, tmp_path):
+    """A rule named `passed` would replace the grade; see `as_verdict`."""
+    run, sampler, rows = parts
+    results = evaluate(run, sampler, rows, "named")
+    rules = {"strict", "flexible", "robust"}
+    assert {name for result in results for name in result} - rules <= RESULT_ENTRIES

@@ -46,7 +46,9 @@ def test_numbers_pass_through_as_floats(returned, values):
     assert [type(value) for value in guarded(**BATCH)] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize("output", [None, 1.0, "ab", b"ab", {"a": 1.0, "b": 1.0}, [], [1.0], [1.0, 1.0, 1.0]])
+@pytest.mark.parametrize(
+    "output", [None, 1.0, "ab", b"ab", {"a": 1.0, "b": 1.0}, {1.0, 0.5}, [], [1.0], [1.0, 1.0, 1.0]]
+)
 def test_anything_but_a_list_of_as_many_numbers_is_refused(output):
     message = failure(lambda completions, **columns: output)
     assert "reward 'mine' returned" in message and "expected a list of 2 numbers" in message

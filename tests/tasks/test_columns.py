@@ -193,6 +193,10 @@ def test_a_prompt_of_messages_is_what_the_model_gets(tmp_path, name):
     assert passed_to_rewards(rows, task)[0]["prompt"] == MESSAGES
     with pytest.raises(UserError, match=r"prompt: message 1 .*'developer'.*'system'"):
         task_and_rows(tmp_path, name, {"prompt": [{"role": "developer", "content": "s"}]})
+    with pytest.raises(UserError, match="has no text beside the system's"):
+        task_and_rows(
+            tmp_path, name, {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": " "}]}
+        )
 
 
 def test_a_question_and_another_prompt_are_refused(tmp_path):

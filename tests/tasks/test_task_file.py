@@ -100,6 +100,7 @@ def test_a_verdict_is_kept_and_a_threshold_decides(task):
         ("__import__('lora_grpo.tasks').tasks.Verdict(False, None)", "Verdict(passed=False, reason=None"),
         ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', extracted=18)", "Verdict(passed=False"),
         ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', rules=None)", "Verdict(passed=False"),
+        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', rules={'passed': True})", "Verdict(passed=False"),
     ],
 )
 def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(task, returned, got):

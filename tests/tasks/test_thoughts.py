@@ -9,6 +9,7 @@ from lora_grpo.rewards.functions import PLAIN_REWARDS
 from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import Episode, Session, chat, get_task, gold_episodes, grade_all, gsm8k, mathematics, thoughts
 from lora_grpo.tasks.chat import add_prompts, set_variables
+from lora_grpo.tasks.code_extraction import extract_program
 
 HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
 FAMILIES = {
@@ -59,6 +60,17 @@ def test_the_answer_of_a_family_follows_its_last_closed_thought(family):
         ("<|channel|>commentary<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>18", "18"),
         ("<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.f", "to=functions.f"),
         ("<|channel|>analysis<|message|>a<|end|>", None),
+        # What a text mentions, and the code of an answer, mark no thoughts.
+        ("The `<think>` tag.", "The `<think>` tag."),
+        ("text.split('</think>')", "text.split('</think>')"),
+        ("<think>It ends with `</think>`. a</think>b", "b"),
+        ("<think>a</think>\n```python\n# <think>\n```\nb", "```python\n# <think>\n```\nb"),
+        ("<think>a</think>\n```\n</think>\n```\nb", "```\n</think>\n```\nb"),
+        ("```\na\n```\n<think>b", None),
+        ("<think>```\na</think>b", "b"),  # the thought ends within its code
+        ("<think>```\na\n```</think>b<think>c", None),
+        ("a\n```\nb</think>c", "c"),  # this fence has no end, so that it starts no code
+        ("<think>a</think>\n```\nb\n```\nc\n```\n<think>d", None),
     ],
 )
 def test_an_answer_is_what_follows_the_thoughts(text, answer):
@@ -104,6 +116,17 @@ def test_the_other_rules_read_the_answer_too():
     ):
         rules = gsm8k.check(text, row).rules
         assert (rules["strict"], rules["flexible"]) == (strict, flexible), text
+
+
+def test_a_program_may_contain_markers():
+    program = "def f(text):\n    return text.split('</think>')[-1]"
+    for text in (
+        program,
+        f"```python\n# after </think>\n{program}\n```",
+        f"```python\n{program}\n```",
+        f"<think>x</think>\n```python\n{program}\n```",
+    ):
+        assert "split('</think>')" in str(extract_program(text, "f")), text
 
 
 def test_a_program_in_a_thought_is_no_program():
