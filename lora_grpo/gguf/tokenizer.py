@@ -65,7 +65,7 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
 
     notes, ids = [], tokenizer("a")["input_ids"]
     add_bos = ids[0] == tokenizer.bos_token_id
-    opening = chat.render(tokenizer, [{"role": "user", "content": "a"}])
+    opening = chat.render_example(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
         # llama.cpp has one setting for chats and plain text, so the chat template decides.
         text_has_bos, add_bos = add_bos, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)

@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors, unquantized
+from lora_grpo.files import atomic, disk, json_files, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
@@ -20,12 +20,20 @@ from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import OWN_TYPES, Encoded
 from lora_grpo.merging import read_report
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, model_files
 from lora_grpo.progress import Progress
 
 HEADER_BYTES = 32 << 20
 """Disk space reserved for the vocabulary and the tensor names."""
 QUANTIZE = "llama-quantize"
+_SAMPLING_KINDS: dict[str, type] = {
+    "sequence": str,
+    **dict.fromkeys(("top_k", "penalty_last_n", "mirostat"), int),
+    **dict.fromkeys(("top_p", "min_p", "xtc_probability", "xtc_threshold", "temperature"), float),
+    **dict.fromkeys(("penalty_repeat", "mirostat_tau", "mirostat_eta"), float),
+}
+"""Types of the sampling settings that gguf.Metadata reads from generation_config.json."""
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -103,14 +111,41 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     settings = ModelConfig(name=str(folder.absolute()))
     tokenizer = base_model.load_tokenizer(settings)
     eos_token_ids = base_model.eos_token_ids(settings, tokenizer, str(folder))
+    config_ids = {"bos_token_id": network.config.bos_token_id}
+    base_model.check_token_ids(config_ids, network.config.vocab_size, folder / "config.json")
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
     # From README.md and generation_config.json: license, base model, sampling settings.
     card = gguf.Metadata.load(model_path=folder)
+    _check_sampling_settings(folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
     merge = read_report(folder)
     adapter = merge.identity.get("adapter_sha256") if merge else None
     return SourceModel(network.config, tensors, tokenizer, vocabulary, card, adapter)
+
+
+def _check_sampling_settings(folder: Path) -> None:
+    """Raise a UserError if generation_config.json has a sampling setting that a GGUF file cannot have.
+
+    The gguf package (0.19) writes the settings in `_SAMPLING_KINDS` and fails on values of other types.
+    """
+    path = folder / model_files.GENERATION_CONFIG
+    settings = json_files.read_object(path) if path.is_file() else {}
+    for name, kind in _SAMPLING_KINDS.items():
+        value = settings.get(name)
+        if value is None:
+            continue
+        if kind is str:
+            is_right, expected = isinstance(value, str), "a text"
+        elif kind is int:
+            is_right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
+            expected = "a whole number of 32 bits"
+        else:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_right = is_number and abs(value) <= _MAX_FLOAT32
+            expected = "a number"
+        if not is_right:
+            raise UserError(f"{path}: {name} is {value!r:.80}; expected {expected}; correct it, or remove the field")
 
 
 def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:

@@ -151,19 +151,26 @@ def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
 
     The tokens that end a completion, if the model declares other ones, and no repetition penalty, with which nothing
     here samples. Nothing for files that cannot be read: the card is still right about everything else.
+
+    Raises:
+        WrongTokenId: the model's configuration declares an end that is none of its tokens.
     """
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
     if is_adapter and base is None:
         return {}
     arguments: dict[str, Any] = {}
-    with contextlib.suppress(UserError, RunError):
+    try:
         spec = resolve(str(folder), Overrides(base=str(base) if is_adapter else None))
-        ends = completion_ends(spec, tokenizer_of(spec))
         settings = base_model.generation_config(spec.base, spec.base_name)
+        ends = completion_ends(spec, tokenizer_of(spec))
         if not {*ends} <= {*base_model.as_ids(settings.eos_token_id)}:
             arguments["eos_token_id"] = ends
         if settings.repetition_penalty not in (None, 1.0):
             arguments["repetition_penalty"] = 1.0
+    except base_model.WrongTokenId:  # nothing could generate with it
+        raise
+    except (UserError, RunError):
+        return {}
     return arguments
 
 

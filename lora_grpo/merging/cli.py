@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,14 +167,19 @@ def _ends(target: ModelSpec) -> tuple[list[int], int | None]:
     """Return the tokens that end a completion of the merged model, and its padding token; ([], None) if unknown.
 
     A base without a tokenizer, or without a token that ends a completion, is merged as it is.
+
+    Raises:
+        UserError: the base's generation config cannot be read, or declares what is not the id of a token.
     """
+    base_model.generation_config(target.base, target.base_name)  # its ids are checked also without a tokenizer
     try:
         tokenizer = tokenizer_of(target)
     except UserError:
         return [], None
     try:
         return completion_ends(target, tokenizer), tokenizer.pad_token_id
-    except RunError:
+    except RunError as error:
+        print(f"note: {error}; to end them, write eos_token_id into generation_config.json", file=sys.stderr)
         return [], None
 
 

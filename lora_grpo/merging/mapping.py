@@ -46,7 +46,8 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
     """Plan the merge of the adapter in `folder` into a base: the results of `base_tensors` and `empty_model`.
 
     Raises:
-        UserError: an adapter key is unused or has the wrong shape, or this type of adapter cannot be merged.
+        UserError: an adapter key is unused or has the wrong shape, the adapter changes nothing, or this type of adapter
+            cannot be merged.
     """
     adapter = read_adapter(folder)
     adapter.check({"use_dora", *PATTERNS, *SELECTION}, "which cannot be merged here; merge it with PEFT")
@@ -77,6 +78,11 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         raise UserError(
             f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {folder} cannot be merged into this "
             "base; pass the adapter's own base with --base, or use the adapter with PEFT"
+        )
+    if not any(output.low_rank for output in outputs.values()):
+        raise UserError(
+            f"{folder / ADAPTER_WEIGHTS} changes no weight of the base, so the merged model would be a copy of it; "
+            "restore the file, or train the adapter again"
         )
     # The base may store a different head although its configuration ties the weights.
     tie = _settle_tie(outputs, embedding, head) if tied else False if is_declared_tied else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, PositiveInt
 
-from lora_grpo.errors import UserError
+from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.models.model_files import digest
 
@@ -76,7 +76,31 @@ def read_adapter(folder: Path) -> SavedAdapter:
         raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters are supported")
     values |= {"folder": str(folder), "features": features(values)}
     adapter: SavedAdapter = json_files.validated(values, SavedAdapter, f"{path} is damaged", "restore or correct it")
+    _check_expressions(values, path)
     return adapter
+
+
+def _check_expressions(values: Mapping[str, Any], path: Path) -> None:
+    """Raise a UserError if a field of an adapter_config.json has a text that is no regular expression and must be one.
+
+    As in PEFT, the keys of patterns are expressions. `target_modules`, `exclude_modules` and `layers_pattern` are, if
+    they are a text; `layers_pattern` is also in a list.
+    """
+    for field in (*PATTERNS, "target_modules", "exclude_modules", "layers_pattern"):
+        value = values.get(field)
+        expressions: list[Any] = []
+        if isinstance(value, str):
+            expressions = [value]
+        elif isinstance(value, dict) or (isinstance(value, list) and field == "layers_pattern"):
+            expressions = list(value)
+        for expression in expressions:
+            try:
+                re.compile(f"({expression})")
+            except (re.error, RecursionError, OverflowError) as error:
+                raise UserError(
+                    f"{path}: {field} has {expression!r:.80}, which is no regular expression ({first_line(error)}); "
+                    "correct it"
+                ) from None
 
 
 def features(values: Mapping[str, Any]) -> tuple[str, ...]:

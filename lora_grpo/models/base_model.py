@@ -10,13 +10,17 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.models.model_files import source
+from lora_grpo.files import json_files
+from lora_grpo.models.model_files import GENERATION_CONFIG, source
+
+_END_FIELDS = ("eos_token_id", "pad_token_id")
+"""Fields of a generation config with the ids of tokens that end or fill a completion."""
 
 
 def prepare_torch(seed: int) -> None:
@@ -133,13 +137,30 @@ def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]
     """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
 
     They are those of the model's generation config, or those that its config.json implies, and the tokenizer's.
+
+    Raises:
+        UserError: the generation config cannot be read, or declares what is not the id of a token.
+        RunError: no token ends a completion.
     """
-    declared = generation_config(settings, name).eos_token_id
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    ids = sorted({*as_ids(declared), tokenizer.eos_token_id} - {None})
+    return require_ends(declared_ends(settings, tokenizer, name), tokenizer, name)
+
+
+def declared_ends(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]:
+    """Return the ids of `eos_token_ids`; [] if neither the model nor its tokenizer declares one."""
+    declared = as_ids(generation_config(settings, name).eos_token_id)
+    return sorted({*declared, tokenizer.eos_token_id} - {None})
+
+
+def require_ends(ids: list[int], tokenizer: Any, name: str) -> list[int]:
+    """Return the ids of the tokens that end a completion, and set the tokenizer's padding token if it has none.
+
+    Raises:
+        RunError: there is no id.
+    """
     if not ids:
         raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(ids[0])
     return ids
 
 
@@ -150,23 +171,68 @@ def as_ids(declared: Any) -> list[int]:
     return list(declared) if isinstance(declared, (list, tuple)) else [declared]
 
 
+class WrongTokenId(UserError):
+    """A model's configuration declares a value that is not the id of one of its tokens."""
+
+
+def check_token_ids(ids: Mapping[str, Any], vocab_size: int | None, file: Path | str) -> None:
+    """Check that a file declares ids of tokens, which are whole numbers from 0 to `vocab_size` - 1.
+
+    Args:
+        ids: values by the names of their fields: {"eos_token_id": [1, 2], "pad_token_id": None}. None declares nothing,
+            and only an `eos_token_id` may be a list.
+        vocab_size: number of the model's embeddings; None if its configuration does not have it.
+        file: where the values are from.
+
+    Raises:
+        WrongTokenId: a value is none; the message has the file, the field and the value.
+    """
+    for field, value in ids.items():
+        may_be_list = field == "eos_token_id"
+        for token_id in as_ids(value) if may_be_list else [value]:
+            is_number = isinstance(token_id, int) and not isinstance(token_id, bool)
+            if is_number and token_id >= 0 and (vocab_size is None or token_id < vocab_size):
+                continue
+            if token_id is None and value is None:
+                continue
+            highest = "" if vocab_size is None else f" to {vocab_size - 1}"
+            raise WrongTokenId(
+                f"{file}: {field} is {value!r:.80}; expected a whole number from 0{highest}"
+                f"{' or a list of them' if may_be_list else ''}; correct it, or remove the field"
+            )
+
+
 def generation_config(settings: ModelConfig, name: str) -> Any:
     """Return transformers' GenerationConfig of a model: its file, or what config.json implies if there is none.
 
     Raises:
         UserError: a file cannot be read; the message has `name`.
+        WrongTokenId: the end or the padding token is none of the model's tokens.
     """
     from transformers import AutoConfig, GenerationConfig
 
     where, revision = source(settings.name), settings.revision
+    path = Path(where) / GENERATION_CONFIG
+    has_file = path.is_file()
+    if not has_file:
+        path = Path(where) / "config.json"
+
+    declared_in: Path | str = f"the generation config of {name}"  # of a Hub id
+    if path.is_file():  # types are checked before transformers reads the file, which raises a TypeError for some
+        declared_in = path
+        written = json_files.read_object(path)
+        check_token_ids({field: written.get(field) for field in _END_FIELDS}, None, path)
     with loading(f"the generation config of {name}"):
+        config = AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=settings.trust_remote_code)
         try:
-            return GenerationConfig.from_pretrained(where, revision=revision)
+            generation = GenerationConfig.from_pretrained(where, revision=revision)
         except OSError:
-            if (Path(where) / "generation_config.json").is_file():  # a damaged one
+            if has_file:  # a damaged one
                 raise
-            config = AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=settings.trust_remote_code)
-            return GenerationConfig.from_model_config(config)
+            generation = GenerationConfig.from_model_config(config)
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    check_token_ids({field: getattr(generation, field) for field in _END_FIELDS}, vocab_size, declared_in)
+    return generation
 
 
 def is_float32(model: Any) -> bool:

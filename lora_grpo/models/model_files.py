@@ -113,21 +113,48 @@ def chat_templates(folder: Path) -> dict[str, str]:
     The usual template is `default`. Files take precedence over tokenizer_config.json.
 
     Raises:
-        UserError: tokenizer_config.json is damaged.
+        UserError: a file cannot be read, or tokenizer_config.json has a template that is not a text.
     """
     paths = {path.stem: path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
         paths = {"default": folder / TEMPLATE_FILE, **paths}
     if paths:
-        templates = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+        templates = {name: _read_template(path) for name, path in paths.items()}
     else:
         settings = folder / "tokenizer_config.json"
         saved = json_files.read_object(settings).get("chat_template") if settings.is_file() else None
-        if isinstance(saved, list):
-            templates = {entry["name"]: entry["template"] for entry in saved}
-        else:
-            templates = {"default": saved or ""}
+        templates = _named_templates(saved, settings)
     return {name: text for name, text in templates.items() if text}
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the chat template {path} cannot be read ({first_line(error)}); save it as UTF-8, or delete it"
+        ) from None
+
+
+def _named_templates(saved: Any, path: Path) -> dict[str, str]:
+    """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and texts.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if saved is None:
+        return {}
+    if isinstance(saved, str):
+        return {"default": saved}
+    entries = saved if isinstance(saved, list) else [saved]
+    for entry in entries:
+        is_object = isinstance(saved, list) and isinstance(entry, dict)
+        if not is_object or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+            raise UserError(
+                f"{path}: chat_template has {entry!r:.80}; expected a text, or a list of objects with a name and a "
+                "template; correct it, or remove the field"
+            )
+    return {entry["name"]: entry["template"] for entry in entries}
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:

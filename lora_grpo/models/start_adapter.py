@@ -113,7 +113,9 @@ def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> Non
             raise UserError(f"{given} is not the template of the adapter in {start}; leave the flag out")
         return
     tokenizer.chat_template = template
-    ends = tokenizer.convert_ids_to_tokens(eos_token_ids(model, tokenizer, model.name))
+    end_ids = eos_token_ids(model, tokenizer, model.name)
+    # An embedding may have rows without a token.
+    ends = [tokenizer.convert_ids_to_tokens(token_id) or f"token {token_id}" for token_id in end_ids]
     if (end := chat.end_of_turn(tokenizer)) not in ends:
         raise UserError(
             f"{given} ends an answer with {end or 'none of the special tokens of the model'}, and completions of "

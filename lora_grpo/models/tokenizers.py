@@ -3,6 +3,7 @@
 from typing import Any
 
 from lora_grpo.config import ModelConfig
+from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
 from lora_grpo.models.target import ModelSpec
 from lora_grpo.tasks import chat
@@ -26,14 +27,15 @@ def completion_ends(spec: ModelSpec, tokenizer: Any) -> list[int]:
     its base declares that token: fine-tuned base models often have such settings.
 
     Raises:
-        UserError: the base's generation config cannot be read.
+        UserError: the base's generation config cannot be read, or declares what is not the id of a token.
         RunError: no token ends a completion.
     """
-    ids = base_model.eos_token_ids(spec.base, tokenizer, spec.base_name)
+    ids = base_model.declared_ends(spec.base, tokenizer, spec.base_name)
     if spec.adapter and spec.run is None:
         last = _last_special_token(tokenizer)
-        ids = sorted({*ids, *([] if last is None else [last])})
-    return ids
+        if last is not None:
+            ids = sorted({*ids, last})
+    return base_model.require_ends(ids, tokenizer, spec.base_name)
 
 
 def _last_special_token(tokenizer: Any) -> int | None:
@@ -44,10 +46,9 @@ def _last_special_token(tokenizer: Any) -> int | None:
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
-    variables = chat.variables(tokenizer.chat_template)
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **variables))
-    except Exception:  # noqa: BLE001 - a template is a program that may raise any error, and then ends no answer
+        text = chat.render_example(tokenizer, messages, add_generation_prompt=False)
+    except UserError:  # a template that renders no answers ends none
         return None
     tail = text.partition("\0")[2]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

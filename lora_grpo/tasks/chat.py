@@ -44,6 +44,7 @@ _DEFAULTS: dict[str, Any] = {
     # This is the template's own default.
     "date_string": "26 Jul 2024",
 }
+_SYSTEM_EXAMPLE: Message = {"role": "system", "content": "a"}
 _NEXT_QUESTION = re.compile(r"\n[ \t]*Question:")
 _SET = re.compile(r"\{% set (\w+) = \1 \| default\((.*)\) %\}\n")
 
@@ -160,15 +161,63 @@ def render(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, 
     """
     if getattr(tokenizer, "chat_template", None):
         try:
-            given = variables(tokenizer.chat_template) | ({"tools": list(tools)} if tools else {})
-            return str(tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **given))
+            return _apply_template(tokenizer, prompt, tools)
         except Exception as error:  # a template is a program; besides TemplateError, it raises Python's errors
-            raise UserError(
-                f"the model's chat template rejects the messages ({first_line(error)}); use a template with a system "
-                "role, or another model"
-            ) from error
+            fix = _fix_of_rejected(tokenizer, prompt, tools)
+            raise UserError(f"the model's chat template rejects the messages ({first_line(error)}); {fix}") from error
     plain = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
     return "".join(plain[message["role"]].format(message["content"]) for message in prompt)
+
+
+def _apply_template(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return the text that the chat template writes. Raises what the template raises, which may be any exception."""
+    values = variables(tokenizer.chat_template)
+    if tools:
+        values["tools"] = list(tools)
+    return str(
+        tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **values
+        )
+    )
+
+
+def _fix_of_rejected(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+    """Return what to do about messages that the chat template rejects: it may have no system role, or demand one."""
+    starts_with_system = bool(prompt) and prompt[0]["role"] == "system"
+    changed = prompt[1:] if starts_with_system else [_SYSTEM_EXAMPLE, *prompt]
+    try:
+        _apply_template(tokenizer, changed, tools)
+    except Exception:  # noqa: BLE001 - a template is a program, and its first error is the one that is reported
+        return "use another chat template or another model"
+    if starts_with_system:
+        return "use a template with a system role, or another model"
+    return "this template demands a system message, so begin the messages with one, or use another template"
+
+
+def render_example(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """Return the text of example messages, to see what the chat template writes around them.
+
+    If the template rejects them and demands a system message, they follow one.
+
+    Args:
+        messages: messages of the user and the assistant.
+        add_generation_prompt: whether the model continues the text, as in `render`. Without it, the conversation ends.
+
+    Raises:
+        UserError: the template rejects the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return render(tokenizer, messages)
+    for conversation in (messages, [_SYSTEM_EXAMPLE, *messages]):
+        with contextlib.suppress(Exception):  # a template is a program that may raise any error
+            return _apply_template(tokenizer, conversation, add_generation_prompt=add_generation_prompt)
+    return render(tokenizer, messages)  # raises the template's error as a UserError
 
 
 def asks_in_plain_text(tokenizer: Any, row: Mapping[str, Any]) -> bool:
@@ -201,7 +250,7 @@ def end_of_turn(tokenizer: Any, ends: Sequence[int] = ()) -> str:
     if getattr(tokenizer, "chat_template", None):
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
         with contextlib.suppress(UserError):  # a template that ends no turn
-            tail = render(tokenizer, turns).partition("\0")[2]
+            tail = render_example(tokenizer, turns).partition("\0")[2]
     ends = ends or [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
     ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
     return next((tokenizer.convert_ids_to_tokens(each) for each in ids if each in ends), "")
@@ -216,8 +265,8 @@ def answer_lead(tokenizer: Any) -> str:
         return ""
     asked: Message = {"role": "user", "content": "a"}
     try:
-        prompt = render(tokenizer, [asked])
-        answered = render(tokenizer, [asked, {"role": "assistant", "content": "\0"}])
+        prompt = render_example(tokenizer, [asked])
+        answered = render_example(tokenizer, [asked, {"role": "assistant", "content": "\0"}])
     except UserError:  # a template that renders no answers
         return ""
     lead = answered.removeprefix(prompt).partition("\0")[0] if answered.startswith(prompt) else ""

@@ -125,4 +125,4 @@ def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
 
 def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
     asked = {"role": "user", "content": "?"}
-    return chat.render(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]
+    return chat.render_example(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]

@@ -1,10 +1,12 @@
 import pytest
-from helpers.gguf_models import published_template, qwen_tokenizer
+from helpers.gguf_models import CHATML, published_template, qwen_tokenizer
 
+from lora_grpo.errors import UserError
 from lora_grpo.tasks.chat import (
     SYSTEM_PROMPTS,
     THINKING_TOKENS,
     add_prompts,
+    answer_lead,
     end_of_turn,
     parse_kwargs,
     read_completion,
@@ -155,6 +157,36 @@ def test_a_prompt_does_not_depend_on_the_date():
 )
 def test_a_template_ends_an_answer_with_a_special_token(template, end):
     assert end_of_turn(qwen_tokenizer(template and published_template(template))) == end
+
+
+REFUSALS = {
+    # A condition on which a template raises an error, the roles of the messages, and whether the fix adds or drops a
+    # system message.
+    "demands a system message": ("messages[0].role != 'system'", ["user"], "adds"),
+    "has no system role": ("messages[0].role == 'system'", ["system", "user"], "drops"),
+    "rejects all messages": ("true", ["user"], "neither"),
+    "rejects two messages of the user": ("messages[-2].role == 'user'", ["system", "user", "user"], "neither"),
+}
+
+
+@pytest.mark.parametrize(("condition", "roles", "fix"), REFUSALS.values(), ids=REFUSALS)
+def test_the_fix_for_messages_that_a_template_rejects_is_one_that_helps(condition, roles, fix):
+    template = "{% if " + condition + " %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    with pytest.raises(UserError) as refused:
+        render(qwen_tokenizer(template), [{"role": role, "content": "a"} for role in roles])
+    message = str(refused.value)
+    assert ("demands a system message" in message) == (fix == "adds")
+    assert ("with a system role" in message) == (fix == "drops")
+
+
+def test_a_template_that_demands_a_system_message_ends_an_answer_and_a_thought():
+    demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+    opened = "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+    thought = "('<think>\\n</think>' if message.role == 'assistant' else '')"
+    closed = CHATML.replace("message['content']", f"{thought} + message['content']")
+    tokenizer = qwen_tokenizer(demand + closed + opened)
+    assert end_of_turn(tokenizer) == "<|im_end|>"
+    assert answer_lead(tokenizer) == answer_lead(qwen_tokenizer(closed + opened)) != ""
 
 
 def test_render_without_a_chat_template_is_plain_text():
