@@ -209,6 +209,7 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
         public["base_model_name_or_path"] = base_name
     if public == settings:
         return path
-    # In ASCII only if it was, as some texts may contain a lone surrogate, which UTF-8 cannot encode.
     is_ascii = path.read_bytes().isascii()
-    return (json.dumps(public, indent=2, ensure_ascii=is_ascii) + "\n").encode()
+    text = json.dumps(public, indent=2, ensure_ascii=is_ascii) + "\n"
+    # UTF-8 cannot encode a lone surrogate. Its escape in Python is also its escape in JSON.
+    return text.encode(errors="backslashreplace")

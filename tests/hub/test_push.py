@@ -352,6 +352,14 @@ def test_only_settings_that_hold_paths_are_changed(adapter, tmp_path):
     assert json.loads(pushed(adapter, "preprocessor_config.json")) == {"size": 3}
 
 
+def test_settings_with_a_lone_surrogate_are_uploaded(adapter):
+    text = '{"eos_token": "\\ud800", "pad_token": "é", "vocab_file": "/data/x/vocab.txt"}'
+    (adapter / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    uploaded = pushed(adapter, "tokenizer_config.json").decode()
+    assert json.loads(uploaded) == {"eos_token": "\ud800", "pad_token": "é", "vocab_file": "vocab.txt"}
+    assert "é" in uploaded
+
+
 def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):
     config = adapter / "adapter_config.json"
     before = config.read_bytes()
