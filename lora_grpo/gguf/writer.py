@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors, unquantized
+from lora_grpo.files import atomic, disk, local_paths, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
@@ -20,7 +20,7 @@ from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import OWN_TYPES, Encoded
 from lora_grpo.merging import read_report
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, model_files
 from lora_grpo.progress import Progress
 
 HEADER_BYTES = 32 << 20
@@ -104,13 +104,47 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     tokenizer = base_model.load_tokenizer(settings)
     eos_token_ids = base_model.eos_token_ids(settings, tokenizer, str(folder))
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
-    # From README.md and generation_config.json: license, base model, sampling settings.
-    card = gguf.Metadata.load(model_path=folder)
+    card = _read_card(folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
     merge = read_report(folder)
     adapter = merge.identity.get("adapter_sha256") if merge else None
     return SourceModel(network.config, tensors, tokenizer, vocabulary, card, adapter)
+
+
+def _read_card(folder: Path) -> Any:
+    """Return the `gguf.Metadata` of a model without local paths.
+
+    It has the license, the base model and the data sets in README.md, and the sampling settings of
+    generation_config.json.
+    """
+    import gguf
+
+    metadata = gguf.Metadata.load(model_path=folder)
+    card = _without_local_paths(gguf.Metadata.load_model_card(folder), folder)
+    config = _without_local_paths(gguf.Metadata.load_hf_parameters(folder), folder)
+    described = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, config, folder)
+    for name, value in vars(described).items():
+        if not name.startswith("sampling_"):
+            setattr(metadata, name, value)
+    return metadata
+
+
+def _without_local_paths(value: Any, folder: Path, field: str = "") -> Any:
+    """Return the front matter of a model card, or a part of it, without the values that are or contain local paths."""
+    if isinstance(value, dict):
+        public = {name: _without_local_paths(entry, folder, name) for name, entry in value.items()}
+        return {name: entry for name, entry in public.items() if entry not in (None, {}, [])}
+    if isinstance(value, list):
+        entries = [_without_local_paths(entry, folder, field) for entry in value]
+        return [entry for entry in entries if entry not in (None, {}, [])]
+    if not isinstance(value, str):
+        return value
+    is_source = field.startswith(("base_model", "dataset")) and "://" not in value
+    is_local = model_files.is_folder_name(value) if is_source else model_files.is_path(value)
+    is_beside = field == "license_link" and value.startswith("./")
+    is_private = (is_local and not is_beside) or local_paths.find(value, folder)
+    return None if is_private else value
 
 
 def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:
