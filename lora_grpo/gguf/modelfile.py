@@ -198,16 +198,14 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         turns = Turns(bare.removesuffix(before_user), roles, ending)
         if _value(turns.to_go()) is None:
             return None
+        trims = False
         for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
+            spaced = [f"\n \t{content}\t \n" for content in contents]
             system = length % 2 == 0
             if turns.render(_conversation(contents, system=system)) != text(*contents, system=system):
                 return None
-        spaced = [f" \n\t{content}\t\n " for content in contents]
-        trims = any(
-            turns.render(_conversation(spaced, system=system)) != text(*spaced, system=system)
-            for system in (False, True)
-        )
+            trims |= turns.render(_conversation(spaced, system=system)) != text(*spaced, system=system)
     except (UserError, ValueError):  # the template rejects these messages or omits one
         return None
     return replace(turns, trims=trims)

@@ -140,7 +140,7 @@ def _without_local_paths(value: Any, folder: Path, field: str = "") -> Any:
         return [entry for entry in entries if entry not in (None, {}, [])]
     if not isinstance(value, str):
         return value
-    is_source = field.startswith(("base_model", "dataset")) and "://" not in value
+    is_source = field.startswith(("base_model", "dataset", "_name_or_path")) and "://" not in value
     is_local = model_files.is_folder_name(value) if is_source else model_files.is_path(value)
     is_beside = field == "license_link" and value.startswith("./")
     is_private = (is_local and not is_beside) or local_paths.find(value, folder)
