@@ -9,7 +9,7 @@ _START = r"(?:(?<![\w.<~/-])|(?<=\\[nrt]))"
 _NOBODY = r"(?:user|username|name|you|your[_-]?name|shared|public|default)(?![\w-])"
 """The name in examples, or of a folder that all users share."""
 _NAME = rf"(?!{_NOBODY})[^\W\d][\w.-]*"
-_REST = r"[^\s\"'`<>|]*"
+_REST = r"[^\s\"'`<>|]{0,200}"
 _USER_FOLDER = rf"{_START}(?:(?:/mnt)?/[a-z])?/(?:(?:var/)?home|Users)/{_NAME}{_REST}"
 _WINDOWS_USER_FOLDER = rf"{_START}[A-Za-z]:[\\/]+(?i:users)[\\/]+(?i:{_NAME}){_REST}"
 _FILE_URL = r"\b(?i:file):/+(?!path/to/)[\w%~.]" + _REST

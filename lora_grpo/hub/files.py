@@ -177,8 +177,9 @@ def _local_path(name: str, content: bytes, folder: Path) -> str | None:
         return None
     if name.endswith(_BINARY):  # a SentencePiece model names the files of its authors
         return local_paths.find_own(text, folder)
-    texts = _strings(json.loads(text)) if name.endswith(".json") else [text]
-    return next((path for part in texts if (path := local_paths.find(part, folder))), None)
+    if name.endswith(".json"):  # without the escapes of JSON
+        text = "\n".join(_strings(json.loads(text)))
+    return local_paths.find(text, folder)
 
 
 def _strings(value: Any) -> Iterator[str]:
