@@ -10,13 +10,14 @@ with lock.holding(output_dir):                          # exit code 2 if another
 atomic.py       atomic writes of files and folders, and checksum manifests
 disk.py         reports full or too small disks in one line
 json_files.py   JSON objects and JSON Lines, from users and from interrupted runs
+local_paths.py  finds paths of this machine in texts
 lock.py         one process per folder
 python_file.py  imports users' Python files
 text.py         Markdown tables, and escaping of text for terminals and pages
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
-from lora_grpo.files import atomic, disk, json_files, lock, python_file
+from lora_grpo.files import atomic, disk, json_files, local_paths, lock, python_file
 from lora_grpo.files.tensors import (
     DTYPES,
     INDEX,

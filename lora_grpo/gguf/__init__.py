@@ -21,4 +21,4 @@ modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat t
 
 from lora_grpo.gguf.cli import ExportOptions, export
 from lora_grpo.gguf.files import GgufSection, check_exported, gguf_section, gguf_sections
-from lora_grpo.gguf.modelfile import HUB_FILES
+from lora_grpo.gguf.modelfile import HUB_FILES, model_references

@@ -33,6 +33,19 @@ _NO_SYSTEM = (
     "triple quotes at the end of a line, or invisible characters; pass the prompt with each chat"
 )
 
+_TRIMS = (
+    "the model's chat template removes spaces and empty lines around messages, and the TEMPLATE in the Modelfile "
+    "cannot; send messages without them"
+)
+_SURROGATE = "the system prompt has half of a character (a lone surrogate), which is written as ?"
+
+_COMMAND = re.compile(
+    r"^[ \t]*(?:(?:PARAMETER|MESSAGE)[ \t]+\S+|(?P<name>\w+))[ \t]+"
+    r'(?:"""(?P<long>[\s\S]*?)"""[ \t]*(?=[\r\n]|\Z)|"(?P<quoted>[\s\S]*?)"[ \t]*(?=[\r\n]|\Z)|(?P<bare>[^\r\n]*))',
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A command of a Modelfile with its value, which may have several lines in quotes."""
+
 
 @dataclass(frozen=True)
 class Turns:
@@ -44,6 +57,8 @@ class Turns:
     """Text before and after a message of each role. The text after a user message starts the answer."""
     ending: str = ""
     """Text at the end of the prompt, which is not repeated before earlier answers, such as an empty thinking block."""
+    trims: bool = False
+    """Whether the chat template removes white space around messages, which `render` and the Go template keep."""
 
     def render(self, messages: Sequence[chat.Message]) -> str:
         text = "" if messages[0]["role"] == "system" else self.opening
@@ -65,6 +80,17 @@ def modelfile_path(gguf: Path) -> Path:
     return gguf.with_name(f"{gguf.name.removesuffix('.gguf')}.Modelfile")
 
 
+def model_references(modelfile: str) -> list[tuple[str, str]]:
+    """Return the commands of a Modelfile that name a model or a file, FROM and ADAPTER, with their values."""
+    references = []
+    for command in _COMMAND.finditer(modelfile):
+        name = (command["name"] or "").upper()
+        if name in ("FROM", "ADAPTER"):
+            value = command["long"] or command["quoted"] or command["bare"] or ""
+            references.append((name, value.strip()))
+    return references
+
+
 def write_modelfiles(
     ggufs: Sequence[Path], tokenizer: Any, vocabulary: Vocabulary, system_prompt: str | None
 ) -> list[str]:
@@ -73,6 +99,12 @@ def write_modelfiles(
     turns = read_turns(tokenizer, vocabulary)
     template = turns.to_go() if turns else ""
     notes = [] if template else [_NO_TEMPLATE]
+    if turns and turns.trims:
+        notes.append(_TRIMS)
+    if system_prompt:
+        encodable = system_prompt.encode(errors="replace").decode()
+        notes += [_SURROGATE] * (encodable != system_prompt)
+        system_prompt = encodable
     stops = [vocabulary.tokens[token_id] for token_id in vocabulary.eos_token_ids]
 
     lines = []
@@ -166,14 +198,17 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         turns = Turns(bare.removesuffix(before_user), roles, ending)
         if _value(turns.to_go()) is None:
             return None
+        trims = False
         for length in range(1, 8):
             contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
+            spaced = [f"\n \t{content}\t \n" for content in contents]
             system = length % 2 == 0
             if turns.render(_conversation(contents, system=system)) != text(*contents, system=system):
                 return None
+            trims |= turns.render(_conversation(spaced, system=system)) != text(*spaced, system=system)
     except (UserError, ValueError):  # the template rejects these messages or omits one
         return None
-    return turns
+    return replace(turns, trims=trims)
 
 
 def _conversation(contents: Sequence[str], *, system: bool) -> list[chat.Message]:

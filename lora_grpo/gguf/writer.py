@@ -12,7 +12,7 @@ from typing import Any
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, json_files, model_tensors, unquantized
+from lora_grpo.files import atomic, disk, json_files, local_paths, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
@@ -114,8 +114,7 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     config_ids = {"bos_token_id": network.config.bos_token_id}
     base_model.check_token_ids(config_ids, network.config.vocab_size, folder / "config.json")
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
-    # From README.md and generation_config.json: license, base model, sampling settings.
-    card = gguf.Metadata.load(model_path=folder)
+    card = _read_card(folder)
     _check_sampling_settings(folder)
     card.name = name
     card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
@@ -146,6 +145,41 @@ def _check_sampling_settings(folder: Path) -> None:
             expected = "a number"
         if not is_right:
             raise UserError(f"{path}: {name} is {value!r:.80}; expected {expected}; correct it, or remove the field")
+
+
+def _read_card(folder: Path) -> Any:
+    """Return the `gguf.Metadata` of a model without local paths.
+
+    It has the license, the base model and the data sets in README.md, and the sampling settings of
+    generation_config.json.
+    """
+    import gguf
+
+    metadata = gguf.Metadata.load(model_path=folder)
+    card = _without_local_paths(gguf.Metadata.load_model_card(folder), folder)
+    config = _without_local_paths(gguf.Metadata.load_hf_parameters(folder), folder)
+    described = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, config, folder)
+    for name, value in vars(described).items():
+        if not name.startswith("sampling_"):
+            setattr(metadata, name, value)
+    return metadata
+
+
+def _without_local_paths(value: Any, folder: Path, field: str = "") -> Any:
+    """Return the front matter of a model card, or a part of it, without the values that are or contain local paths."""
+    if isinstance(value, dict):
+        public = {name: _without_local_paths(entry, folder, name) for name, entry in value.items()}
+        return {name: entry for name, entry in public.items() if entry not in (None, {}, [])}
+    if isinstance(value, list):
+        entries = [_without_local_paths(entry, folder, field) for entry in value]
+        return [entry for entry in entries if entry not in (None, {}, [])]
+    if not isinstance(value, str):
+        return value
+    is_source = field.startswith(("base_model", "dataset", "_name_or_path")) and "://" not in value
+    is_local = model_files.is_folder_name(value) if is_source else model_files.is_path(value)
+    is_beside = field == "license_link" and value.startswith("./")
+    is_private = (is_local and not is_beside) or local_paths.find(value, folder)
+    return None if is_private else value
 
 
 def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:

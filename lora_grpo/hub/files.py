@@ -3,16 +3,16 @@
 import fnmatch
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
-from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
-from lora_grpo.gguf import HUB_FILES
-from lora_grpo.hub import token
+from lora_grpo.files import atomic, file_tensors, json_files, local_paths, model_tensors
+from lora_grpo.gguf import HUB_FILES, model_references
+from lora_grpo.hub import facts, token
 from lora_grpo.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, model_files
 from lora_grpo.sampling import read_header
 
@@ -42,10 +42,11 @@ _LICENSE = (
     "NOTICE.md",
     "USE_POLICY.md",
 )
+_MODELFILES = ("Modelfile", "*.Modelfile")
 _UPLOADED: dict[str, tuple[str, ...]] = {
     "adapter": (*KINDS["adapter"], *_TOKENIZER, *_LICENSE),
     "merged": (*KINDS["merged"], "generation_config.json", "*.safetensors.index.json", *_TOKENIZER, *_LICENSE),
-    "gguf": (*KINDS["gguf"], "Modelfile", "*.Modelfile", *HUB_FILES, *_LICENSE),
+    "gguf": (*KINDS["gguf"], *_MODELFILES, *HUB_FILES, *_LICENSE),
 }
 _REPLACED: dict[str, tuple[str, ...]] = {
     "adapter": ("adapter_model*.safetensors",),
@@ -53,13 +54,20 @@ _REPLACED: dict[str, tuple[str, ...]] = {
     "gguf": ("*.gguf",),
 }
 """Files of an earlier push that could be mistaken for part of the new one."""
-_VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
+_VOCABULARY = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
+_BINARY = (".model", ".png")
 _SETTINGS = ("*config.json",)
 """Files with settings, some of which may be paths of this machine."""
-_PATH_FIELD = re.compile(r".*(_path|_file|_dir|_folder)")
-"""Names of settings that hold paths: `base_model_name_or_path`, `vocab_file`, `cache_dir`."""
+_PATH_FIELD = re.compile(r"(.*_)?(path|file|filename|file_name|dir|directory|folder)s?|(.*_)?directories")
+"""Names of settings that hold paths: `base_model_name_or_path`, `vocab_file`, `cache_dir`, `path`, `local_files`."""
+_TOKEN_FIELD = re.compile(r".*_tokens?|added_tokens_decoder|chat_template")
+"""Names of settings with special tokens and templates, which must not change: `eos_token`, `extra_special_tokens`."""
 _LOADED_FROM = ("_name_or_path", "name_or_path")
-"""Settings with the path that the model was loaded from, which no reader needs."""
+"""Settings with the path or the Hub id that the model was loaded from. No reader needs the path."""
+_CODE_FIELD = "auto_map"
+"""The setting with the classes of a model: `module.Class`, or `owner/name--module.Class`."""
+_OLLAMA_NAME = re.compile(r"(https?://)?\w[\w.-]*(:\d+)?(/\w[\w.-]*)*(:\w[\w.-]*)?(@sha256:\w+)?")
+"""The name of a model that Ollama downloads: `llama3.2:3b`, `hf.co/owner/name:Q8_0`."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,7 @@ def stale(existing: Sequence[str], files: Sequence[UploadFile], kind: str) -> li
 
 
 def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
-    """Raise a UserError if a text file or card contains a token or a local path. The message omits the value."""
-    private = [f"{path}/".encode() for path in (folder.resolve(), folder.resolve().parent, Path.home()) if path.name]
+    """Raise a UserError if a text file or card contains a token or a local path. The message omits a token."""
     for file in files:
         if file.name.endswith((".safetensors", ".gguf")):
             continue
@@ -146,8 +153,46 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
         source = f"{CARD} (the card, from run.json and reports)" if file.name == CARD else file.name
         if token.is_in(content):
             raise UserError(f"{source} contains text that looks like a Hub token; remove it, and revoke the token")
-        if file.name not in _VOCABULARY and any(path in content for path in private):
-            raise UserError(f"{source} contains a local path; remove folders (in a Modelfile: FROM ./name.gguf)")
+        if _matches(file.name, _MODELFILES):
+            _refuse_models_elsewhere(content.decode(errors="replace"), source, folder)
+        if path := _local_path(file.name, content, folder):
+            raise UserError(f"{source} contains a local path: {path!r}; remove it from the file")
+
+
+def _refuse_models_elsewhere(modelfile: str, source: str, folder: Path) -> None:
+    """Raise a UserError if a Modelfile needs a file that is not at the top of the pushed folder."""
+    for command_name, value in model_references(modelfile):
+        is_beside = "/" not in (name := value.removeprefix("./")) and "\\" not in name and not name.startswith("~")
+        is_weights = value.endswith((".gguf", ".safetensors", ".bin")) or (folder / value).exists()
+        is_published = _OLLAMA_NAME.fullmatch(value) is not None and not is_weights
+        if not is_beside and not is_published:
+            expected = f"write {command_name} ./NAME.gguf with a file of {folder.name}"
+            raise UserError(f"{source} contains a local path: {command_name} {value!r}; {expected}")
+
+
+def _local_path(name: str, content: bytes, folder: Path) -> str | None:
+    """Return the first local path in the content of a file, or None."""
+    text = content.decode(errors="replace")
+    if name in _VOCABULARY:
+        return None
+    if name.endswith(_BINARY):  # a SentencePiece model names the files of its authors
+        return local_paths.find_own(text, folder)
+    if name.endswith(".json"):  # without the escapes of JSON
+        text = "\n".join(_strings(json.loads(text)))
+    return local_paths.find(text, folder)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, also the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _strings(entry)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield name
+            yield from _strings(entry)
 
 
 def without_paths(value: Any) -> Any:
@@ -161,36 +206,48 @@ def without_paths(value: Any) -> Any:
     return value
 
 
-def without_path_settings(value: Any) -> Any:
-    """Return the JSON of a settings file without paths of this machine.
+def without_path_settings(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the JSON of a settings file in `folder` without paths of this machine.
 
-    Those are the values of settings that hold paths, and the names of files and folders that exist. Any other text may
-    look like a path and is none: the token `/nothink`, a regular expression, a chat template.
+    Those are the values of settings that hold paths, and private paths in all other settings except tokens and
+    templates. Any other text may look like a path and is none: the token `/nothink`, a regular expression.
     """
-    if isinstance(value, list):
-        return [without_path_settings(entry) for entry in value]
-    if isinstance(value, str):
-        return model_files.last_part(value) if _exists_here(value) else value
-    if not isinstance(value, dict):
-        return value
-    public = {}
-    for name, entry in value.items():
-        if name in _LOADED_FROM and isinstance(entry, str):
-            continue
-        public[name] = without_path_settings(entry)
-        if _PATH_FIELD.fullmatch(name) and isinstance(entry, str) and (model_files.is_path(entry) or "\\" in entry):
-            public[name] = model_files.last_part(entry)
+    public: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in _LOADED_FROM and isinstance(value, str):
+            if not value or _is_published(value):
+                public[name] = value
+        elif _TOKEN_FIELD.fullmatch(name):
+            public[name] = value
+        else:
+            public[name] = _without_path(value, folder, field=name)
     return public
 
 
-def _exists_here(text: str) -> bool:
-    """Return whether a text is the absolute path of a file on this machine. One word, such as `/`, may be a token."""
-    if not text.startswith(("/", "~/")) or "/" not in text.lstrip("/"):
-        return False
-    try:
-        return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # a long text, a null byte, or an unknown home
-        return False
+def _without_path(value: Any, folder: Path, field: str) -> Any:
+    """Return the value of a setting, or a part of it, without paths of this machine."""
+    if isinstance(value, list):
+        return [_without_path(entry, folder, field) for entry in value]
+    if isinstance(value, dict) and (field == _CODE_FIELD or _PATH_FIELD.fullmatch(field)):
+        return {name: _without_path(entry, folder, field) for name, entry in value.items()}
+    if isinstance(value, dict):
+        return without_path_settings(value, folder)
+    if not isinstance(value, str) or "\n" in value:
+        return value
+    if field == _CODE_FIELD:
+        source, separator, code = value.rpartition("--")
+        return code if separator and not _is_published(source) else value
+    if _PATH_FIELD.fullmatch(field):
+        is_path = model_files.is_path(value) or "\\" in value
+    else:
+        private = local_paths.find(value, folder)
+        is_path = private is not None and value.startswith(private) and model_files.is_path(value)
+    return model_files.last_part(value) if is_path else value
+
+
+def _is_published(name: str) -> bool:
+    """Return whether a name is a Hub id and not that of a local folder."""
+    return facts.is_hub_id(name) and not model_files.is_folder_name(name)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -204,11 +261,12 @@ def _without_own_paths(path: Path, base_name: str | None) -> Path | bytes:
     settings = json_files.read_object(path)  # a damaged file must not be uploaded
     if not _matches(path.name, _SETTINGS):
         return path
-    public = without_path_settings(settings)
+    public = without_path_settings(settings, path.parent)
     if path.name == ADAPTER_CONFIG and base_name:
         public["base_model_name_or_path"] = base_name
     if public == settings:
         return path
-    # In ASCII only if it was, as some texts may contain a lone surrogate, which UTF-8 cannot encode.
     is_ascii = path.read_bytes().isascii()
-    return (json.dumps(public, indent=2, ensure_ascii=is_ascii) + "\n").encode()
+    text = json.dumps(public, indent=2, ensure_ascii=is_ascii) + "\n"
+    # UTF-8 cannot encode a lone surrogate. Its escape in Python is also its escape in JSON.
+    return text.encode(errors="backslashreplace")

@@ -162,6 +162,49 @@ def test_the_metadata_are_those_that_llama_cpp_builds_from(tmp_path):
     assert 1 < factors[between].min() < factors[between].max() < 8
 
 
+PRIVATE_CARDS = {
+    "base_model": "base_model: /home/alice/models/b", "base_models": "base_model:\n- ~/alice/b\n- file:///data/alice/b",
+    "a parent": "base_model: ../alice/b", "deep": "base_model: data/alice/b", "one that exists": "base_model: alice/b",
+    "base_model with fields": "base_model:\n- name: b\n  repo_url: /data/alice/b\n  url: file:///data/alice",
+    "license_link": "license: other\nlicense_link: /home/alice/LICENSE", "Windows": "license_link: D:\\alice\\LICENSE",
+    "datasets": "datasets:\n- /data/alice/rows.jsonl\n- 'C:\\Users\\alice\\rows.json'", "dataset": "dataset: ~/alice",
+    "text": "description: Trained in /home/alice.", "url": "repo_url: file:///data/alice",
+    "tags": "tags: [/home/alice]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("front_matter", PRIVATE_CARDS.values(), ids=PRIVATE_CARDS)
+def test_local_paths_of_a_model_card_are_left_out(copy, tmp_path, monkeypatch, front_matter):
+    (tmp_path / "alice" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    change_config(copy, _name_or_path="/alice")
+    (copy / "README.md").write_text(f"---\nauthor: me\n{front_matter}\n---\n")
+    fields = read_general(copy, tmp_path)
+    assert "alice" not in str(fields).lower()
+    assert fields["general.author"] == "me"
+
+
+def test_other_entries_of_a_model_card_and_its_settings_are_written(copy, tmp_path):
+    (copy / "README.md").write_text(
+        "---\nlicense_link: ./LICENSE\nbase_model: [owner/base, /data/x]\ndatasets: [https://example.com/a/b/c]\n"
+        "tags: [and/or]\nurl: https://example.com/home/alice\n---\n"
+    )
+    (copy / "generation_config.json").write_text('{"temperature": 0.5}')
+    expected = {
+        "general.license.link": "./LICENSE", "general.base_model.count": 1, "general.base_model.0.name": "Base",
+        "general.base_model.0.repo_url": "https://huggingface.co/owner/base", "general.tags": ["and/or"],
+        "general.dataset.0.repo_url": "https://example.com/a/b/c", "general.sampling.temp": 0.5,
+        "general.source.url": "https://example.com/home/alice",
+    }  # fmt: skip
+    assert read_general(copy, tmp_path).items() >= expected.items()
+
+
+def read_general(folder, tmp_path):
+    """Export a model and return the fields that describe it."""
+    write_gguf(folder, {"q8_0": tmp_path / "m.Q8_0.gguf"})
+    return {name: value for name, value in read(tmp_path / "m.Q8_0.gguf")[0].items() if name.startswith("general.")}
+
+
 def test_biases_of_a_llama_are_turned_like_its_weights(tmp_path):
     # llama.cpp reads these biases; transformers 5.17 ignores them.
     save(tmp_path / "m", "LlamaForCausalLM", llama2_tokenizer(), attention_bias=True, mlp_bias=True)

@@ -125,14 +125,47 @@ def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     tokenizer = tokenizer()
     found = vocabulary(tokenizer)
     notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, found, None)
-    assert notes == []
     template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
+    assert ["removes spaces" in note for note in notes] == [True] * trims
     for conversation in CONVERSATIONS:
         messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
         # Ollama adds the BOS token itself if the GGUF file says so.
         first = tokenizer.bos_token if found.add_bos else ""
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
+
+
+TRIMS = {
+    "all messages": ("message['content']", "(message['content'] | trim)"),
+    "a method": ("message['content']", "message['content'].strip()"),
+    "only at the end": ("message['content']", "message['content'].rstrip('\\n')"),
+    "only questions": (
+        "message['content']",
+        "(message['content'] | trim if message.role == 'user' else message.content)",
+    ),
+    "only system": (
+        "message['content']",
+        "(message['content'] | trim if message.role == 'system' else message.content)",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", TRIMS.values(), ids=TRIMS)
+def test_a_chat_template_that_trims_messages_has_a_note(change, tmp_path):
+    tokenizer = qwen_tokenizer(CHATML.replace(*change))
+    (note,) = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), "s")
+    assert "removes spaces" in note and "\n" not in note
+    assert "TEMPLATE" in dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA2])
+def test_a_lone_surrogate_in_the_system_prompt_is_replaced(template, tmp_path):
+    tokenizer = qwen_tokenizer(template)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(qwen_tokenizer()), "a \ud800 b \U0001f600")
+    assert len([note for note in notes if "surrogate" in note]) == 1
+    written = (tmp_path / "m.Modelfile").read_text(encoding="utf-8")
+    assert dict(as_ollama_reads(written))["SYSTEM"] == "a ? b \U0001f600"
+    assert (tmp_path / "system").read_text(encoding="utf-8") == "a ? b \U0001f600"
 
 
 @pytest.mark.parametrize("template", [LLAMA2, FORGETFUL, DATED])

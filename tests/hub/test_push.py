@@ -337,6 +337,25 @@ PATHS = {
     "cache_dir": ("~/cache", "cache"),
     "nested": ({"_name_or_path": "/data/x", "teacher_path": "../t"}, {"teacher_path": "t"}),
     "relative_file": ("vocab.txt", "vocab.txt"),
+    "path": ("/data/x", "x"),
+    "paths": (["/data/x", r"D:\y", "z"], ["x", "y", "z"]),
+    "local_files": ({"train": ["~/a.json"], "url": "https://a/b"}, {"train": ["a.json"], "url": "https://a/b"}),
+    "directory": ("/data/x", "x"),
+    "output": ("/home/alice/out", "out"),
+    "trained_on": (r"C:\Users\alice\rows.json", "rows.json"),
+    "auto_map": (
+        {
+            "AutoConfig": "/home/alice/code--config.C",
+            "AutoTokenizer": ["./code--t.T", None],
+            "A": "o/n--m.M",
+            "B": "m.M",
+        },
+        {"AutoConfig": "config.C", "AutoTokenizer": ["t.T", None], "A": "o/n--m.M", "B": "m.M"},
+    ),
+    "pathology": ("/nothing", "/nothing"),
+    "extra_special_tokens": (["/usr/bin", "~/", "/home/alice"], ["/usr/bin", "~/", "/home/alice"]),
+    "image_token": ("/etc/hosts", "/etc/hosts"),
+    "pattern": ("/etc/hosts", "/etc/hosts"),
 }
 
 
@@ -352,18 +371,132 @@ def test_only_settings_that_hold_paths_are_changed(adapter, tmp_path):
     assert json.loads(pushed(adapter, "preprocessor_config.json")) == {"size": 3}
 
 
-def test_paths_of_this_machine_are_not_uploaded(tmp_path, adapter, monkeypatch):
+@pytest.mark.parametrize("name", ["owner/base", "gpt2", ""])
+def test_the_hub_id_that_a_model_was_loaded_from_is_kept(adapter, name):
+    text = json.dumps({"_name_or_path": name, "text_config": {"name_or_path": name}}, indent=7)
+    (adapter / "tokenizer_config.json").write_text(text)
+    assert pushed(adapter, "tokenizer_config.json").decode() == text
+
+
+@pytest.mark.parametrize("name", ["/data/base", "./base", "~/base", r"C:\base", "a/b/c", "models/base"])
+def test_the_folder_that_a_model_was_loaded_from_is_left_out(adapter, tmp_path, monkeypatch, name):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"_name_or_path": name, "size": 1}))
+    assert json.loads(pushed(adapter, "tokenizer_config.json")) == {"size": 1}
+
+
+def test_settings_with_a_lone_surrogate_are_uploaded(adapter):
+    text = '{"eos_token": "\\ud800", "pad_token": "é", "vocab_file": "/data/x/vocab.txt"}'
+    (adapter / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    uploaded = pushed(adapter, "tokenizer_config.json").decode()
+    assert json.loads(uploaded) == {"eos_token": "\ud800", "pad_token": "é", "vocab_file": "vocab.txt"}
+    assert "é" in uploaded
+
+
+def test_paths_of_this_machine_are_not_uploaded(adapter):
     config = adapter / "adapter_config.json"
     before = config.read_bytes()
     files = hub_files.collect(adapter, "adapter", "owner/base")[0]
     assert json.loads(files[0].content)["base_model_name_or_path"] == "owner/base"
     assert config.read_bytes() == before
-    (adapter / "tokenizer_config.json").write_text('{"vocab_file": "/home/me/vocab.txt", "name_or_path": "models/x"}')
+    (adapter / "tokenizer_config.json").write_text('{"vocab_file": "/home/me/vocab.txt", "name_or_path": "./models/x"}')
     (content,) = (file.content for file in hub_files.collect(adapter, "adapter", None)[0] if "_config" in file.name[9:])
     assert json.loads(content) == {"vocab_file": "vocab.txt"}
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
-    for path in (tmp_path.resolve(), "/home/somebody"):
-        modelfile = UploadFile("Modelfile", f"FROM {path}/x.gguf\n".encode())
-        with pytest.raises(UserError, match=r"Modelfile contains a local path"):
-            hub_files.refuse_private_text([modelfile], tmp_path)
-    hub_files.refuse_private_text([UploadFile("Modelfile", b"FROM ./x.gguf\n")], tmp_path)
+
+
+OLLAMA_ELSEWHERE = {
+    "an absolute path": "FROM /models/run.gguf", "a file that exists": "FROM {exists}",
+    "the folder": "FROM {folder}/x.gguf",
+    "the home folder": "FROM {home}", "below the home folder": "FROM {home}/x.gguf", "a tilde": "FROM ~/x.gguf",
+    "Windows": r"FROM C:\Users\alice\x.gguf", "Windows with slashes": "FROM D:/x.gguf", "a share": r"FROM \\nas\x.gguf",
+    "a URL of a file": "FROM file:///tmp/x.gguf", "quotes": 'FROM "/data/a model.gguf"', "lower case": "from /x/y",
+    "an adapter": "ADAPTER /home/alice/a.gguf", "a parent": "FROM ../x.gguf", "a subfolder": "FROM models/x.gguf",
+    "CRLF": "FROM ./x.gguf\r\nADAPTER /x/a.gguf\r\n", "after a value of two lines": 'SYSTEM """a\nb"""\nFROM /x/y',
+    "a variable": "FROM $HOME/model", "dots": "FROM ./../x",
+}  # fmt: skip
+OLLAMA_BESIDE = {
+    "./": "FROM ./x.gguf\nADAPTER ./a.gguf", "a file": "FROM x.gguf", "a model": "FROM llama3.2:3b",
+    "the folder": "FROM .",
+    "the Hub": "FROM hf.co/owner/name:Q8_0", "a registry": "FROM https://registry.example:5000/library/x:latest",
+    "a prompt": 'FROM ./x.gguf\nSYSTEM """Read.\nFrom the text in ./a/b, answer.\n"""\nPARAMETER stop "/think"',
+}  # fmt: skip
+PRIVATE_TEXTS = {
+    "a path that exists": "{exists}", "the home folder": "at {home}.", "the home folder in quotes": "'{home}'",
+    "the current folder": "see {cwd}", "the pushed folder": "in {folder}/x", "a parent of it": "in {parent}",
+    "another home": "PATH=/usr/bin:/home/alice/bin", "on macOS": "(/Users/alice/x)",
+    "after an escape": r"a\n/home/alice",
+    "on Windows": r"C:\Users\alice\x", "with escapes": r"c:\\users\\alice", "in WSL": "/mnt/c/Users/alice/x",
+    "with slashes": "C:/Users/alice", "a URL": "[x](file:///tmp/x)", "a URL with a host": "file://localhost/tmp/x",
+}  # fmt: skip
+PUBLIC_TEXTS = (
+    "/usr/bin", "/usr/bin/env python", "/nothink", "~/", "and/or", "</think></root>", "#!/bin/sh", "/dev/null",
+    "http://www.apache.org/licenses/LICENSE-2.0", "https://example.com/home/alice", "/home/user/file.txt", "/tmp",
+    "{{ '/Users/' + name }}", "file:// URLs", "file:///path/to/x", r"\frac{a}{b}", "C:\\Windows", "GET /users/alice",
+)  # fmt: skip
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The values of a table of private paths: a file that exists elsewhere, the home, and the folder to push."""
+    monkeypatch.setattr(Path, "home", lambda: Path("/homes"))
+    (tmp_path / "x.gguf").write_text("")
+    folder = Path("/somewhere/deep/run/gguf")
+    return {
+        "exists": tmp_path / "x.gguf", "home": Path.home(), "cwd": Path.cwd(), "folder": folder,
+        "parent": folder.parents[1],
+    }  # fmt: skip
+
+
+def filled(text, places):
+    for name, path in places.items():
+        text = text.replace(f"{{{name}}}", str(path))
+    return text
+
+
+@pytest.mark.parametrize("text", OLLAMA_ELSEWHERE.values(), ids=OLLAMA_ELSEWHERE)
+def test_a_modelfile_of_a_file_elsewhere_is_refused(places, text):
+    for name in ("Modelfile", "x.Modelfile"):
+        with pytest.raises(UserError, match=rf"^{name} contains a local path: [^\n]*; ") as caught:
+            hub_files.refuse_private_text([UploadFile(name, filled(text, places).encode())], places["folder"])
+        assert "./NAME.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", OLLAMA_BESIDE.values(), ids=OLLAMA_BESIDE)
+def test_a_modelfile_of_a_pushed_file_or_a_published_model_goes_through(places, text):
+    hub_files.refuse_private_text([UploadFile("Modelfile", text.encode())], places["folder"])
+
+
+def texts_of(text):
+    """Return a text in every kind of file that is uploaded as it is."""
+    settings = json.dumps({"note": text, "nested": {"a\n" + text: [text]}})
+    modelfile = f'FROM ./x.gguf\nSYSTEM """{text}"""\n'
+    contents = {"chat_template.jinja": text, "LICENSE": text, "system": text, "special_tokens_map.json": settings}
+    contents |= {"Modelfile": modelfile, "README.md": f"see\n{text}"}
+    return [UploadFile(name, content.encode()) for name, content in contents.items()]
+
+
+@pytest.mark.parametrize("text", PRIVATE_TEXTS.values(), ids=PRIVATE_TEXTS)
+def test_private_paths_in_text_are_refused(places, text):
+    for file in texts_of(filled(text, places)):
+        with pytest.raises(UserError, match=rf"^{file.name}.* contains a local path: '[^\n]+'; "):
+            hub_files.refuse_private_text([file], places["folder"])
+
+
+@pytest.mark.parametrize("text", PUBLIC_TEXTS)
+def test_text_that_only_looks_like_a_path_is_not_refused(places, text):
+    hub_files.refuse_private_text(texts_of(text), places["folder"])
+
+
+def test_licenses_and_chat_templates_of_published_models_are_not_refused(places):
+    texts = [ROOT / "LICENSE", *(ROOT / "lora_grpo").rglob("*.jinja")]
+    files = [UploadFile(path.name, path) for path in texts]
+    hub_files.refuse_private_text([file for file in files if file.name != "card.md.jinja"], places["folder"])
+
+
+def test_vocabularies_may_have_any_text(places):
+    pushed_files = [UploadFile(name, b'{"/home/alice": 1}') for name in ("vocab.json", "tokenizer.json", "vocab.txt")]
+    pushed_files += [UploadFile(name, b"\0\xff /home/alice") for name in ("tokenizer.model", "reward.png")]
+    hub_files.refuse_private_text(pushed_files, places["folder"])
+    with pytest.raises(UserError, match=r"^tokenizer.model contains a local path"):
+        hub_files.refuse_private_text([UploadFile("tokenizer.model", b"\0 /somewhere/deep/a.txt\0")], places["folder"])
