@@ -29,6 +29,12 @@ LFM2 |= {"block_ffn_dim_multiplier": 1.0, "conv_use_xavier_init": True}
 
 
 @pytest.fixture(autouse=True)
+def kernels_of_every_processor(monkeypatch):
+    """vLLM's kernels for Intel's AMX do not take float32, a convolution over 3 tokens, and experts of these sizes."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
+@pytest.fixture(autouse=True)
 def default_dtype():
     """vLLM does not restore torch's default dtype if a model cannot be loaded."""
     before = torch.get_default_dtype()
