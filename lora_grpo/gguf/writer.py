@@ -4,6 +4,7 @@ import contextlib
 import math
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError
+from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic, disk, json_files, local_paths, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
@@ -114,13 +115,39 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     config_ids = {"bos_token_id": network.config.bos_token_id}
     base_model.check_token_ids(config_ids, network.config.vocab_size, folder / "config.json")
     vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
-    card = _read_card(folder)
     _check_sampling_settings(folder)
-    card.name = name
-    card.size_label = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
+    size = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
+    card = _read_card(folder, name, size)
     merge = read_report(folder)
     adapter = merge.identity.get("adapter_sha256") if merge else None
     return SourceModel(network.config, tensors, tokenizer, vocabulary, card, adapter)
+
+
+def _read_card(folder: Path, name: str, size_label: str) -> Any:
+    """Return a `gguf.Metadata` of README.md and generation_config.json: license, base model, sampling settings.
+
+    It is written once to a file that is deleted, because the gguf package (0.19) accepts any value until it writes it.
+
+    Raises:
+        UserError: README.md has a value that a GGUF file cannot have.
+    """
+    import gguf
+
+    try:
+        card = _read_public_card(folder)
+        card.name, card.size_label = name, size_label
+        with tempfile.TemporaryDirectory() as trial:
+            writer: Any = gguf.GGUFWriter(Path(trial) / "card.gguf", "llama")
+            card.set_gguf_meta_model(writer)
+            with contextlib.closing(writer):
+                writer.write_header_to_file()
+                writer.write_kv_data_to_file()
+    except Exception as error:  # odd values raise many types
+        raise UserError(
+            f"{folder / 'README.md'}: its front matter has a value that a GGUF file cannot have ({first_line(error)}); "
+            "correct it"
+        ) from error
+    return card
 
 
 def _check_sampling_settings(folder: Path) -> None:
@@ -147,7 +174,7 @@ def _check_sampling_settings(folder: Path) -> None:
             raise UserError(f"{path}: {name} is {value!r:.80}; expected {expected}; correct it, or remove the field")
 
 
-def _read_card(folder: Path) -> Any:
+def _read_public_card(folder: Path) -> Any:
     """Return the `gguf.Metadata` of a model without local paths.
 
     It has the license, the base model and the data sets in README.md, and the sampling settings of

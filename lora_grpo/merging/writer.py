@@ -14,7 +14,7 @@ from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import Plan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype
-from lora_grpo.models import model_files
+from lora_grpo.models import base_model, model_files
 from lora_grpo.progress import Progress
 
 
@@ -116,7 +116,8 @@ def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequenc
     declared_ids = declared if isinstance(declared, list) else [declared]
     if ends and set(ends) != set(declared_ids):
         changes["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
-    if ends and pad is not None and settings.get("pad_token_id") is None and (changes or path.is_file()):
+    has_pad = settings.get("pad_token_id") not in (None, base_model.NO_PAD)
+    if ends and pad is not None and not has_pad and (changes or path.is_file()):
         changes["pad_token_id"] = pad
     if changes:
         atomic.write_json(folder / model_files.GENERATION_CONFIG, settings | changes)

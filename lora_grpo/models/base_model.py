@@ -21,6 +21,8 @@ from lora_grpo.models.model_files import GENERATION_CONFIG, source
 
 _END_FIELDS = ("eos_token_id", "pad_token_id")
 """Fields of a generation config with the ids of tokens that end or fill a completion."""
+NO_PAD = -1
+"""The `pad_token_id` of early Llama models, which have no such token. Padding is that of the tokenizer."""
 
 
 def prepare_torch(seed: int) -> None:
@@ -193,7 +195,7 @@ def check_token_ids(ids: Mapping[str, Any], vocab_size: int | None, file: Path |
             is_number = isinstance(token_id, int) and not isinstance(token_id, bool)
             if is_number and token_id >= 0 and (vocab_size is None or token_id < vocab_size):
                 continue
-            if token_id is None and value is None:
+            if value is None or (field == "pad_token_id" and value == NO_PAD):
                 continue
             highest = "" if vocab_size is None else f" to {vocab_size - 1}"
             raise WrongTokenId(

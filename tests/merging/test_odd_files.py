@@ -91,7 +91,7 @@ def check_refused(main, folder, *parts):
 # Ids of tokens
 
 ODD_IDS = ["2", TURN_END, [[2]], {"a": 2}, -1, 403, 10**12, 2.0, True, [2, None], [True], [2, 403]]
-PAD_IDS = ["2", [2], {"a": 2}, -1, 403, 2.0, True]
+PAD_IDS = ["2", [2], {"a": 2}, -2, 403, 2.0, True]
 FIELDS = [*(("eos_token_id", value) for value in ODD_IDS), *(("pad_token_id", value) for value in PAD_IDS)]
 
 
@@ -173,6 +173,13 @@ def test_a_sampling_setting_that_a_gguf_file_cannot_have_is_refused(base, adapte
     path = base / "generation_config.json"
     change_json(path, **{field: value})
     check_refused(commands(base, adapter)["export"], tmp_path, str(path), field, repr(value))
+
+
+@pytest.mark.parametrize("line", ["license: 5", "license: {a: 1}", "license_link: [1]", "tags: [a, [b]]", "author: 5"])
+def test_a_model_card_with_a_value_that_a_gguf_file_cannot_have_is_refused(base, adapter, tmp_path, line):
+    path = base / "README.md"
+    path.write_text(f"---\n{line}\n---\n")
+    check_refused(commands(base, adapter)["export"], tmp_path, str(path))
 
 
 # Adapters
