@@ -124,6 +124,7 @@ def test_config_json_does_not_decide_if_there_is_a_generation_config(base, adapt
     [
         ({"eos_token_id": [TURN_END, TEXT_END], "pad_token_id": 0, "temperature": 0.7, "repetition_penalty": 1.1}, {}),
         ({"eos_token_id": [TURN_END, TEXT_END], "temperature": 0.7}, {"pad_token_id": TEXT_END}),
+        ({"eos_token_id": [TURN_END, TEXT_END], "pad_token_id": -1}, {"pad_token_id": TEXT_END}),
         ({"eos_token_id": [TEXT_END], "pad_token_id": 0, "top_k": 20}, {"eos_token_id": [TEXT_END, TURN_END]}),
     ],
 )
