@@ -109,11 +109,10 @@ def _with_current_names(
     checkpoint of a base, by the same rules.
     """
     renamed = {name: parts for name, parts in changes.items() if name in known}
-    for name, parts in changes.items():
-        if name not in known:
-            current = current_names([name], model)[0]
-            is_free = current in known and current not in renamed
-            renamed[current if is_free else name] = parts  # a name that stays unknown is reported as it is
+    unknown = [name for name in changes if name not in known]
+    for name, current in zip(unknown, current_names(unknown, model), strict=True):
+        is_free = current in known and current not in renamed
+        renamed[current if is_free else name] = changes[name]  # a name that stays unknown is reported as it is
     return renamed
 
 
