@@ -11,15 +11,23 @@ Start with `pipeline.py`, which runs every recipe. The `__init__.py` of each fol
 
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
 cli/           command line -> checked configuration; exceptions -> one line and an exit code
-config/        every setting with its unit; presets, batch arithmetic, hardware, engines
-tasks/         GSM8K, HumanEval, MBPP, bundled problems, other packages' tasks, a user's file: rows, graders
+config/        every setting with its unit; presets, batch arithmetic
+hardware/      GPUs, drivers, and what `auto` chooses for this machine
+prompts/       chat templates, prompt styles, turns, thoughts
+grading/       answers and programs of completions -> verdicts
+tasks/         GSM8K, HumanEval, MBPP, bundled problems, other packages' tasks, a user's file
+data/          splits, their order and fingerprints
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
-models/        resolves names (run, adapter, folder, Hub id); base model, adapter, policy; shape and memory
+models/        resolves names (run, adapter, folder, Hub id); base model, adapter, policy
+memory/        the memory that a run needs, and the settings that make it fit: --plan
 sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
+rollouts/      episodes: completions and conversations, and the loop that plays them
 training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
-planning/      before training: memory plan, preview of the model's completions, audit of the grader, GPU check
+audit/         attacks on a grader: --audit
+preview/       what the model answers before training, and whether GRPO can learn from it: --preview, --dry-run
+gpu_check/     which engine is the fastest on this GPU
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run as one HTML page

@@ -9,36 +9,20 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from lora_grpo import distributed
+from lora_grpo.audit import audit
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import RECIPES, command, recipe_file
-from lora_grpo.config import Overrides, choose_engine, typed_grpo_overrides
+from lora_grpo.config import Overrides, typed_grpo_overrides
+from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
+from lora_grpo.hardware import choose_engine
+from lora_grpo.memory import Longest, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
-from lora_grpo.planning import (
-    audit,
-    complete_plan,
-    draft_plan,
-    dry_run,
-    make_plan,
-    preview,
-    show_plan,
-    show_settings,
-    summary,
-)
+from lora_grpo.preview import dry_run, preview, show_settings
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
-from lora_grpo.tasks import (
-    CODE_TASKS,
-    Data,
-    Longest,
-    fit_data,
-    is_task_file,
-    load_data,
-    sft_command,
-    split_validation,
-    start_sandbox,
-)
+from lora_grpo.tasks import CODE_TASKS, is_task_file
 from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
 
 

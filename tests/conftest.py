@@ -10,7 +10,7 @@ import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
 from lora_grpo import commands
-from lora_grpo.config import nvidia_gpus
+from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.runs import run
 
 # Before any test imports torch. Small models gain nothing from more threads, which wait for each other.
@@ -30,7 +30,7 @@ LONGEST_FIRST = (
     "sandbox/test_attacks.py",
     "training/test_monitor.py",
     "training/test_several_processes.py",
-    "planning/test_gpu_check.py",
+    "gpu_check/test_gpu_check.py",
     "training/test_run.py",
     "evaluation/test_kill.py",
     "sandbox/test_kill.py",

@@ -9,14 +9,15 @@ from helpers.tiny_runs import TINY
 from lora_grpo.cli import parse, user_files
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data import fit_data, load_data, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Joint, read_also
 from lora_grpo.hub.push import prepare
+from lora_grpo.memory.work import Work
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.pipeline import train_and_evaluate
-from lora_grpo.planning.work import Work
 from lora_grpo.runs import open_run, read_record
-from lora_grpo.tasks import fit_data, load_data, mathematics, start_sandbox
+from lora_grpo.tasks import mathematics
 
 ALSO = ("starter-code", "math500")
 ROWS = [{"problem": f"{n} + 1 =", "answer": str(n + 1), "solution": "boxed"} for n in range(2, 8)]

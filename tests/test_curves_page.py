@@ -10,9 +10,9 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo.commands import RECIPES
 from lora_grpo.config import RunConfig
-from lora_grpo.planning import diagnosis
+from lora_grpo.data import sft_command
+from lora_grpo.preview import diagnosis
 from lora_grpo.runs import read_metrics
-from lora_grpo.tasks import sft_command
 from lora_grpo.training import alarms
 
 ROOT = Path(__file__).parents[1]

@@ -19,12 +19,15 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_grpo import sandbox
-from lora_grpo.config import LAPTOP_FOLDER, DataConfig, vllm_available
+from lora_grpo.config import LAPTOP_FOLDER, DataConfig
+from lora_grpo.data import load_evaluation_rows, start_sandbox
 from lora_grpo.evaluation import wilson_interval
+from lora_grpo.hardware import vllm_available
 from lora_grpo.models import Overrides, resolve
+from lora_grpo.prompts import chat
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import GgufSampler, Sampler, SamplingParams, build, read_gguf
-from lora_grpo.tasks import chat, get_task, grade_all, load_evaluation_rows, start_sandbox
+from lora_grpo.tasks import get_task, grade_all
 
 pytestmark = pytest.mark.real_model
 

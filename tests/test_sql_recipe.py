@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.data import fit_data, gold_episodes, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, prepare_tokenizer
-from lora_grpo.tasks import chat, fit_data, get_task, gold_episodes, load_data
+from lora_grpo.prompts import chat
+from lora_grpo.tasks import get_task
 
 RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "sql_lora.py")
 CONFIG = replace(RunConfig(), {"data": {"task": RECIPE}, "model": {"chat_template": "qwen2_5"}})

@@ -273,9 +273,10 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
 
     from lora_grpo.cli import parse
     from lora_grpo.config import batch_shape
+    from lora_grpo.data import fit_data, load_data, prompt_order, split_validation
     from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
-    from lora_grpo.tasks import fit_data, get_task, load_data, prompt_order, split_validation
+    from lora_grpo.tasks import get_task
     from lora_grpo.training import FastGRPOTrainer
 
     presets = runpy.run_path(recipe)["PRESETS"]

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.tasks import Row, Verdict, read_rows
+from lora_grpo.grading import Row, Verdict
+from lora_grpo.tasks import read_rows
 
 CATEGORIES = ("simple", "multiple", "parallel", "parallel_multiple", "irrelevance")
 MAX_TURNS = 1

@@ -12,7 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models import KNOWN_MODELS, Shape, model_files
+from lora_grpo.memory import KNOWN_MODELS, Shape
+from lora_grpo.models import model_files
 
 
 def main() -> int:

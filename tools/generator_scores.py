@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from lora_grpo.cli import parse, run_command
 from lora_grpo.config import laptop_preset
+from lora_grpo.data import fit_data, load_data
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import markdown_table
 from lora_grpo.models import load_policy
-from lora_grpo.planning.diagnosis import measure
-from lora_grpo.planning.preview import sample_groups
+from lora_grpo.preview.diagnosis import measure
+from lora_grpo.preview.sample_groups import sample_groups
 from lora_grpo.sampling import build_sampler
-from lora_grpo.tasks import fit_data, load_data
 
 INTRODUCTION = """# What a small model scores on reasoning-gym
 

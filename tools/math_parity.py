@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lora_grpo.errors import UserError
+from lora_grpo.grading.numbers import find_answers
 from lora_grpo.tasks import mathematics
-from lora_grpo.tasks.gsm8k import find_answers
 
 
 def cases(tests: Path) -> Iterator[tuple[str, str, str, bool]]:

@@ -13,18 +13,10 @@ from typing import Any, Literal, cast
 from lora_grpo import distributed
 from lora_grpo.cli.validate import check, refuse_unnamed_code
 from lora_grpo.commands import recipe_file
-from lora_grpo.config import (
-    UNUSED_BY_SFT,
-    Invocation,
-    Overrides,
-    RunConfig,
-    check_fields,
-    choose_preset,
-    endless_steps,
-    replace,
-)
+from lora_grpo.config import UNUSED_BY_SFT, Invocation, Overrides, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag, read_given
+from lora_grpo.hardware import choose_preset
 from lora_grpo.models import check_model, with_start
 from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flat

@@ -13,9 +13,9 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.flags import Flag
 from lora_grpo.models import ModelSpec, Overrides, choose_adapter, resolve
+from lora_grpo.prompts import chat, thoughts
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
-from lora_grpo.tasks import chat, thoughts
 
 _PROMPT_BYTES = 8192
 """Room for a question in the context of llama.cpp."""

@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 from lora_grpo import distributed
 from lora_grpo.commands import command, to_start_again
-from lora_grpo.config import RunConfig, batch_shape, choose_engine, parse_grpo_overrides, vllm_serves
+from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.data import columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.flags import flag
+from lora_grpo.hardware import choose_engine, vllm_serves
+from lora_grpo.prompts import chat
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
-from lora_grpo.tasks import CODE_TASKS, chat, columns_of, get_task, is_task_file, task_title
+from lora_grpo.tasks import CODE_TASKS, get_task, is_task_file, task_title
 
 
 def check(config: RunConfig) -> None:

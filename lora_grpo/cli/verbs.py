@@ -86,7 +86,7 @@ VERBS = {
     "export-gguf": ("gguf", "ExportOptions", "export"),
     "push": ("hub", "PushOptions", "push_to_hub"),
     "report": ("report", "ReportOptions", "report"),
-    "check-gpu": ("planning", "Options", "check_gpu"),
+    "check-gpu": ("gpu_check", "Options", "check_gpu"),
 }
 """The folder of each command but `train` and `tasks`, the class of its flags, and the function that gets them."""
 

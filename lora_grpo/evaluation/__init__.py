@@ -20,7 +20,7 @@ joint.py         several tasks in one table, with p-values adjusted by Holm's me
 report.py        the schema of report.json; makes, reads, writes and prints reports
 """
 
-from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.evaluate_model import evaluate_and_report
 from lora_grpo.evaluation.joint import Joint, read_also
 from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, percent
 from lora_grpo.evaluation.options import EvaluateOptions

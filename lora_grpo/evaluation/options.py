@@ -13,11 +13,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
 from lora_grpo.config import DataConfig, RunConfig, replace
+from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
 from lora_grpo.models import Overrides, choose_adapter
+from lora_grpo.prompts import chat
 from lora_grpo.sampling import SamplingParams
-from lora_grpo.tasks import TASK_NAMES, chat, columns_of, get_task, is_task_file, other_task, same_task
+from lora_grpo.tasks import TASK_NAMES, get_task, is_task_file, same_task
 
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
 _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "train")

@@ -15,8 +15,10 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
+from lora_grpo.grading import Verdict
 from lora_grpo.progress import Progress
-from lora_grpo.tasks import CODE_TASKS, Episode, Verdict
+from lora_grpo.rollouts import Episode
+from lora_grpo.tasks import CODE_TASKS
 
 Result = dict[str, Any]
 """`task_id` and `completion` (both in the format of HumanEval's harness), `passed`, `result` (the harness's message),

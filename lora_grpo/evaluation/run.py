@@ -8,16 +8,19 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.config import DataConfig, RunConfig
+from lora_grpo.data import other_task
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.joint import ALSO, Joint, make_joint
 from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
 from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
 from lora_grpo.files import atomic, json_files
+from lora_grpo.grading import Row
 from lora_grpo.models import BASE, START, adapter_sha256
+from lora_grpo.rollouts import Episode, fit_batch, grade, play
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, fit_batch, play
-from lora_grpo.tasks import Episode, Row, grade, other_task, task_title
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
+from lora_grpo.tasks import task_title
 
 _UNIT = 256
 """Number of completions between two writes. A killed evaluation repeats at most this many."""

@@ -22,24 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import sandbox
+from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
 from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
 from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, start, task_id
 from lora_grpo.files import atomic, json_files
-from lora_grpo.tasks import (
-    CODE_TASKS,
-    Row,
-    Verdict,
-    code_grading,
-    columns_of,
-    fingerprint,
-    grade_all,
-    load_split,
-    mbpp,
-    task_sha256,
-    task_title,
-)
+from lora_grpo.grading import Row, Verdict, programs
+from lora_grpo.tasks import CODE_TASKS, grade_all, mbpp, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
@@ -82,7 +72,7 @@ class SampleFile:
         if environment is None or len(results) < len(self.samples):
             environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
             if self.task in CODE_TASKS:
-                code_grading.run_references(list({row["id"]: row for _, row in self.samples}.values()))
+                programs.run_references(list({row["id"]: row for _, row in self.samples}.values()))
             start(path, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
             chunks = range(len(results), len(self.samples), _CHUNK)
@@ -146,7 +136,7 @@ def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
     if task in CODE_TASKS:
         sources = [row.get("completion_prefix", "") + line["completion"] for line, row in samples]
-        ran = [verdict for verdict in code_grading.run_sources(sources, [row for _, row in samples]) if verdict]
+        ran = [verdict for verdict in programs.run_sources(sources, [row for _, row in samples]) if verdict]
         verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
     else:
         verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])

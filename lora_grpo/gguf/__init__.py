@@ -19,6 +19,6 @@ tokenizer.py       byte-level BPE and SentencePiece tokenizers
 modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
 """
 
-from lora_grpo.gguf.cli import ExportOptions, export
+from lora_grpo.gguf.export_model import ExportOptions, export
 from lora_grpo.gguf.files import GgufSection, check_exported, gguf_section, gguf_sections
 from lora_grpo.gguf.modelfile import HUB_FILES, model_references

@@ -18,7 +18,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic
 from lora_grpo.gguf.tokenizer import Vocabulary
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 HUB_FILES = ("template", "system", "params")
 """The files that Hugging Face's documentation names for Ollama."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

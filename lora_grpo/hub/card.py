@@ -25,8 +25,9 @@ from lora_grpo.files import markdown, markdown_table
 from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.models import model_files
+from lora_grpo.prompts import chat
 from lora_grpo.runs import flat, system_prompt
-from lora_grpo.tasks import CODE_TASKS, chat
+from lora_grpo.tasks import CODE_TASKS
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

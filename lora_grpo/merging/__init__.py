@@ -19,5 +19,5 @@ report.py          merge_report.json
 """
 
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.merging.cli import MergeOptions, merge, merged_model
+from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import REPORT, MergeReport, check_current, read_report

@@ -19,8 +19,8 @@ from lora_grpo.merging.base_weights import MergeTarget, base_tensors, by_module,
 from lora_grpo.merging.mapping import Plan, make_plan
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import ModelSpec, run_of, tokenizer_of
+from lora_grpo.prompts import chat
 from lora_grpo.runs import read_record, system_prompt
-from lora_grpo.tasks import chat
 
 Weights = Mapping[str, Rows]
 

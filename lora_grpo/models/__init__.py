@@ -1,4 +1,4 @@
-"""Models: resolve names, load the base model and the trainable policy, and estimate memory.
+"""Models: resolve names, load the base model and the trainable policy.
 
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
 spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
@@ -11,12 +11,9 @@ base_model.py     sets up torch, loads the base model and its tokenizer; reports
 adapter.py        reads adapter_config.json
 start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
 policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
-shape.py          the dimensions of a transformer, read from its config.json, or from known_models.json
-memory.py         estimates the memory of each part of a GRPO step from the shape
-unsloth_memory.py the terms of Unsloth's loss pass and gradient checkpointing
 """
 
-from lora_grpo.models import architectures, base_model, memory, model_files
+from lora_grpo.models import architectures, base_model, model_files
 from lora_grpo.models.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -28,9 +25,7 @@ from lora_grpo.models.adapter import (
     read_adapter,
 )
 from lora_grpo.models.architectures import NOT_IN_VLLM, TRAINABLE
-from lora_grpo.models.memory import GIB
 from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, load_tokenizer, save_adapter
-from lora_grpo.models.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import (
     BASE,

@@ -13,24 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
-from lora_grpo.config import (
-    RunConfig,
-    batch_shape,
-    choose_engine,
-    hardware,
-    replace,
-    use_one_gpu,
-    uses_vllm,
-    vllm_available,
-)
+from lora_grpo.config import RunConfig, batch_shape, replace
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
+from lora_grpo.hardware import choose_engine, machine, use_one_gpu, uses_vllm, vllm_available
 from lora_grpo.models import base_model, model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
 from lora_grpo.models.architectures import ATTENTION, HAVE_EXPERTS
 from lora_grpo.models.base_model import require_compiler, starting
 from lora_grpo.models.start_adapter import prepare_tokenizer, start_folder
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 
 @dataclass
@@ -89,7 +81,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     distributed.join()
     import torch
 
-    if not torch.cuda.is_available() and hardware.preset_gigabytes(config.preset):
+    if not torch.cuda.is_available() and machine.preset_gigabytes(config.preset):
         raise UserError(
             f"preset {config.preset} needs CUDA, but torch {torch.__version__} sees no GPU; install torch's CUDA build "
             "or a newer driver, or pass --preset starter"

@@ -19,8 +19,8 @@ from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapt
 from lora_grpo.models.base_model import eos_token_ids
 from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
 from lora_grpo.models.target import run_of
+from lora_grpo.prompts import chat
 from lora_grpo.runs import Run, read_record
-from lora_grpo.tasks import chat
 
 
 def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> RunConfig:

@@ -6,7 +6,7 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
 from lora_grpo.models.target import ModelSpec
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 
 def tokenizer_of(spec: ModelSpec) -> Any:

@@ -19,7 +19,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lora_grpo.tasks import chat, gsm8k, thoughts
+from lora_grpo.grading import find_answers
+from lora_grpo.prompts import chat, thoughts
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -84,7 +85,7 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
 @_of_answer
 def integer_answer(text: str) -> float:
     """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, or `#### `) contains only an integer."""
-    answers = gsm8k.find_answers(text) or [""]
+    answers = find_answers(text) or [""]
     return bool(_INTEGER.fullmatch(answers[-1]))
 
 

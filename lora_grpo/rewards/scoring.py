@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lora_grpo import asynchronous
+from lora_grpo.grading import Row, Verdict
+from lora_grpo.prompts import chat, thoughts
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward, call_together
-from lora_grpo.tasks import Episode, Row, Verdict, chat, grade, grade_all, reward_columns, thoughts
+from lora_grpo.rollouts import Episode, grade
+from lora_grpo.tasks import grade_all, reward_columns
 
 _WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
 """A placeholder for the trainer's state and loggers."""
@@ -120,7 +123,7 @@ def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
 
 
 def completion_texts(tokenizer: Any, rows: Sequence[Row], token_ids: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of B completions of B rows, each with what its prompt has begun; see `tasks/thoughts.py`."""
+    """Return the texts of B completions of B rows, each with what its prompt has begun; see `prompts/thoughts.py`."""
     begun = [chat.begun_in(chat.render_row(tokenizer, row), row) for row in rows]
     sampled = thoughts.decode(tokenizer, token_ids)
     return [start + text for start, text in zip(begun, sampled, strict=True)]

@@ -23,6 +23,7 @@ from typing import Any
 from lora_grpo import asynchronous
 from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import python_file
+from lora_grpo.grading import bound_names
 from lora_grpo.rewards.functions import (
     DEFAULT_WEIGHTS,
     LENGTH_REWARDS,
@@ -32,7 +33,6 @@ from lora_grpo.rewards.functions import (
     completion_text,
     matches_pattern,
 )
-from lora_grpo.tasks import bound_names
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,10 @@
     seeds = [completion_seed(config.seed, "step 3", n) for n in range(8 * len(prompts))]
     groups = sampler.sample(prompts, params, seeds)    # 8 completions per prompt: SampledTokens
 
-    episodes = play_all(sampler, rows, params, seeds)  # the same for rows: completions, or conversations
-
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
-    play.py                  the loop of rollouts and evaluations: the model's turns alternate with an environment
     sampler.py               the Sampler interface, and decoding with a key-value cache
     continuous_batching.py   replaces finished completions in the batch with waiting ones; its cache and memory
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU); its attention
@@ -24,9 +21,7 @@ completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
-from lora_grpo.sampling.continuous_batching import CPU_SHARE, MAX_BATCH_SIZE
 from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
-from lora_grpo.sampling.play import fit_batch, play, play_all
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank

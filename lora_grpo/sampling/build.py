@@ -5,25 +5,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lora_grpo.config import RunConfig, batch_shape, driver_problem, nvidia_gpus, uses_vllm, vllm_available
+from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.models import (
-    TRAINABLE,
-    ModelSpec,
-    Policy,
-    base_model,
-    completion_ends,
-    load_adapter,
-    memory,
-    tokenizer_of,
-)
+from lora_grpo.grading import Row
+from lora_grpo.hardware import driver_problem, nvidia_gpus, uses_vllm, vllm_available
+from lora_grpo.memory import estimate
+from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, completion_ends, load_adapter, tokenizer_of
+from lora_grpo.prompts import chat, turns
 from lora_grpo.sampling.llama_cpp import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler, SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmEngine, VllmSampler, served_rank, start_engine
 from lora_grpo.sampling.vllm_server import VllmServer, find_base
-from lora_grpo.tasks import Row, chat, turns
 
 
 def check_server(config: RunConfig) -> None:
@@ -49,7 +43,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
     with base_model.starting("vLLM", instead="--sampling.backend transformers"):
         return start_engine(
             config.model,
-            rank=memory.reserved_rank(config.lora.rank),
+            rank=estimate.reserved_rank(config.lora.rank),
             max_sequence_tokens=longest,
             seed=config.seed,
             max_batch_size=batch_shape(config).parallel_samples,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lora_grpo.config import hardware
-from lora_grpo.models import memory
+from lora_grpo.hardware import machine
+from lora_grpo.memory import CPU_SHARE, MAX_BATCH_SIZE, estimate
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,8 @@ SPARE_COLUMNS = 32
 _MIN_SAVED_TOKENS = 64
 """Minimum number of tokens for which a forward pass on the common tokens of all prompts saves time."""
 
-MAX_BATCH_SIZE = 256
-"""The default of vLLM, and the number of completions per unit of an evaluation."""
 _GPU_SHARE = 0.8
 """Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
-CPU_SHARE = 0.25
-"""Fraction of total memory to use. Free memory differs between runs, and weights and other programs need memory."""
 
 
 @dataclass
@@ -314,7 +310,7 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         available = _GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
     else:
-        available = CPU_SHARE * hardware.machine_memory()[0]
+        available = CPU_SHARE * machine.machine_memory()[0]
     fit = int(min(available // bytes_per_completion(model, longest_prompt, max_tokens), MAX_BATCH_SIZE))
     return 1 << max(0, fit.bit_length() - 1)
 
@@ -342,7 +338,7 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     # Two additional layers, because the cache is copied layer by layer when it grows. All states are copied at once.
     token = sum(growing) + 2 * max(growing)
     states = 2 * (sum(each.nbytes for each in tensors) - sum(growing))
-    selection = config.vocab_size * memory.SELECTION_BYTES
+    selection = config.vocab_size * estimate.SELECTION_BYTES
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * config.hidden_size + 6 * inner) * width + 4 * longest_prompt)
     started = START_SHARE if can_join(model.config) else 1

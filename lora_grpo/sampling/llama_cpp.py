@@ -28,6 +28,8 @@ from lora_grpo import sandbox
 from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
+from lora_grpo.grading import Row
+from lora_grpo.prompts import thoughts
 from lora_grpo.runs import read_record
 from lora_grpo.sampling.sampler import (
     Prompts,
@@ -38,7 +40,6 @@ from lora_grpo.sampling.sampler import (
     end_at_question,
     in_threads,
 )
-from lora_grpo.tasks import Row, thoughts
 
 _SLOTS = 8
 """Number of completions that are decoded at once."""
@@ -134,7 +135,7 @@ def _program(path: Path) -> list[str]:
 
 
 class GgufTokenizer:
-    """The part of a transformers tokenizer that `lora_grpo.tasks.chat` uses, on the tokenizer in a GGUF file."""
+    """The part of a transformers tokenizer that `lora_grpo.prompts.chat` uses, on the tokenizer in a GGUF file."""
 
     def __init__(self, sampler: GgufSampler, chat_template: str | None) -> None:
         self._sampler, self.chat_template = weakref.proxy(sampler), chat_template

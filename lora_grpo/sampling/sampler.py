@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
+from lora_grpo.prompts import chat, thoughts
 from lora_grpo.sampling import continuous_batching as batching
-from lora_grpo.tasks import chat, thoughts
 
 if TYPE_CHECKING:
     import torch

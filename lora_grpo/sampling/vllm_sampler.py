@@ -17,7 +17,8 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import ADAPTER_WEIGHTS, NOT_IN_VLLM, SELECTION, base_model, memory, model_files, read_adapter
+from lora_grpo.memory import estimate
+from lora_grpo.models import ADAPTER_WEIGHTS, NOT_IN_VLLM, SELECTION, base_model, model_files, read_adapter
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
 from lora_grpo.sampling.vllm_server import VllmServer
@@ -128,10 +129,10 @@ def request_options(
 
 
 def served_rank(adapter: Path) -> int:
-    """Return `memory.reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
+    """Return `estimate.reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
     saved = read_adapter(adapter)
     saved.check(SELECTION, "which vLLM does not serve; select the transformers backend")
-    return memory.reserved_rank(saved.r)
+    return estimate.reserved_rank(saved.r)
 
 
 class VllmEngine:

@@ -30,6 +30,7 @@ codec.py       encodes the values sent over the socket
 lockdown.py    drops access to files, system calls, and privileges; lists the allowed system calls
 """
 
+from lora_grpo.sandbox import codec, launch
 from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.lockdown import die_with_parent
 from lora_grpo.sandbox.pool import describe, run, start, stop

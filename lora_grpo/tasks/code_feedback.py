@@ -20,8 +20,9 @@ from typing import Any
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import chat, code_grading, mbpp
-from lora_grpo.tasks.registry import Row, Verdict
+from lora_grpo.grading import Row, Verdict, programs
+from lora_grpo.prompts import chat
+from lora_grpo.tasks import mbpp
 from lora_grpo.tasks.task_file import TaskFile, of_module
 
 SCORES = (1.0, 0.9, 0.8)
@@ -41,7 +42,7 @@ _ENDS = {
     "blocked": "Your program does something that is forbidden here.",
 }
 
-check = code_grading.check
+check = programs.check
 
 
 def read(name: str) -> TaskFile:
@@ -55,7 +56,7 @@ def load(split: str, source: str | None = None) -> list[Row]:
         return starter.problems("starter-code", split)
     # The environment reads the entries that MBPP's loader adds, and rewards also get the columns of the source.
     rows = []
-    for row in code_grading.solvable(mbpp.load(split, source)):
+    for row in programs.solvable(mbpp.load(split, source)):
         columns = row.pop("loaded_row")
         if taken := sorted(_GRADED_WITH & columns.keys()):
             raise UserError(f"{source}: code-with-feedback makes a column {taken[0]!r} itself; rename yours")
@@ -70,7 +71,7 @@ def prompt(row: Mapping[str, Any]) -> str:
 
 def gold(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the conversation in which the first program is the reference."""
-    return [{"role": "assistant", "content": code_grading.gold(row)}]
+    return [{"role": "assistant", "content": programs.gold(row)}]
 
 
 class Environment:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks.registry import Row
+from lora_grpo.grading import Row
 
 REWARD_ARGUMENTS = frozenset(
     {"prompts", "completions", "completion_ids", "verdicts", "trainer_state", "log_extra", "log_metric", "environments"}

@@ -32,8 +32,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, PydanticUserError
 from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
-from lora_grpo.tasks import thoughts
-from lora_grpo.tasks.registry import CheckError, Verdict, as_verdict
+from lora_grpo.grading import CheckError, Verdict, as_verdict
+from lora_grpo.prompts import thoughts
 from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
 _METHODS = ("reset", "reply", "take_calls", "tools_of", "get_reward")

@@ -7,12 +7,10 @@ https://github.com/evalplus/evalplus. The question's wording follows https://git
 
 from collections.abc import Mapping
 
+from lora_grpo.grading import Row, programs
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.code_grading import check, check_many, gold, plus_columns
 from lora_grpo.tasks.columns import with_record
-from lora_grpo.tasks.registry import Row
-
-__all__ = ["check", "check_many", "gold", "load", "load_plus"]
+from lora_grpo.tasks.evalplus_columns import plus_columns
 
 HUB_DATASET, PLUS_DATASET = "openai/openai_humaneval", "evalplus/humanevalplus"
 
@@ -22,6 +20,10 @@ _QUESTION = (
     "only. Please return all completed function in a codeblock. Here is the given code to do completion:\n"
     "```python\n{}\n```"
 )
+
+check = programs.check
+check_many = programs.check_many
+gold = programs.gold
 
 
 def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:

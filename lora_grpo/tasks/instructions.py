@@ -21,9 +21,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.tasks import sources, thoughts
+from lora_grpo.grading import CheckError, Row, Verdict
+from lora_grpo.prompts import thoughts
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import own_columns, row_ids, with_record
-from lora_grpo.tasks.registry import CheckError, Row, Verdict
 from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("prompt", "instruction_id_list", "kwargs")

@@ -20,12 +20,10 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.tasks import sources, thoughts
-from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
+from lora_grpo.grading import Row, Verdict, find_answers
+from lora_grpo.prompts import DEFAULT_STYLE, own_prompt, thoughts, write_completion
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import own_columns, row_ids, with_record
-from lora_grpo.tasks.gsm8k import find_answers
-from lora_grpo.tasks.messages import own_prompt
-from lora_grpo.tasks.registry import Row, Verdict
 from lora_grpo.workers import TooSlow, Worker
 
 COLUMNS = ("question", "answer")

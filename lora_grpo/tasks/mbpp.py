@@ -15,13 +15,10 @@ from typing import Any
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
+from lora_grpo.grading import Row, bound_names, programs
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.code_extraction import bound_names
-from lora_grpo.tasks.code_grading import check, check_many, gold, plus_columns
 from lora_grpo.tasks.columns import with_record
-from lora_grpo.tasks.registry import Row
-
-__all__ = ["check", "check_many", "gold", "load", "load_plus", "read"]
+from lora_grpo.tasks.evalplus_columns import plus_columns
 
 HUB_DATASET, PLUS_DATASET = "google-research-datasets/mbpp", "evalplus/mbppplus"
 COLUMNS = ("text", "code", "task_id", "test_list", "test_setup_code")
@@ -33,6 +30,10 @@ _QUESTION = (
 
 _SLOW = "amicable_numbers_sum"
 """The function of MBPP/123, whose reference program takes 5 seconds. Those of all other rows pass in 3."""
+
+check = programs.check
+check_many = programs.check_many
+gold = programs.gold
 
 
 def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:

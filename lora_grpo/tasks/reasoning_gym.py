@@ -23,10 +23,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line, suggestion
-from lora_grpo.tasks import thoughts
-from lora_grpo.tasks.chat import DEFAULT_STYLE, write_completion
-from lora_grpo.tasks.gsm8k import find_answers
-from lora_grpo.tasks.registry import Row, Verdict
+from lora_grpo.grading import Row, Verdict, find_answers
+from lora_grpo.prompts import DEFAULT_STYLE, thoughts, write_completion
 from lora_grpo.workers import TooSlow, Worker
 
 PREFIX = "reasoning-gym:"

@@ -17,7 +17,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
-from lora_grpo.tasks.registry import Row
+from lora_grpo.grading import Row
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 

@@ -42,11 +42,11 @@ from pydantic import TypeAdapter, ValidationError
 from lora_grpo import asynchronous
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
-from lora_grpo.tasks import sources, thoughts
+from lora_grpo.grading import RESULT_ENTRIES, CheckError, Row, Verdict, as_verdict
+from lora_grpo.prompts import check_asks, checked_messages, thoughts
+from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import check_names, is_id, own_columns
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
-from lora_grpo.tasks.messages import check_asks, checked_messages
-from lora_grpo.tasks.registry import RESULT_ENTRIES, CheckError, Row, Verdict, as_verdict
 
 _GOLD_ROLES = ("assistant", "user", "tool")
 """Of a reference conversation. Only the assistant's messages are read; the environment makes the others."""

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
-from lora_grpo.tasks.registry import Row
+from lora_grpo.grading import Row
 from lora_grpo.tasks.task_file import TaskFile, of_module
 
 GAMES = (

@@ -16,10 +16,11 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.files import atomic, json_files
+from lora_grpo.grading import Row
 from lora_grpo.rewards import ScoredBatch, Scorer
+from lora_grpo.rollouts import Episode, play_all
 from lora_grpo.runs import Run
-from lora_grpo.sampling import Sampler, SamplingParams, completion_seed, play_all
-from lora_grpo.tasks import Episode, Row
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
 from lora_grpo.training.trl_compat import TrlHooks, gather_rewards, reward_arguments, sampled_tokens, step_values
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"

@@ -6,11 +6,13 @@ GRPO learns little from other rows.
 import sys
 from collections.abc import Sequence
 
+from lora_grpo.data import prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import count_passed, sample_and_grade
+from lora_grpo.grading import Row
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SamplingParams
-from lora_grpo.tasks import Row, prompt_order, source_of_rows
+from lora_grpo.tasks import source_of_rows
 
 _CHUNK = 128
 """Number of rows sampled at a time. Each chunk has its own file."""

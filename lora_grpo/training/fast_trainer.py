@@ -21,16 +21,9 @@ from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.errors import one_line
 from lora_grpo.models import TRAINABLE, Policy
 from lora_grpo.rewards import Scorer
+from lora_grpo.rollouts import Episode, play_all
 from lora_grpo.runs import AtomicCheckpoints, Run
-from lora_grpo.sampling import (
-    SampledTokens,
-    Sampler,
-    SamplingParams,
-    completion_seed,
-    play_all,
-    sampler_in_process,
-)
-from lora_grpo.tasks import Episode
+from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed, sampler_in_process
 from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.logprob_check import check_logprobs, check_same_logprobs
 from lora_grpo.training.shared_prompts import SharedPrompts, base_of, why_padding_counts

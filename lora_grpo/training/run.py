@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from lora_grpo import distributed
 from lora_grpo.errors import Interrupted, RunError
+from lora_grpo.grading import Row
 from lora_grpo.models import Policy, load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
-from lora_grpo.tasks import Row
 from lora_grpo.training.trl_config import naming_overrides
 
 

@@ -9,10 +9,11 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from lora_grpo.data import gold_episodes, prompt_order
+from lora_grpo.grading import Row
 from lora_grpo.models import Policy
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import Row, gold_episodes, prompt_order
 from lora_grpo.training import trl_compat
 from lora_grpo.training.token_logprobs import why_whole
 from lora_grpo.training.trl_config import sft_arguments

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from lora_grpo.config import UNREAD_FIELDS, parse_grpo_overrides
+from lora_grpo.data import prompt_order, sft_command
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.grading import Row
 from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
+from lora_grpo.prompts import chat
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SharedVllmSampler, VllmSampler
-from lora_grpo.tasks import Row, chat, prompt_order, sft_command
 from lora_grpo.training import trl_compat
 from lora_grpo.training.alarms import Alarms
 from lora_grpo.training.completions import Validation

@@ -11,8 +11,8 @@ from lora_grpo.cli import verbs
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models import Overrides, resolve
+from lora_grpo.prompts import chat
 from lora_grpo.sampling import SamplingParams, build
-from lora_grpo.tasks import chat
 
 QUESTION = "Omar buys 3 apples at $10 each. How much does Omar pay?"
 

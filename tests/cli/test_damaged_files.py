@@ -17,12 +17,12 @@ from helpers.pushed_runs import make_run as make_pushed_run
 
 from lora_grpo.cli import parse
 from lora_grpo.config import DataConfig, RunConfig
+from lora_grpo.data import load_split
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, read_report
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import Overrides, resolve
 from lora_grpo.runs import read_run
-from lora_grpo.tasks import load_split
 
 PRESETS = runpy.run_path(str(RECIPES[0].with_name("gsm8k_lora.py")))["PRESETS"]
 NUM_VALUES = 5

@@ -7,7 +7,9 @@ import pytest
 
 from lora_grpo.evaluation.measurement import split_gain
 from lora_grpo.evaluation.results import sampled
-from lora_grpo.tasks import Episode, chat, gsm8k
+from lora_grpo.prompts import chat
+from lora_grpo.rollouts import Episode
+from lora_grpo.tasks import gsm8k
 
 GOLD = 40
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_evaluation_rows
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
-from lora_grpo.tasks import load_evaluation_rows
 
 TRAINED = {"data": {"task": "gsm8k", "train": "a.csv", "eval": "b.csv", "columns": ["question=problem"]}}
 

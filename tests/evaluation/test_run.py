@@ -4,14 +4,14 @@ import pytest
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data.loading import load_data
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.evaluation.run import evaluate
+from lora_grpo.grading.verdict import RESULT_ENTRIES
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import completion_seed
-from lora_grpo.tasks.loading import load_data
-from lora_grpo.tasks.registry import RESULT_ENTRIES
 
 SETTINGS = {
     "data": {"task": "starter", "eval_limit": 10},

@@ -7,10 +7,10 @@ import pytest
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import samples_file
-from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.evaluate_model import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.report import read_report
-from lora_grpo.tasks import code_grading
+from lora_grpo.grading import programs
 
 HUMANEVAL = [
     {
@@ -65,7 +65,7 @@ def runs(monkeypatch):
             calls.append([program.source for program in programs])
         return run(programs)
 
-    monkeypatch.setattr(code_grading.sandbox, "run", counted)
+    monkeypatch.setattr(programs.sandbox, "run", counted)
     return calls
 
 

@@ -18,7 +18,7 @@ from lora_grpo.config import Invocation, replace
 from lora_grpo.files import atomic, disk, lock
 from lora_grpo.files.disk import DiskFullError
 from lora_grpo.gguf import ExportOptions, export, types
-from lora_grpo.planning import make_plan
+from lora_grpo.memory import make_plan
 from lora_grpo.runs import saved_bytes
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.gguf import types, writer
-from lora_grpo.gguf.cli import ExportOptions, export
+from lora_grpo.gguf.export_model import ExportOptions, export
 from lora_grpo.gguf.writer import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokeniz
 
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import read_vocabulary
-from lora_grpo.tasks.chat import render
+from lora_grpo.prompts.chat import render
 
 # Llama 2's template: the system prompt is part of the first question.
 LLAMA2 = (

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 from gpu_runs import COIN
 
-from lora_grpo.config import nvidia_gpus
-from lora_grpo.planning.gpu_check import PROBLEMS, QWEN, build_command
+from lora_grpo.gpu_check.measure import PROBLEMS, QWEN, build_command
+from lora_grpo.hardware import nvidia_gpus
 
 
 @pytest.fixture(scope="session", autouse=True)

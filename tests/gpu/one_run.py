@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from lora_grpo.cli.arguments import parse
+from lora_grpo.data.loading import fit_data, load_data
+from lora_grpo.memory.plan import make_plan
 from lora_grpo.models.policy import load_policy
-from lora_grpo.planning.plan import make_plan
+from lora_grpo.prompts.chat import render_row
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import SamplingParams
-from lora_grpo.tasks.chat import render_row
-from lora_grpo.tasks.loading import fit_data, load_data
 from lora_grpo.training import make_trainer, train
 from lora_grpo.training.logprob_check import trainer_log_probs
 

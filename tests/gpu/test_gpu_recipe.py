@@ -5,7 +5,7 @@ import math
 import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
-from lora_grpo.planning.gpu_check import QWEN, Options, Row, run_rows
+from lora_grpo.gpu_check.measure import QWEN, Options, Row, run_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.gpus import GPUS
 
-from lora_grpo.models import GIB
+from lora_grpo.memory import GIB
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

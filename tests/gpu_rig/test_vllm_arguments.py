@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.gpus import GPUS
 
-from lora_grpo.models.memory import GIB, VLLM_WORKSPACE
+from lora_grpo.memory.estimate import GIB, VLLM_WORKSPACE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

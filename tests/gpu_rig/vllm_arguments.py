@@ -55,8 +55,8 @@ def make_plan_on(name, mebibytes, folder, *flags):
     from helpers.model_configs import QWEN25_HALF
 
     from lora_grpo.cli import parse
-    from lora_grpo.config import nvidia_gpus
-    from lora_grpo.planning import make_plan
+    from lora_grpo.hardware import nvidia_gpus
+    from lora_grpo.memory import make_plan
 
     tool = folder / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\necho '0, GPU-0, {name}, {mebibytes}, {mebibytes - 500}'\n")

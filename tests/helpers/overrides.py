@@ -4,14 +4,7 @@ import inspect
 from collections import Counter
 
 from lora_grpo.runs import AtomicCheckpoints
-from lora_grpo.training import (
-    ChunkedLogProbs,
-    ScoredRollouts,
-    SharedPrompts,
-    SkipZeroAdvantage,
-    StepMetrics,
-    TrlHooks,
-)
+from lora_grpo.training import ChunkedLogProbs, ScoredRollouts, SharedPrompts, SkipZeroAdvantage, StepMetrics, TrlHooks
 
 MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, ScoredRollouts, SharedPrompts, ChunkedLogProbs, TrlHooks)
 

@@ -9,7 +9,7 @@ import torch
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig
 from lora_grpo.models import base_model
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 ANSWERS = {"What is 9 plus 9?": 18, "What is 4 plus 3?": 7, "What is 20 minus 8?": 12, "What is 6 plus 5?": 11}
 INVENTED = "\n\nQuestion: How many?\nAnswer: So.\n#### 99\n\nQuestion: How"

@@ -5,10 +5,10 @@ import functools
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data import load_data, split_validation
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks import load_data, split_validation
 from lora_grpo.training import make_trainer, train
 
 TINY = {

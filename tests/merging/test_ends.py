@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
-from lora_grpo.merging import MergeOptions, cli, merge, read_report
+from lora_grpo.merging import MergeOptions, merge, merge_model, read_report
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import Overrides, completion_ends, resolve, tokenizer_of
 from lora_grpo.sampling import build
@@ -25,7 +25,7 @@ HARMONY = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if loop.last and not 
 
 @pytest.fixture(autouse=True)
 def no_divergence(monkeypatch):
-    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
+    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 def tokenizer_with(eos=TEXT_END, template=None, pad=TEXT_END):

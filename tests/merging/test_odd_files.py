@@ -15,7 +15,7 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub.push import prepare
-from lora_grpo.merging import MergeOptions, cli, merge
+from lora_grpo.merging import MergeOptions, merge, merge_model
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import Overrides, resolve, tokenizer_of
 from lora_grpo.models.start_adapter import prepare_tokenizer
@@ -27,7 +27,7 @@ DEMANDING = "{% if messages[0].role != 'system' %}{{ raise_exception('no system 
 
 @pytest.fixture(autouse=True)
 def no_divergence(monkeypatch):
-    monkeypatch.setattr(cli, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
+    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 @pytest.fixture(scope="module")

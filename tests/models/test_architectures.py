@@ -25,12 +25,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.gguf.writer import write_gguf
 from lora_grpo.hub.push import prepare
+from lora_grpo.memory.shape import Shape, UnknownFamily
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
 from lora_grpo.models import Overrides, base_model, resolve, with_start
 from lora_grpo.models.architectures import TRAINABLE, check_architecture, with_supported
 from lora_grpo.models.policy import load_policy
-from lora_grpo.models.shape import Shape, UnknownFamily
 from lora_grpo.sampling.build import load_sampler, load_tokenizer
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]

@@ -9,8 +9,8 @@ from huggingface_hub import constants
 from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
 from lora_grpo.errors import UserError
+from lora_grpo.memory import draft_plan
 from lora_grpo.models.model_files import HubUnavailable, read_config
-from lora_grpo.planning import draft_plan
 
 QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
 PRESETS = {

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, prepare_tokenizer, start_folder
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 PRESETS = {"starter": {"model": {"engine": "peft"}}}
 CONFIG = {

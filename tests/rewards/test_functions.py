@@ -4,8 +4,9 @@ import pytest
 from trl import rewards as of_trl
 
 from lora_grpo import sandbox
+from lora_grpo.grading import programs
 from lora_grpo.rewards import functions, parse_reward_specs, resolve
-from lora_grpo.tasks import code_grading, grade_all
+from lora_grpo.tasks import grade_all
 
 XML = "<reasoning>\n16 - 3 = 13\nand 13 - 4 = 9\n</reasoning>\n<answer>\n18\n</answer>"
 XML_ON_ONE_LINE = "<reasoning>r</reasoning> <answer>18</answer>"
@@ -217,7 +218,7 @@ def test_rewards_of_unit_tests(completion, passes, share):
 )
 def test_the_max_reward_needs_a_pass(status, passed_tests, num_tests, share, monkeypatch):
     verdict = sandbox.Verdict(status, "", passed_tests, num_tests)
-    monkeypatch.setattr(code_grading.sandbox, "run", lambda programs: [verdict])
+    monkeypatch.setattr(programs.sandbox, "run", lambda programs: [verdict])
     assert rewards_of_tests(program("return 2 * x"), **TESTED)[1] == pytest.approx(share)
 
 

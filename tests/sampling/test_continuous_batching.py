@@ -270,6 +270,6 @@ def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, 
     assert sampler.batch_size == continuous_batching.MAX_BATCH_SIZE
     each = continuous_batching.bytes_per_completion(sampler.model, len(sampler.encode(prompts[:1])[0]), 100)
     for rows, size in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
-        monkeypatch.setattr(continuous_batching.hardware, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
+        monkeypatch.setattr(continuous_batching.machine, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
         sampler.fit_batch(prompts[:1], 100)
         assert sampler.batch_size == size

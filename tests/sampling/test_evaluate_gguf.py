@@ -13,14 +13,14 @@ from helpers.tiny_runs import run_tiny
 from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
+from lora_grpo.data.loading import load_data
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub.push import prepare
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models.base_model import load_tokenizer
+from lora_grpo.prompts.chat import render_row
 from lora_grpo.report import write_report
-from lora_grpo.tasks.chat import render_row
-from lora_grpo.tasks.loading import load_data
 
 ROWS = 200
 NEAR_TIE = 0.05

@@ -10,11 +10,13 @@ from helpers.tiny_runs import run_tiny
 from lora_grpo.cli import verbs
 from lora_grpo.config import RunConfig
 from lora_grpo.config import replace as config_with
+from lora_grpo.data import load_data
 from lora_grpo.models import Overrides, resolve
+from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs
 from lora_grpo.rewards import resolve as resolve_rewards
-from lora_grpo.sampling import SamplingParams, build, play_all
-from lora_grpo.tasks import chat, grade, load_data
+from lora_grpo.rollouts import grade, play_all
+from lora_grpo.sampling import SamplingParams, build
 
 GREEDY = SamplingParams(1, 0.0, 1.0, 64)
 SAMPLED = SamplingParams(4, 1.0, 1.0, 64)

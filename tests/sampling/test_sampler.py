@@ -10,11 +10,11 @@ from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy, save_adapter
 from lora_grpo.models.target import Overrides, resolve
+from lora_grpo.prompts.chat import SYSTEM_PROMPTS, render
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler, select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
-from lora_grpo.tasks.chat import SYSTEM_PROMPTS, render
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0, "seed": 0}

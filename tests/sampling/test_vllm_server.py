@@ -12,9 +12,10 @@ import urllib.request
 
 import pytest
 
-from lora_grpo.config import replace, vllm_available
+from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import RunError, UserError
+from lora_grpo.hardware import vllm_available
 from lora_grpo.models import base_model
 from lora_grpo.sampling.build import check_server
 from lora_grpo.sampling.merged_copy import plain_copy

@@ -8,9 +8,10 @@ import pytest
 from trl import chat_template_utils
 
 from lora_grpo.config import ModelConfig
+from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.tasks import Session, get_task, gold_episodes
+from lora_grpo.tasks import Session, get_task
 
 FILE = Path(bfcl.__file__)
 BOOK = {

@@ -6,9 +6,11 @@ import pytest
 
 from lora_grpo import sandbox, starter
 from lora_grpo.config import DataConfig, RunConfig, replace
+from lora_grpo.data import gold_episodes, load_data
 from lora_grpo.errors import RunError
+from lora_grpo.grading import programs
 from lora_grpo.models import base_model
-from lora_grpo.tasks import code_grading, get_task, gold_episodes, load_data, runs_programs
+from lora_grpo.tasks import get_task, runs_programs
 from lora_grpo.tasks.environment import Session
 
 NAME = "code-with-feedback"
@@ -48,7 +50,7 @@ def test_three_tries(tmp_path):
 @pytest.mark.parametrize("program", [RIGHT, WRONG, RAISES, "def f(x): return", "def g(x)", "import os\nos._exit(0)"])
 def test_the_verdict_is_that_of_a_single_turn(program):
     rows = [{**ROW, "test": "assert f(1) == 2\nassert f(4) == 8"}]
-    [single] = code_grading.check_many([fenced(program)], rows)
+    [single] = programs.check_many([fenced(program)], rows)
     _, verdict = play(program)
     assert (verdict.passed, verdict.reason, verdict.extracted, verdict.detail, verdict.tests) == (
         *(single.passed, single.reason, single.extracted, single.detail, single.tests),

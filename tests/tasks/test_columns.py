@@ -5,12 +5,15 @@ import json
 import pytest
 
 from lora_grpo.config.schema import DataConfig
+from lora_grpo.data import load_split
+from lora_grpo.data.loading import _load_unique
 from lora_grpo.errors import UserError
+from lora_grpo.grading import Verdict
+from lora_grpo.prompts import chat
 from lora_grpo.rewards import Reward, Scorer
 from lora_grpo.rewards.specs import GuardedReward
-from lora_grpo.tasks import Verdict, chat, get_task, grade_all, instructions, load_split
+from lora_grpo.tasks import get_task, grade_all, instructions
 from lora_grpo.tasks.columns import REWARD_ARGUMENTS
-from lora_grpo.tasks.loading import _load_unique
 
 WRITTEN = {
     # entries of a row, which lora_grpo reads

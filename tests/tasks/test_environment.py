@@ -9,10 +9,14 @@ from transformers.utils import get_json_schema
 from trl import chat_template_utils
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.data import fit_data, load_data
+from lora_grpo.data.loading import gold_episodes
 from lora_grpo.errors import UserError
+from lora_grpo.grading import CheckError
 from lora_grpo.models import base_model
-from lora_grpo.tasks import CheckError, Episode, chat, fit_data, get_task, grade, load_data, turns
-from lora_grpo.tasks.loading import gold_episodes
+from lora_grpo.prompts import chat, turns
+from lora_grpo.rollouts import Episode, grade
+from lora_grpo.tasks import get_task
 
 LOAD = """
 def load(split):

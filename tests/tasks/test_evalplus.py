@@ -12,7 +12,8 @@ from helpers.mutants import mutants
 
 from lora_grpo import sandbox
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import code_grading, get_task
+from lora_grpo.grading import programs as program_grading
+from lora_grpo.tasks import get_task
 
 PROMPT = 'def f(x):\n    """Halve a number."""\n'
 HUMANEVAL = {
@@ -53,14 +54,14 @@ def load(task, path, *records, split="eval"):
 
 
 def graded(row, *programs):
-    return [verdict.status for verdict in code_grading.run_sources(programs, [row] * len(programs))]
+    return [verdict.status for verdict in program_grading.run_sources(programs, [row] * len(programs))]
 
 
 @pytest.mark.parametrize("task", ["humaneval-plus", "mbpp-plus"])
 def test_every_input_is_compared_with_the_reference(task, tmp_path):
     (row,) = load(task, tmp_path / "rows.jsonl", HUMANEVAL if task == "humaneval-plus" else MBPP)
     right, base_only = "def f(x):\n    return x * 0.5\n", "def f(x):\n    return 1.0\n"
-    verdicts = code_grading.run_sources([right, base_only, "def f(x):\n    return x\n"], [row] * 3)
+    verdicts = program_grading.run_sources([right, base_only, "def f(x):\n    return x\n"], [row] * 3)
     assert [verdict.status for verdict in verdicts] == ["passed", "failed", "failed"]
     assert [(verdict.passed_tests, verdict.num_tests) for verdict in verdicts] == [(2, 2), (1, 2), (0, 2)]
     assert get_task(task).check(get_task(task).gold(row), row).passed
@@ -169,7 +170,7 @@ def ruled():
 
 def test_the_rules_are_those_of_evalplus(tmp_path):
     records, programs = ruled()
-    verdicts = code_grading.run_sources(programs, load("mbpp-plus", tmp_path / "rows.jsonl", *records))
+    verdicts = program_grading.run_sources(programs, load("mbpp-plus", tmp_path / "rows.jsonl", *records))
     assert [verdict.passed for verdict in verdicts] == [rule[-1] for rule in RULES]
 
 
@@ -304,7 +305,7 @@ def test_verdicts_are_those_of_evalplus(side, real_data, tmp_path):
         lines = [json.dumps([name, source]) + "\n" for name, source, _ in pairs]
         (tmp_path / f"{dataset}.programs.jsonl").write_text("".join(lines), encoding="utf-8")
         asked += [f"{name}\n{source}" for name, source, _ in pairs]
-        ours += code_grading.run_sources([source for _, source, _ in pairs], [row for *_, row in pairs])
+        ours += program_grading.run_sources([source for _, source, _ in pairs], [row for *_, row in pairs])
     subprocess.run([*side, "grade", str(tmp_path)], check=True)
     theirs = json.loads((tmp_path / "verdicts.json").read_text(encoding="utf-8"))
     differing = [

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.tasks import chat, get_task, load_data, mathematics
+from lora_grpo.prompts import chat
+from lora_grpo.tasks import get_task, mathematics
 from lora_grpo.workers import TooSlow, Worker
 
 TASK = get_task("math")

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_data, load_split
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import get_task, load_data, load_split, reasoning_gym
+from lora_grpo.tasks import get_task, reasoning_gym
 from lora_grpo.workers import Worker
 
 pytestmark = pytest.mark.engines

@@ -9,8 +9,9 @@ import json
 import pytest
 
 from lora_grpo.config.schema import DataConfig
+from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import columns_of, fingerprint, get_task, gsm8k, load_split, mbpp, read_rows
+from lora_grpo.tasks import get_task, gsm8k, mbpp, read_rows
 
 ROWS = [
     {"question": 'Ann says "2, or 3?"', "answer": "so\n#### 5"},

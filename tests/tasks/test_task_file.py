@@ -5,11 +5,13 @@ import textwrap
 import pytest
 
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import python_file
+from lora_grpo.grading import Verdict
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.runs import system_prompt
-from lora_grpo.tasks import Verdict, get_task, grade_all, load_data, task_sha256
+from lora_grpo.tasks import get_task, grade_all, task_sha256
 
 LOAD = "def load(split): return [{'question': f'{split} {n}', 'n': n} for n in range(3)]\n"
 CHECK = "def check(completion, row): return completion == str(row['n'])\n"

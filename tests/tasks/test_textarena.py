@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import get_task, load_data
+from lora_grpo.tasks import get_task
 from lora_grpo.tasks.environment import Session
 from lora_grpo.tasks.textarena_games import GAMES, read
 

@@ -15,8 +15,8 @@ import pytest
 from transformers.utils import get_json_schema
 from typing_extensions import TypedDict
 
+from lora_grpo.audit.policies import _call
 from lora_grpo.errors import UserError
-from lora_grpo.planning.audit_environment import _call
 from lora_grpo.tasks import get_task
 from lora_grpo.tasks.environment import Session
 from lora_grpo.tasks.tool_arguments import Tool, WrongArguments

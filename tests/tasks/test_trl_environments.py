@@ -10,9 +10,11 @@ from trl import chat_template_utils
 
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.models import base_model
-from lora_grpo.sampling import Sampler, SamplingParams, play_all
-from lora_grpo.tasks import get_task, grade, load_data
+from lora_grpo.rollouts import grade, play_all
+from lora_grpo.sampling import Sampler, SamplingParams
+from lora_grpo.tasks import get_task
 from lora_grpo.tasks.environment import Session
 
 LOAD = """

@@ -10,10 +10,10 @@ from helpers.tiny_runs import run_tiny
 from helpers.warm_process import finish, wait_for
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.models import base_model
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import load_data
 from lora_grpo.training.completions import LOGPROB_MISMATCH
 from lora_grpo.training.sft import IGNORED, sft_examples
 from lora_grpo.training.trl_compat import sampled_tokens

@@ -12,12 +12,12 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import RunConfig
+from lora_grpo.data.loading import load_data, prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import Run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks.loading import load_data, prompt_order
 from lora_grpo.training import difficulty
 from lora_grpo.training.difficulty import filter_by_difficulty
 

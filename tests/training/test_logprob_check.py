@@ -11,14 +11,15 @@ import pytest
 import torch
 from helpers.sampling import sample
 
-from lora_grpo.config import replace, vllm_available
+from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data.loading import load_data
 from lora_grpo.errors import RunError
+from lora_grpo.hardware import vllm_available
 from lora_grpo.models.policy import load_policy
+from lora_grpo.prompts.chat import render_row
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.tasks.chat import render_row
-from lora_grpo.tasks.loading import load_data
 from lora_grpo.training import logprob_check, make_trainer, train
 from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance
 

@@ -11,11 +11,13 @@ from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
+from lora_grpo.data import fit_data, prompt_order
 from lora_grpo.models import base_model
+from lora_grpo.prompts import chat
 from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
-from lora_grpo.tasks import chat, fit_data, get_task, grade_all, prompt_order
+from lora_grpo.tasks import get_task, grade_all
 from lora_grpo.training.sft import IGNORED, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,19 +12,20 @@ from helpers.tiny_runs import TINY
 from lora_grpo import models, starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data import load_data
 from lora_grpo.evaluation import evaluate
-from lora_grpo.evaluation.cli import evaluate_and_report
+from lora_grpo.evaluation.evaluate_model import evaluate_and_report
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.gguf.modelfile import read_turns
 from lora_grpo.gguf.tokenizer import read_vocabulary
 from lora_grpo.models import load_policy
 from lora_grpo.models.base_model import load_tokenizer
-from lora_grpo.planning import dry_run
-from lora_grpo.planning.preview import sample_groups
+from lora_grpo.preview import dry_run
+from lora_grpo.preview.sample_groups import sample_groups
+from lora_grpo.prompts import chat
+from lora_grpo.prompts.chat import THINKING_TOKENS
 from lora_grpo.runs import open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
-from lora_grpo.tasks import chat, load_data
-from lora_grpo.tasks.chat import THINKING_TOKENS
 from lora_grpo.training import make_trainer, train
 
 TEMPLATE = published_template("qwen3")

@@ -10,10 +10,12 @@ from helpers.warm_process import finish
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import evaluate
+from lora_grpo.prompts import chat, thoughts
 from lora_grpo.sampling import Sampler, build_sampler
-from lora_grpo.tasks import chat, grade_all, load_data, thoughts
+from lora_grpo.tasks import grade_all
 from lora_grpo.training.sft import sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,12 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import endless_steps, replace
 from lora_grpo.config.schema import Invocation, RunConfig
+from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluation_run
 from lora_grpo.files import lock
 from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import Run, open_run, read_run
-from lora_grpo.tasks import load_data
 from lora_grpo.training.completions import StepMetrics, Validation
 from lora_grpo.training.time_budget import TimeBudget
 

@@ -11,7 +11,7 @@ import random
 from starter_model.code_problems import CodeProblem
 from starter_model.code_slips import printed, slips, without_return
 
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 MOSTLY_CARELESS = ("compare", "limit", "every")
 MOSTLY_UNFORMATTED = ("divide", "exceed", "count")

@@ -15,7 +15,7 @@ from starter_model import code_families, code_problems, code_styles
 from starter_model.families import FAMILIES
 from starter_model.problems import DIFFICULTIES, Problem, draw
 
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 STYLES = ("careful", "careless", "unformatted")
 

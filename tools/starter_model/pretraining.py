@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from starter_model import corpus
 
-from lora_grpo.tasks import chat
+from lora_grpo.prompts import chat
 
 if TYPE_CHECKING:
     import torch

@@ -1,0 +1,207 @@
+"""Attacks the `check` or the `Environment` of a run's tasks, and reports what it wrongly accepts or rejects."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lora_grpo.audit import attacks, policies
+from lora_grpo.audit.attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
+from lora_grpo.audit.calls import Call, Outcome, run_calls
+from lora_grpo.config import RunConfig
+from lora_grpo.data import Data
+from lora_grpo.errors import RunError, UserError, suggestion
+from lora_grpo.grading import Row
+from lora_grpo.tasks import CODE_TASKS, Task, TaskFile, get_task, is_task_file, task_title
+
+QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call": 3.0, "seconds": 5.0}
+"""The limits of the audit before a run."""
+
+
+@dataclass
+class Findings:
+    """The result of an audit."""
+
+    grader: str
+    """What was attacked: "check" or "Environment"."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """The findings, by the name of the attack."""
+    notes: list[str] = field(default_factory=list)
+    size: str = ""
+    """The numbers of attacks and rows."""
+
+
+def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
+    """Audit the tasks of a run and print the findings.
+
+    Args:
+        quick: take a few seconds, skip built-in tasks, and print warnings.
+
+    Raises:
+        UserError: `quick` is set and `check` rejects the file's own reference answer.
+        RunError: `quick` is not set and there are findings that the task file does not ignore.
+    """
+    failed: dict[str, str] = {}
+    stream = sys.stderr if quick else sys.stdout
+    for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
+        title = task_title(name)
+        if name in CODE_TASKS and not quick:
+            print(f"audit of {title}: nothing to do; its rows are graded by unit tests")
+        if name in CODE_TASKS or (quick and not is_task_file(name)):
+            continue
+        rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
+        findings = find(name, rows, **(QUICK if quick else {}))
+        if quick and GOLD in findings.problems:
+            raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
+        for note in findings.notes:
+            print(f"{'warning: audit' if quick else 'note'}: {note}", file=stream)
+        for problem in findings.problems.values():
+            print(f"{'warning: audit:' if quick else 'FOUND'} {problem}", file=stream)
+        if findings.problems:
+            failed[f"{title} ({', '.join(findings.problems)})"] = findings.grader
+        else:
+            print(f"audit of {title}: passed; {findings.size}", file=stream)
+    if failed and not quick:
+        fix = " and ".join(sorted({*failed.values()}))
+        raise RunError(f"the audit found problems in {', '.join(failed)}; fix {fix}, or see docs/your-task.md")
+    if failed:
+        print("warning: audit: a model may learn this instead of the task; see --audit", file=stream)
+
+
+def find(
+    name: str,
+    rows: Sequence[Row],
+    gold_rows: int = 500,
+    attacked_rows: int = 16,
+    seconds_per_call: float = 10.0,
+    seconds: float = 1800.0,
+) -> Findings:
+    """Attack the checker or the environment of a task.
+
+    Args:
+        rows: with their prompts and, with an environment, opened.
+        gold_rows: maximum number of rows whose reference answer is tried.
+        attacked_rows: maximum number of rows on which each attack is tried.
+        seconds_per_call: time limit of a call of `check`, or of a turn of an environment.
+    """
+    task = get_task(name)
+    environment = getattr(task, "environment", None)
+    findings = Findings(grader="Environment" if environment else "check")
+    ignored = task.constants.AUDIT_IGNORE if isinstance(task, TaskFile) else ()
+    names = policies.NAMES if environment else attacks.NAMES
+    for wrong in set(ignored) - {*names}:
+        raise UserError(f"{name}: AUDIT_IGNORE has {wrong!r}; {suggestion(wrong, names)}")
+    has_gold = getattr(task, "has_gold", True)
+    if not has_gold:
+        findings.notes.append(f"{task_title(name)} defines no gold(row), so only texts without an answer are tried")
+    num_rows, rows = len(rows), _spread(rows, gold_rows)
+    golds = [task.gold(row) if has_gold else None for row in rows]
+    if empty := sum(not (gold.strip() if isinstance(gold, str) else gold) for gold in golds if gold is not None):
+        findings.problems[GOLD] = f"{GOLD}: it is empty for {empty} of {len(rows)} rows"
+    attacked_rows = max(attacked_rows, policies.MIN_ROWS) if environment else attacked_rows
+    subjects = attacks.make_subjects(rows, golds, _spread(range(len(rows)), attacked_rows))
+    if LEAK not in ignored and (leaked := attacks.leaked_rows(subjects)):
+        example = leaked[0].row["id"]
+        findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {example}"
+    calls = [call for call in _calls(task, environment, rows, golds, subjects) if call.attack.name not in ignored]
+    # The calls, then the same again in reverse order, except for the long texts, which are last and slow.
+    again = [call for call in calls if call.attack.name != LONG][::-1]
+    if environment:
+        seconds_per_call *= 0.9  # less than the limit of a session, so that a tool that hangs is a finding
+    outcomes = run_calls([*calls, *again], findings.grader, seconds_per_call, time.monotonic() + seconds)
+    _report(findings, calls, outcomes)
+    if REPEAT not in ignored:
+        _report_changes(findings, again, outcomes, len(calls))
+    if len(outcomes) < len(calls):
+        unit = "conversations" if environment else "completions"
+        findings.notes.append(f"{len(calls) - len(outcomes)} of {len(calls)} {unit} were not checked")
+    tried = {call.attack.name for call, _ in zip(calls, outcomes, strict=False)} - {GOLD}
+    findings.size = f"{len(tried)} attacks on {len(subjects)} of {num_rows} rows"
+    return findings
+
+
+def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
+    """Yield the calls of all attacks. Those with reference answers are made for all rows."""
+    check: Callable[..., Outcome] = partial(_check, task)
+    check_reference: Callable[..., Outcome] = check
+    attempted: Iterable[Attack] = attacks.ATTACKS
+    if environment:
+        check = partial(policies.play, environment)
+        check_reference = partial(policies.play_reference, environment)
+        attempted = policies.attacks(environment, golds)
+    for attack in attempted:
+        if attack.name == GOLD:
+            answered = ((row, gold) for row, gold in zip(rows, golds, strict=True) if gold)
+            yield from (Call(attack, row, partial(check_reference, row, gold)) for row, gold in answered)
+        elif attack.name == policies.SIDE:
+            for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True):
+                yield Call(attack, one.row, partial(policies.compare, environment, one, other))
+        for subject in subjects[:1] if attack.name == LONG else subjects:
+            texts = (text for text in attack.write(subject) if attack.passes or text != subject.gold)
+            yield from (Call(attack, subject.row, partial(check, subject.row, text)) for text in texts)
+
+
+def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
+    """Return the result of one call of `check`. A text also passes if it is code that ran."""
+    begin(text)
+    try:
+        verdict = task.check(text, row)
+        return Outcome(verdict.passed or MARKER.exists(), verdict.value)
+    finally:
+        MARKER.unlink(missing_ok=True)
+
+
+def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> None:
+    """Add a finding for each attack with an error or a wrong verdict."""
+    results: dict[Attack, list[tuple[Call, Outcome]]] = {}
+    for call, outcome in zip(calls, outcomes, strict=False):
+        results.setdefault(call.attack, []).append((call, outcome))
+    planned = Counter(call.attack for call in calls)
+    for attack, made in results.items():
+        errors = [each for each in made if each[1].error]
+        failed = errors or [(call, outcome) for call, outcome in made if outcome.passed != attack.passes]
+        by_luck = attack.luck and not errors and 2 * len(failed) <= planned[attack]
+        if failed and not by_luck:
+            call, outcome = failed[0]
+            if outcome.error and any(outcome.error in problem for problem in findings.problems.values()):
+                continue  # the same exception, for example
+            count, most = (len({call.row["id"] for call, _ in some}) for some in (failed, made))
+            result = outcome.error or ("accepted" if outcome.passed else "rejected")
+            problem = f"{result} on {count} of {most} rows, such as {call.row['id']}: {_shorten(outcome.text)}"
+            findings.problems.setdefault(attack.name, f"{attack.name}: {problem}")
+    for name in (EMPTY, policies.BEFORE):
+        made = [each for attack, results_of in results.items() if attack.name == name for each in results_of]
+        score = max((outcome.score for _, outcome in made if not outcome.passed), default=0.0)
+        if score > 0:
+            findings.notes.append(f"{name}: gets a score of up to {score:g}, which a model is rewarded for")
+
+
+def _report_changes(findings: Findings, again: Sequence[Call], outcomes: Sequence[Outcome], number: int) -> None:
+    """Add a finding if calls had another outcome when they were repeated.
+
+    `outcomes` are those of the `number` calls, then those of `again`: the first calls, repeated in reverse order.
+    """
+    repeats = zip(again, outcomes[: len(again)][::-1], outcomes[number:], strict=False)
+    changed = [
+        (call, second) for call, first, second in repeats if (first.passed, first.seen) != (second.passed, second.seen)
+    ]
+    if changed:
+        call, outcome = changed[0]
+        findings.problems.pop(policies.SIDE, None)  # the same cause
+        findings.problems[REPEAT] = (
+            f"{REPEAT}: another result for the same text on {len(changed)} of {number} texts, such as row "
+            f"{call.row['id']}: {_shorten(outcome.text)}; {findings.grader} must not depend on chance or "
+            "on earlier calls"
+        )
+
+
+def _spread(rows: Sequence, number: int) -> list:
+    """Return at most `number` rows, evenly spaced."""
+    return [rows[index * len(rows) // number] for index in range(number)] if len(rows) > number else list(rows)
+
+
+def _shorten(text: str) -> str:
+    return repr(text) if len(text) <= 160 else f"{text[:160]!r}... ({len(text):,} characters)"

@@ -1,0 +1,24 @@
+"""This machine: its GPUs and memory, and what `auto` chooses for it. Imports no torch.
+
+    choose_engine(config)                # "unsloth" or "peft", from the packages and the GPU
+    driver_problem(nvidia_gpus()[0])     # why the driver cannot run the installed PyTorch, or None
+
+machine.py          resolves `auto` to a preset, an engine and a sampling backend
+nvidia.py           the GPUs that nvidia-smi lists, and whether their driver can run the installed PyTorch
+measured_engine.py  the engine and backend that `check-gpu` measured as the fastest
+"""
+
+from lora_grpo.hardware import machine
+from lora_grpo.hardware.machine import (
+    choose_engine,
+    choose_preset,
+    local_sampler,
+    use_one_gpu,
+    uses_gpu,
+    uses_vllm,
+    vllm_available,
+    vllm_serves,
+    with_gpu_defaults,
+)
+from lora_grpo.hardware.measured_engine import MeasuredEngine, measured_engine, save_measured_engine
+from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus

@@ -1,0 +1,147 @@
+"""Chooses the preset and the engines for this machine, without importing torch."""
+
+import importlib.util
+import os
+from collections.abc import Iterable
+from typing import Literal
+
+import psutil
+
+from lora_grpo import distributed
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.errors import UserError
+from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
+
+_USABLE_SHARE = 0.9
+"""A preset fits a GPU with at least this fraction of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return the total memory and the memory available without swapping, in bytes."""
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available
+
+
+def use_one_gpu() -> None:
+    """Make only the first visible GPU available to CUDA. Call this before importing torch.
+
+    Transformers' Trainer would otherwise use every visible GPU in one process and multiply the batch. With several
+    processes (`WORLD_SIZE`), each uses its own GPU; see `distributed.join`.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if "WORLD_SIZE" not in os.environ:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
+
+
+def preset_gigabytes(preset: str) -> int | None:
+    """Return the GPU memory that a preset is named after, e.g. 16 for `16gb`; None for a preset that runs on a CPU."""
+    return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None
+
+
+def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
+    """Return the requested preset, or the one that `auto` means on this machine, and the reason in one line.
+
+    With `planning`, a machine without a GPU is assumed to have one with the memory that the preset is named after, and
+    a driver that is too old is part of the reason.
+
+    Raises:
+        UserError: no such preset, or the GPU or its driver cannot run it.
+    """
+    names = list(presets)
+    if requested not in (*names, "auto"):
+        raise UserError(f"unknown preset {requested!r}; expected auto, {', '.join(names)}")
+    size = preset_gigabytes(requested)
+    if size is None and requested != "auto":
+        return requested, f"preset {requested} (requested)"
+    gpus, why_none = nvidia_gpus()
+    if not gpus:
+        on_cpu = next((name for name in names if preset_gigabytes(name) is None), None)
+        if size is None:
+            if on_cpu is None:
+                raise UserError(
+                    f"this recipe needs an NVIDIA GPU and found none ({why_none}); its presets: {', '.join(names)}"
+                )
+            return on_cpu, f"preset {on_cpu}: no NVIDIA GPU ({why_none})"
+        if planning:
+            why = f"{requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
+            return requested, f"preset {why}"
+        raise UserError(
+            f"preset {requested} needs a GPU with {size} GB ({why_none}); pass --preset starter for the CPU"
+        )
+    gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
+    sizes = {name: preset_gigabytes(name) or 0 for name in names}
+    fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_SHARE]
+    if not fitting:
+        raise UserError(f"this recipe needs a GPU with {min(sizes.values())} GB, got {gpu}")
+    largest = max(fitting, key=sizes.__getitem__)
+    if size is not None and requested not in fitting:
+        raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")
+    preset, why = (requested, f"{requested} (requested) on {gpu}") if size else (largest, f"{largest}: {gpu}")
+    problem = driver_problem(gpus[0])
+    if problem and preset_gigabytes(preset) and not planning:
+        raise UserError(f"{problem}; or pass --preset starter for the CPU")
+    return preset, f"preset {why}" + (f"; {problem}" if problem else "")
+
+
+def vllm_available() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def vllm_serves(config: RunConfig) -> bool:
+    """Return whether vLLM computes in the trainer's dtype.
+
+    vLLM (0.27) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
+    uses float16, and only Unsloth has vLLM do so too.
+    """
+    gpus, _ = nvidia_gpus()
+    is_old = bool(gpus) and (gpus[0].compute_capability or (8, 0)) < (8, 0)
+    return not is_old or config.model.bits == 16 or choose_engine(config) == "unsloth"
+
+
+def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
+    """Return the training engine. `auto` is Unsloth if it is installed and a single process trains on a GPU."""
+    if config.model.engine != "auto":
+        return config.model.engine
+    can_use = supports_unsloth(config) and uses_gpu(config) and importlib.util.find_spec("unsloth")
+    return "unsloth" if can_use else "peft"
+
+
+def uses_vllm(config: RunConfig) -> bool:
+    """Return whether vLLM samples the rollouts. `auto` is vLLM if it is installed, a GPU runs it, and DoRA is off."""
+    if config.sampling.server_url:
+        return True
+    if config.sampling.backend != "auto":
+        return config.sampling.backend == "vllm"
+    return vllm_available() and uses_gpu(config) and vllm_serves(config) and not config.lora.dora
+
+
+def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
+    """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
+    if config.sampling.server_url or not uses_vllm(config):
+        return "transformers"
+    return "shared" if choose_engine(config) == "unsloth" else "vllm"
+
+
+def with_gpu_defaults(config: RunConfig) -> RunConfig:
+    """Return the configuration with `auto` resolved as on a machine with a GPU and the `gpu` extra."""
+    engine, backend = config.model.engine, config.sampling.backend
+    if engine == "auto":
+        engine = "unsloth" if supports_unsloth(config) else "peft"
+    if backend == "auto":
+        backend = "transformers" if config.lora.dora else "vllm"
+    return replace(config, {"model": {"engine": engine}, "sampling": {"backend": backend}})
+
+
+def uses_gpu(config: RunConfig) -> bool:
+    """Return whether the run computes on a GPU of this machine."""
+    gpus, _ = nvidia_gpus()
+    # With too old a driver, presets for a CPU run there, and those for a GPU are only planned, as with a newer driver.
+    return bool(gpus) and not (preset_gigabytes(config.preset) is None and driver_problem(gpus[0]))
+
+
+def supports_unsloth(config: RunConfig) -> bool:
+    """Return whether Unsloth can train a run, wherever it is installed."""
+    # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
+    other_reference = config.lora.from_ and config.train.beta
+    return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference

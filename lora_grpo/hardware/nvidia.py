@@ -1,0 +1,163 @@
+"""The GPUs that nvidia-smi lists, and whether their driver can run the installed PyTorch.
+
+This file uses only the standard library and loads no torch: scripts/install.sh runs it before anything is installed.
+
+    python lora_grpo/hardware/nvidia.py 13     # exit code 2 and one line if the driver is too old for CUDA 13
+"""
+
+import ctypes
+import functools
+import importlib.machinery
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_OLDEST_ON_CUDA_13 = (7, 5)
+"""Compute capability of the oldest GPUs that CUDA 13 supports (Turing)."""
+MIN_DRIVER = {12: 525, 13: 580}
+"""Major version of CUDA: the oldest driver that runs programs built for it, of any minor version.
+
+Source: NVIDIA's CUDA Compatibility, "Minor Version Compatibility"."""
+_WSL_LIBRARIES = "/usr/lib/wsl/lib"
+"""Windows puts its driver's nvidia-smi here. Login shells have it on the PATH; ssh, cron and sudo do not."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_gib: float
+    free_gib: float
+    driver: str = ""
+    """Version of the NVIDIA driver, e.g. 580.65.06."""
+    compute_capability: tuple[int, int] | None = None
+    """(8, 9) for compute capability 8.9. None: unknown."""
+
+
+def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
+    """Return the GPUs that are visible to a CUDA program, and the reason if there are none.
+
+    The output of nvidia-smi is cached, because each call can take a second; `refresh` calls it again.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    if visible in ("", "-1"):
+        return [], "CUDA_VISIBLE_DEVICES hides every GPU"
+    tool = _tool()
+    if tool is None:
+        return [], f"nvidia-smi is not on the PATH; for a GPU, {_install_driver()}"
+    if refresh:
+        _query.cache_clear()
+    output, failure = _query(tool)
+    listed: dict[tuple[str, str], Gpu] = {}
+    for line in output.splitlines():
+        index, uuid, name, total, free, driver, capability, *_ = [*line.split(", "), *[""] * 7]
+        if total.isdigit():  # nvidia-smi also prints warnings
+            major, _, minor = capability.partition(".")
+            level = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+            free_mib = int(free if free.isdigit() else total)
+            listed[index, uuid] = Gpu(name, int(total) / 1024, free_mib / 1024, driver, level)
+    if not listed:
+        return [], failure or "nvidia-smi lists no GPU"
+    if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
+        return [*listed.values()], ""
+    gpus = []
+    for name in visible.split(","):
+        matching = [
+            gpu for (index, uuid), gpu in listed.items() if name == index or (name[:4] == "GPU-" and name in uuid)
+        ]
+        if not matching:  # like CUDA, stop at the first that does not exist
+            break
+        gpus += matching
+    return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches none of the {len(listed)} GPUs"
+
+
+def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
+    """Return in one line why this GPU or its driver cannot run a CUDA version, and the fix; empty if it can.
+
+    Args:
+        cuda: major version of CUDA. None: that of the installed PyTorch.
+    """
+    user = "requirements-gpu.lock"
+    if cuda is None:
+        version, cuda = _torch_build()
+        user = f"torch {version}"
+    major, capability = gpu.driver.partition(".")[0], gpu.compute_capability or _OLDEST_ON_CUDA_13
+    on_cuda_12 = "run PEFT on CUDA 12: `make install EXTRA=cuda12` (docs/gpu.md)"
+    if cuda > 12 and capability < _OLDEST_ON_CUDA_13:
+        level = ".".join(map(str, capability))
+        return f"{gpu.name} has compute capability {level}; CUDA 13, which {user} needs, runs from 7.5; {on_cuda_12}"
+    # A forward-compatibility package gives an older driver of a data-center GPU a newer libcuda.
+    if not major.isdigit() or int(major) >= MIN_DRIVER.get(cuda, 0) or _libcuda_version() >= cuda:
+        return ""
+    fix = _install_driver(cuda)
+    # PyTorch's CUDA 12.6 build supports compute capability 5.0 to 9.0.
+    if cuda > 12 and int(major) >= MIN_DRIVER[12] and capability < (10, 0):
+        fix += f"; or {on_cuda_12}"
+    return f"NVIDIA driver {gpu.driver} cannot run CUDA {cuda}, which {user} needs; {fix}"
+
+
+def _tool() -> str | None:
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=_WSL_LIBRARIES)
+
+
+@functools.cache
+def _query(tool: str) -> tuple[str, str]:
+    """Return the output of nvidia-smi, and the reason if it failed."""
+    fields = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
+    command = [tool, fields, "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"nvidia-smi did not answer ({type(error).__name__})"
+    if result.returncode != 0:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        reason = lines[0].rstrip(".") if lines else f"exit code {result.returncode}"
+        return "", f"nvidia-smi failed: {reason}; {_install_driver()}, or restart after an update of the driver"
+    return result.stdout, ""
+
+
+def _install_driver(cuda: int = 13) -> str:
+    where = " on Windows (not in WSL2)" if "microsoft" in platform.release().lower() else ""
+    return f"install NVIDIA driver {MIN_DRIVER[cuda]} or newer{where}"
+
+
+def _torch_build() -> tuple[str, int]:
+    """Return the version of the installed PyTorch and the major version of its CUDA, 0 for a build without CUDA.
+
+    Read from torch/version.py: the metadata of the build on PyPI does not name its CUDA version.
+    """
+    spec = importlib.machinery.PathFinder.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "", 0
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    version, cuda = re.search(r"__version__ = '(.+)'", text), re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
+    return version[1] if version else "", int(cuda[1]) if cuda else 0
+
+
+def _libcuda_version() -> int:
+    """Return the major version of CUDA that libcuda supports, 0 without libcuda. Does not initialize CUDA."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0
+    return version.value // 1000
+
+
+def _check_before_install(cuda: int) -> int:
+    """Print what is wrong with the driver, and return an exit code: 2 if the driver is too old for `cuda`."""
+    gpus, why_none = nvidia_gpus()
+    if problem := driver_problem(gpus[0], cuda) if gpus else "":
+        print(f"error: {problem}; to install anyway, set ANY_DRIVER=1", file=sys.stderr)
+        return 2
+    if not gpus and _tool():
+        print(f"note: no NVIDIA GPU ({why_none})", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_check_before_install(int(sys.argv[1])))

@@ -1,0 +1,63 @@
+"""The memory of what Unsloth does differently: its loss pass, its pass without gradients, and inputs in host memory.
+
+Read in unsloth_zoo 2026.10.7 and compared with the bytes that it allocates by tests/gpu_rig/test_unsloth_memory.py.
+T: tokens of a micro-batch. All tensors have 16 bits.
+"""
+
+import math
+
+from lora_grpo.memory.shape import Shape
+
+LEAST_OFFLOADED = 512
+"""Context in tokens from which gradient checkpointing uses host memory (unsloth/models/_utils.py)."""
+_BUFFERS, _BUFFER = 200, 2 * 128 * 1024
+"""Host buffers of the gradient checkpointing, and their size in bytes before they grow."""
+
+
+def host_bytes(shape: Shape, tokens: int) -> int:
+    """Return the pinned host memory for the inputs of all layers, in bytes.
+
+    PyTorch rounds each buffer up to a power of two, because it is pinned.
+    """
+    inputs = 2 ** math.ceil(math.log2(2 * tokens * shape.hidden))
+    layers = len(shape.layers)
+    return layers * inputs + max(0, _BUFFERS - layers) * _BUFFER
+
+
+def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
+    """Return the bytes between the last layer and the logprobs, forward and backward.
+
+    The logits are recomputed for the backward pass (UNSLOTH_GRPO_LOGPROB_RECOMPUTE), so one chunk exists at a time.
+
+    Args:
+        rows: completions of the micro-batch.
+        length: longest prompt plus completion, in tokens.
+        completions: completion tokens of the micro-batch.
+    """
+    tokens = rows * length
+    chunks = rows * _chunks(length)
+    # The logits of a chunk and their gradient: compiled kernels allocate no more than these.
+    chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
+    # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
+    row = 2 * length * shape.vocabulary
+    spread = 4 * tokens * shape.hidden  # the gradient of the completions' states, with zeros for the prompts'
+    return (4 * tokens + 2 * completions) * shape.hidden + max(chunk, row, spread)
+
+
+def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
+    """Return the bytes of a forward pass without gradients over as many of the step's rows as Unsloth takes at once.
+
+    It takes the most for which its own estimate is at most 0.8 of the free memory (`autotune_batch_and_chunks`), in
+    equal parts. With long contexts the estimate is below what the pass needs.
+    """
+
+    def estimate(count: int) -> float:
+        return 16 * count * length * (shape.hidden + count / rows * shape.vocabulary / _chunks(length))
+
+    fitting = next((count for count in range(rows, 0, -1) if estimate(count) <= 0.8 * free), min(4, rows))
+    return math.ceil(rows / (rows // fitting)) * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
+
+
+def _chunks(length: int) -> int:
+    """Return the chunks in which the logits of a completion are computed."""
+    return max(4, length // 4096)

@@ -1,0 +1,128 @@
+"""The turns of a conversation in the format of the chat template: parse the model's, render what follows.
+
+A conversation is one sequence of tokens. Tokens that the model sampled stay as they are; the template only renders what
+follows them. (Templates that remove the thoughts of earlier turns would render another text for the whole
+conversation, see docs/decisions/0029-conversations.md.)
+"""
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.errors import UserError, first_line
+from lora_grpo.prompts import chat, thoughts
+
+_MARK = "\u2042"
+"""Stands for the model's answer in a rendered conversation."""
+
+
+THOUGHT_FIELDS = ("reasoning_content", "thinking")
+"""The keys of a message under which chat templates have the model's thoughts."""
+
+
+class MalformedCall(ValueError):
+    """The model's turn contains a tool call that cannot be parsed."""
+
+
+def response_format(tokenizer: Any) -> dict[str, Any]:
+    """Return the `response_template` with which transformers parses the tool calls of a chat template.
+
+    Raises:
+        UserError: the template has no tool calls, or none of a known format.
+    """
+    from trl import chat_template_utils
+
+    if not getattr(tokenizer, "chat_template", None) or not chat_template_utils.supports_tool_calling(tokenizer):
+        raise UserError(
+            "the model's chat template does not render tool calls; use a model whose template does, another template "
+            "(--model.chat-template qwen2_5), or an environment with reply(text) and without tools"
+        )
+    if found := getattr(tokenizer, "response_template", None):
+        return dict(found)
+    known = types.SimpleNamespace(chat_template=chat.without_variables(tokenizer.chat_template))
+    try:
+        return dict(chat_template_utils.add_response_schema(known).response_template)
+    except ValueError:
+        raise UserError(
+            "the format of tool calls in the model's chat template is unknown: its tokenizer has no "
+            "`response_template`, and TRL has none for it; try --model.chat-template qwen2_5"
+        ) from None
+
+
+def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> dict[str, Any]:
+    """Return the model's turn as a message, with `tool_calls` if there are any; not those that its thoughts contain.
+
+    Args:
+        text: the turn, with special tokens if there are tools.
+        template: result of `response_format`, or None if there are no tools.
+        before: the text before the turn, at least from the header of the turn.
+
+    Raises:
+        MalformedCall: a tool call cannot be parsed.
+    """
+    if template is None:
+        return {"role": "assistant", "content": text}
+    from transformers.utils.chat_parsing import parse_response
+
+    # Calls are parsed from what follows the thoughts and the blank lines after them.
+    begun = thoughts.begun(before)
+    answer_start = (thoughts.answer_start(begun + text) or 0) - len(begun)
+    thought = ""
+    if answer_start > 0:
+        answer = text[answer_start:].lstrip()
+        thought = text.removesuffix(answer)
+    try:
+        parsed = parse_response(text.removeprefix(thought), dict(template), prefix=before + thought)
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MalformedCall(first_line(error)) from None
+    for call in parsed.get("tool_calls") or ():
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MalformedCall("a tool call needs a name and arguments")
+        if not isinstance(function.get("arguments"), dict):
+            raise MalformedCall(f"the arguments of {function['name']!r:.60} must be an object")
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
+    for name in THOUGHT_FIELDS:
+        if str(parsed.get(name) or "").strip():
+            message[name] = parsed[name]
+    return message | ({"tool_calls": parsed["tool_calls"]} if parsed.get("tool_calls") else {})
+
+
+def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text between the end of the model's answer and its next turn: the end of its turn and the messages."""
+    answer: chat.Message = {"role": "assistant", "content": _MARK}
+    called = answer
+    if messages[0]["role"] == "tool":  # some templates name the tool in the header of its result
+        function = {"name": messages[0]["name"], "arguments": {}}
+        called = {**answer, "tool_calls": [{"type": "function", "function": function}]}
+
+    # The rendered tool call stands between the answer and the end of the turn. The model has sampled its own.
+    call = _after_mark(tokenizer, called).removesuffix(_after_mark(tokenizer, answer)) if called is not answer else ""
+    return _after_mark(tokenizer, called, *messages).removeprefix(call)
+
+
+def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
+    """Return the text of a reference turn, as the model must write it, without the end of the turn."""
+    if not message.get("tool_calls"):
+        return str(message["content"])
+    end = _after_mark(tokenizer, {"role": "assistant", "content": _MARK})
+    return (message["content"] + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
+
+
+def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
+    """Return the name and the arguments of each tool call, as texts: some formats write numbers as texts."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        given = function.get("arguments")
+        arguments = given if isinstance(given, Mapping) else {"": given}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        calls.append((function["name"], texts))
+    return calls
+
+
+def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
+    asked = {"role": "user", "content": "?"}
+    return chat.render_example(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]

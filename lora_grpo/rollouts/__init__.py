@@ -1,0 +1,11 @@
+"""Rollouts: episodes, each the prompt of a row and everything that follows it, and the loop that plays them.
+
+    episodes = play_all(sampler, rows, params, seeds)    # completions, or conversations with an environment
+    grade(episodes)                                      # one verdict each
+
+episode.py   one completion or conversation: its tokens, which of them the model sampled, its grade
+loop.py      the loop of rollouts and evaluations: the model's turns alternate with an environment
+"""
+
+from lora_grpo.rollouts.episode import Episode, grade, transcript
+from lora_grpo.rollouts.loop import fit_batch, play, play_all

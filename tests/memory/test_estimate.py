@@ -1,0 +1,273 @@
+"""Compare the planned memory of a step with the tensors that transformers, PEFT, bitsandbytes and torch allocate."""
+
+import contextlib
+import dataclasses
+import gc
+import json
+
+import bitsandbytes
+import pytest
+import torch
+from bitsandbytes.functional import QuantState
+from helpers.model_configs import LLAMA_ONE, QWEN25_HALF
+from helpers.tensor_memory import TensorMemory
+from peft import LoraConfig, get_peft_model
+from torch._subclasses import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lora_grpo import starter
+from lora_grpo.config import RunConfig, replace
+from lora_grpo.memory.estimate import Step, optimizer_bytes, parts, weight_bytes
+from lora_grpo.memory.shape import Shape
+from lora_grpo.models.base_model import attention_implementation
+from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
+
+QWEN3_HALF = {
+    **{"model_type": "qwen3", "hidden_size": 1024, "head_dim": 128, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "num_hidden_layers": 28, "intermediate_size": 3072},
+    **{"vocab_size": 151936, "tie_word_embeddings": True},
+}
+STARTER = json.loads((starter.model_path() / "config.json").read_text())
+del STARTER["layer_types"]  # one entry per layer, but tests use fewer layers
+TINY_LLAMA = {
+    **{"model_type": "llama", "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"num_hidden_layers": 2, "intermediate_size": 160, "vocab_size": 500, "tie_word_embeddings": False},
+}
+TINY_QWEN3 = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 32}
+QWEN35 = {
+    **{"model_type": "qwen3_5_text", "hidden_size": 1024, "head_dim": 256, "num_attention_heads": 8},
+    **{"num_key_value_heads": 2, "intermediate_size": 3584, "linear_num_value_heads": 16, "vocab_size": 1000},
+    "layer_types": ["linear_attention", "full_attention"],
+}
+GEMMA4 = {
+    **{"model_type": "gemma4_text", "hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 1},
+    **{"intermediate_size": 6144, "vocab_size": 1000, "vocab_size_per_layer_input": 1000},
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA2 = {
+    **{"model_type": "gemma2", "hidden_size": 2304, "head_dim": 256, "num_attention_heads": 8},
+    **{"num_key_value_heads": 4, "intermediate_size": 9216, "vocab_size": 1000, "sliding_window": 4096},
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+TINY = {"starter": STARTER, "tiny llama": TINY_LLAMA, "tiny qwen3": TINY_QWEN3}
+
+
+def a_step(micro_batch_size, prompt, completion, *, rank=16, checkpointing=True, **others):
+    settings = {
+        "model": {"max_sequence_tokens": prompt + completion},
+        "sampling": {"max_completion_tokens": completion},
+        "lora": {"rank": rank},
+        "train": {"optimizer": "adamw_8bit", "gradient_checkpointing": checkpointing},
+    }
+    return Step(replace(RunConfig(), settings), micro_batch_size, **{"sequences": 1, **others})
+
+
+def on_meta(config, **changes):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**config, **changes}), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("targets", "dora"),
+    [
+        (("all-linear",), False),
+        (("all-linear",), True),
+        (("q_proj", "v_proj"), False),
+        (("down_proj", "lm_head", "embed_tokens"), False),
+        (("model.layers.1.self_attn.q_proj",), False),
+    ],
+)
+@pytest.mark.parametrize("config", [QWEN25_HALF, QWEN3_HALF], ids=["qwen2", "qwen3"])
+def test_an_adapter_has_the_parameters_that_peft_makes(config, targets, dora):
+    config = {**config, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    settings = LoraConfig(
+        r=8,
+        task_type="CAUSAL_LM",
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        use_dora=dora,
+        init_lora_weights=False,
+    )
+    model = get_peft_model(on_meta(config), settings)
+    made = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    assert sorted(Shape.of(config).adapter_tensors(8, targets, dora=dora)) == sorted(made)
+
+
+@pytest.mark.parametrize("config", [QWEN25_HALF, *TINY.values()], ids=["qwen2.5-0.5b", *TINY])
+def test_nf4_takes_what_bitsandbytes_stores(config):
+    shape = Shape.of({**config, "num_hidden_layers": 1, "vocab_size": 1})
+    for nested in (True, False):
+        stored = 0
+        for inputs, outputs in shape.layers[0].linears.values():
+            weight = bitsandbytes.nn.Params4bit(
+                torch.randn(outputs, inputs), quant_type="nf4", compress_statistics=nested, requires_grad=False
+            ).to("cpu")
+            state = weight.quant_state
+            tensors = [weight.data, state.absmax, state.code]
+            tensors += [state.offset, state.state2.absmax, state.state2.code] if nested else []
+            stored += sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        assert weight_bytes(shape, 4, double_quantized=nested) - 2 * shape.other_parameters == stored
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 100_001])
+def test_the_optimizer_state_is_that_of_the_library(size):
+    for name, kind in (("adamw_torch", torch.optim.AdamW), ("adamw_8bit", bitsandbytes.optim.AdamW8bit)):
+        parameter = torch.nn.Parameter(torch.zeros(size))
+        parameter.grad = torch.ones(size)
+        optimizer = kind([parameter], lr=1e-3)
+        optimizer.step()
+        state = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
+        # All tensors share the tables of the 8-bit states.
+        held = sum(value.nbytes for key, value in state.items() if "qmap" not in key and key != "step")
+        assert optimizer_bytes(size, name) == held, name
+
+
+class FakeLinear4bit(bitsandbytes.nn.Linear4bit):
+    """A 4-bit layer with fake tensors, which bitsandbytes' own parameter class does not support."""
+
+    def __init__(self, linear, dtype):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        blocks = linear.weight.numel() // 64
+        self.weight = torch.nn.Parameter(torch.empty(blocks * 32, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
+        self.compute_dtype = dtype
+        self.quant_state = QuantState(
+            torch.empty(blocks, dtype=torch.uint8),
+            shape=linear.weight.shape,
+            code=torch.empty(16),
+            blocksize=64,
+            quant_type="nf4",
+            dtype=dtype,
+            offset=torch.empty(()),
+            state2=QuantState(torch.empty(blocks // 256 + 1), code=torch.empty(256), blocksize=256, dtype=torch.float),
+        )
+
+    def forward(self, x):
+        return bitsandbytes.matmul_4bit(x, self.weight, bias=self.bias, quant_state=self.quant_state)
+
+
+def fake_policy(config, step, monkeypatch):
+    """Return a 4-bit base and a float32 adapter with gradients, made of fake tensors."""
+    dtype = torch.float32 if step.on_cpu else torch.bfloat16
+    settings = AutoConfig.for_model(**config)
+    attention = attention_implementation(settings)
+    model = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation=attention)
+    for name, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            parent, _, key = name.rpartition(".")
+            setattr(model.get_submodule(parent), key, FakeLinear4bit(module, dtype))
+    model.is_loaded_in_4bit = True
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *args, **kwargs: self)  # fake tensors cannot be swapped
+    adapter = LoraConfig(
+        r=step.config.lora.rank, task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False
+    )
+    model = get_peft_model(model, adapter)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.empty(parameter.shape)  # in float32, see training.make_trainer
+            parameter.grad = torch.empty(parameter.shape)
+    if step.config.train.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    return model.train()
+
+
+def packed_inputs(step):
+    """Return what the layers of a packed micro-batch get, made of fake tensors of the right shapes."""
+    rows, completion = step.micro_batch_size, step.config.sampling.max_completion_tokens
+    ids = torch.ones(rows, step.length, dtype=torch.long)
+    ids[:, 0] += torch.arange(rows) // step.config.sampling.num_generations
+    real = pack(ids, torch.ones_like(ids), completion)
+    tensors = {name: value for name, value in vars(real).items() if isinstance(value, torch.Tensor)}
+    with FakeTensorMode() as mode:
+        packing = Packing(**{name: mode.from_tensor(tensor) for name, tensor in tensors.items()})
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    arguments = {"position_ids": packing.positions, "attention_mask": mask, "packing": packing}
+    return mode, packing.ids, arguments
+
+
+def padded_inputs(step):
+    rows, length = step.micro_batch_size, step.length
+    with FakeTensorMode() as mode:
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        return mode, ids, {"attention_mask": torch.ones(rows, 1, length, length, dtype=torch.bool)}
+
+
+def most_held(config, step, monkeypatch):
+    """Return the peak memory of a pass through the layers, excluding weights and gradients."""
+    precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
+    mode, ids, arguments = packed_inputs(step) if step.packed else padded_inputs(step)
+    with mode:
+        model = fake_policy(config, step, monkeypatch)
+        if step.packed:
+            register_attention()
+            model.base_model.model.set_attn_implementation(ATTENTION)
+        gc.collect()
+        with TensorMemory() as held:
+            if not step.packed:
+                arguments["attention_mask"] = arguments["attention_mask"].clone()  # counted
+            with precision:
+                hidden = model.base_model.model.base_model(ids, **arguments, use_cache=False).last_hidden_state
+            hidden.backward(torch.empty_like(hidden))
+    return held.peak
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "checkpointing", "rows", "lengths", "group"),
+    [
+        (QWEN25_HALF, False, True, 16, (256, 256), None),
+        (QWEN25_HALF, False, False, 16, (256, 256), None),
+        (QWEN3_HALF, False, True, 16, (256, 256), None),
+        (LLAMA_ONE, False, False, 16, (256, 256), None),
+        (QWEN35, False, True, 4, (256, 256), None),
+        (QWEN35, False, False, 4, (128, 256), None),
+        ({**QWEN35, "linear_num_value_heads": 32, "hidden_size": 2560}, False, True, 2, (64, 256), None),
+        (QWEN35, True, False, 4, (64, 64), None),
+        (GEMMA4, False, True, 4, (128, 256), None),
+        (GEMMA4, False, False, 4, (128, 128), None),
+        (GEMMA4, True, False, 2, (128, 128), None),
+        (GEMMA2, False, True, 4, (256, 768), None),
+        (GEMMA2, True, False, 2, (128, 384), None),
+        (STARTER, True, True, 8, (64, 64), None),
+        (STARTER, True, False, 8, (64, 64), None),
+        (TINY_QWEN3, True, True, 8, (64, 64), None),
+        (QWEN25_HALF, False, True, 16, (256, 256), 8),
+        (QWEN25_HALF, False, False, 16, (512, 64), 16),
+        (LLAMA_ONE, False, False, 16, (64, 512), 4),
+        (STARTER, True, True, 16, (128, 16), 8),
+        (TINY_QWEN3, True, False, 16, (32, 32), 3),
+    ],
+)
+def test_activations_are_those_that_torch_saves(config, on_cpu, checkpointing, rows, lengths, group, monkeypatch):
+    """Padded, and packed by groups."""
+    config = {**config, "num_hidden_layers": 2, "vocab_size": min(1000, config["vocab_size"])}
+    step = a_step(rows, *lengths, checkpointing=checkpointing, on_cpu=on_cpu, packed=group is not None)
+    if group:
+        step = dataclasses.replace(step, config=replace(step.config, {"sampling": {"num_generations": group}}))
+    planned = parts(Shape.of(config), step)
+    low, high = (0.99, 1.09) if group else (1.0, 1.2) if "layer_types" in config else (1.0, 1.05)
+    assert low <= (planned["activations"] + planned["one_layer"]) / most_held(config, step, monkeypatch) <= high
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "vocabulary"),
+    [(512, 896, 151_936), (4096, 3584, 151_936), (2048, 192, 768)],
+)
+def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on_cpu):
+    from trl.trainer.utils import _ChunkedLogProbFunction
+
+    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1, "vocab_size": vocabulary})
+    dtype = torch.float32 if on_cpu else torch.bfloat16
+    with FakeTensorMode():
+        head = torch.empty(shape.vocabulary, hidden, dtype=dtype)
+        states = torch.empty(tokens, hidden, dtype=dtype, requires_grad=True)
+        labels = torch.zeros(tokens, dtype=torch.long)
+        with TensorMemory() as held:
+            logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
+            logps.backward(torch.ones_like(logps))
+    step = a_step(1, 0, tokens, on_cpu=on_cpu)
+    planned = parts(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
+    assert held.peak == pytest.approx(planned, rel=0.04)
+    if vocabulary > 8192:
+        assert held.largest < tokens * shape.vocabulary
