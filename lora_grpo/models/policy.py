@@ -233,7 +233,7 @@ def _import_unsloth() -> None:
     # makes vLLM 0.27 fail below compute capability 8.0 (T4); it is never used, as requests have seeds or logprobs.
     for name in ("STANDBY", "STANDBY_UTIL_OVERRIDE", "NO_FLASHINFER"):
         os.environ.setdefault(f"UNSLOTH_VLLM_{name}", "1")
-    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_sampler.py
+    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
     # Otherwise Unsloth counts users: each start downloads files named after the machine's kind and memory.
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.
