@@ -3,10 +3,10 @@
     python recipes/grpo_from_scratch.py              # trains the bundled model on a CPU: minutes
     python recipes/grpo_from_scratch.py --seed 1
 
-GRPO (group relative policy optimization; Shao et al. 2024, arXiv:2402.03300) needs no value network. For each prompt, the
-model samples a group of completions, and a grader scores them. A completion that scored above the mean of its group
-becomes more probable, one below it less. Nothing else is learned: where all completions of a group score the same,
-there is no gradient.
+GRPO (Shao et al. 2024, arXiv:2402.03300) learns from the comparison of completions, without a value network. For each
+prompt, the model samples a group of completions, and a grader scores them. A completion that scored above the mean of
+its group becomes more probable, one below it less. Where all completions of a group score the same, there is no
+gradient.
 
 This file trains what `recipes/gsm8k_lora.py` trains: a LoRA adapter on a frozen 4-bit model, on grade-school problems.
 The recipe uses TRL's GRPOTrainer and this package's sampler, and adds what a run needs: checkpoints, validation,
