@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lora_grpo.hardware import machine
-from lora_grpo.memory import CPU_SHARE, MAX_BATCH_SIZE, estimate
-from lora_grpo.sampling.continuous_batching import START_SHARE
+from lora_grpo.memory import CPU_FRACTION, MAX_BATCH_SIZE, estimate
+from lora_grpo.sampling.continuous_batching import START_FRACTION
 from lora_grpo.sampling.growing_cache import SPARE_COLUMNS, has_full_attention
 
-_GPU_SHARE = 0.8
+_GPU_FRACTION = 0.8
 """Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
 
 
@@ -25,10 +25,10 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
         # The driver counts memory that torch caches after freeing tensors as used.
         free_for_driver, _ = torch.cuda.mem_get_info(device)
         unused_by_torch = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        available = _GPU_SHARE * (free_for_driver + unused_by_torch)
+        available = _GPU_FRACTION * (free_for_driver + unused_by_torch)
     else:
         total, _ = machine.machine_memory()
-        available = CPU_SHARE * total
+        available = CPU_FRACTION * total
     completions = int(available // bytes_per_completion(model, longest_prompt, max_tokens))
     completions = min(completions, MAX_BATCH_SIZE)
     return 1 << max(0, completions.bit_length() - 1)
@@ -61,7 +61,7 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     values_per_token = 8 * config.hidden_size + 6 * inner_width
     prefill = longest_prompt * (values_per_token * bytes_per_value + 4 * longest_prompt)
     # At most this fraction of the batch reads its prompts at the same time.
-    prefilled_at_once = START_SHARE if has_full_attention(model.config) else 1
+    prefilled_at_once = START_FRACTION if has_full_attention(model.config) else 1
 
     selection = config.vocab_size * estimate.SELECTION_BYTES
     columns = longest_prompt + max_tokens + SPARE_COLUMNS

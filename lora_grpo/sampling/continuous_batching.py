@@ -23,7 +23,7 @@ from lora_grpo.sampling import growing_cache
 if TYPE_CHECKING:
     import torch
 
-START_SHARE = 1 / 4
+START_FRACTION = 1 / 4
 """Fraction of the batch that is refilled at once. Refilling runs a prefill and copies the cache, which takes as long
 as several decoding steps. Waiting until a quarter is free leaves an eighth of the batch empty on average."""
 
@@ -313,12 +313,12 @@ def num_to_start(batch_size: int, *, running: int, waiting: int, refills: bool) 
         batch_size: maximum number of completions in the batch.
         running: number of completions in the batch.
         waiting: number of completions that have not started.
-        refills: whether completions may join a running batch: `START_SHARE` of it at once, when as many are free.
+        refills: whether completions may join a running batch: `START_FRACTION` of it at once, when as many are free.
             Otherwise, a full batch starts when all have finished.
     """
     if not refills:
         return 0 if running else min(batch_size, waiting)
-    share = max(1, int(batch_size * START_SHARE))
+    share = max(1, int(batch_size * START_FRACTION))
     new = min(share, waiting)
     free = batch_size - running
     return new if new <= free else 0

@@ -34,7 +34,7 @@ _CPU_SETTINGS = {
 }
 _CPU_BATCH_SIZE = 128
 """Maximum number of completions that are decoded together on a CPU."""
-_GPU_MEMORY_SHARE = 0.85
+_GPU_MEMORY_FRACTION = 0.85
 """Fraction of the free memory for weights and cache, without `model.gpu_memory_share`."""
 
 
@@ -231,7 +231,7 @@ def _gpu_options(settings: ModelConfig, max_sequence_tokens: int, *, sleeps: boo
 
     free, total = torch.cuda.mem_get_info()
     options: dict[str, Any] = {
-        "gpu_memory_utilization": settings.gpu_memory_share or _GPU_MEMORY_SHARE * free / total,
+        "gpu_memory_utilization": settings.gpu_memory_share or _GPU_MEMORY_FRACTION * free / total,
         "enable_sleep_mode": sleeps,
         # A few prompts saturate a GPU, and vLLM subtracts this batch from the cache (its default is 8192 or more).
         "max_num_batched_tokens": max(4096, max_sequence_tokens),

@@ -11,7 +11,7 @@ from lora_grpo.cli import verbs
 from lora_grpo.config import RunConfig
 from lora_grpo.config import replace as config_with
 from lora_grpo.data import load_data
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs
 from lora_grpo.rewards import resolve as resolve_rewards
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sampler(folder):
-    model = resolve(folder, Overrides(), bits=16)
+    model = resolve(folder, ModelFlags(), bits=16)
     return build.load_sampler(model, "transformers", build.load_tokenizer(model), 0, 0)
 
 
