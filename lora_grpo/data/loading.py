@@ -130,7 +130,7 @@ def load_split(data: DataConfig, split: str) -> list[Row]:
     name, source = (data.task, data.train) if split == "train" else (data.evaluation_task, data.eval)
     task, columns = get_task(name), columns_of(data, split)
     if isinstance(task, Generator):
-        return task.load(split, source, data.options)
+        return task.load(split, source, options=data.options)
     return task.load(split, source, columns) if columns else task.load(split, source)
 
 

@@ -5,11 +5,12 @@
 
 verdict.py          `Row` and `Verdict`; what a user's grader may return
 numbers.py          answers that are one number: the strict, flexible, and robust rules
+mathematics.py      answers that are numbers, expressions, sets or intervals: compared by math-verify
 programs.py         programs: runs them against the unit tests of their rows
 code_extraction.py  extracts the program from a completion
 """
 
-from lora_grpo.grading import numbers, programs
+from lora_grpo.grading import mathematics, numbers, programs
 from lora_grpo.grading.code_extraction import bound_names
 from lora_grpo.grading.numbers import find_answers
 from lora_grpo.grading.programs import solvable

@@ -175,7 +175,7 @@ def call(name, **arguments):
 
 def test_schemas_are_those_that_trl_gives_the_template(tmp_path):
     _, task = task_of(tmp_path, TOOLS)
-    instance = task.environment.kind()
+    instance = task.environment.python_class()
     expected = [get_json_schema(getattr(instance, name)) for name in ("add", "answer", "fail")]
     assert task.environment.schemas == expected
     config, _ = task_of(tmp_path, TOOLS)
