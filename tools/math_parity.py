@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lora_grpo.errors import UserError
-from lora_grpo.grading.numbers import find_answers
+from lora_grpo.grading import find_answers
 from lora_grpo.tasks import mathematics
 
 

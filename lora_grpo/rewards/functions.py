@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_grpo.grading import find_answers
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import styles, thoughts
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -96,7 +96,7 @@ def strict_xml_format(text: str) -> float:
     Each tag must occur once, on its own line. No other text is allowed, except the model's thoughts before it.
     """
     # `read_completion` checks that each tag occurs exactly once, which also makes the pattern run in linear time.
-    return chat.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text))
+    return styles.read_completion(text, "xml") is not None and bool(_XML_LAYOUT.fullmatch(text))
 
 
 @_of_answer
@@ -125,7 +125,7 @@ def think_answer_format(text: str) -> float:
     The reward is 1 if there is no other text, the thinking has more than 20 characters, and the answer is not empty. It
     is 0.5 if both sections occur in this order, and otherwise 0.
     """
-    sections = chat.read_completion(text, "think")
+    sections = styles.read_completion(text, "think")
     if sections and len(sections[0]) > _SHORT_THOUGHT_CHARACTERS and sections[1]:
         return 1.0
     return 0.5 if _has_sections(text, "think") else 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo import asynchronous
 from lora_grpo.grading import Row, Verdict
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import chat, plain_text, thoughts
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
 from lora_grpo.rewards.specs import Reward, call_together
 from lora_grpo.rollouts import Episode, grade
@@ -119,7 +119,7 @@ def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
     if not isinstance(prompt, str):
         return [{"role": "assistant", "content": completion}]
     # A trainer that samples by itself (Unsloth's) does not end a completion at the next question.
-    return completion if row.get("completion_prefix") else chat.before_next_question(completion)
+    return completion if row.get("completion_prefix") else plain_text.before_next_question(completion)
 
 
 def completion_texts(tokenizer: Any, rows: Sequence[Row], token_ids: Sequence[Sequence[int]]) -> list[str]:

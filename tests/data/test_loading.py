@@ -5,7 +5,7 @@ import pytest
 
 from lora_grpo import sandbox
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.data.loading import Data, fit_data, load_data, prompt_order, start_sandbox
+from lora_grpo.data import Data, fit_data, load_data, prompt_order, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
 

@@ -2,20 +2,14 @@ import pytest
 from helpers.gguf_models import CHATML, published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts.chat import (
-    SYSTEM_PROMPTS,
+from lora_grpo.prompts.chat import add_prompts, answer_lead, end_of_turn, render, render_row
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS, read_completion, write_completion
+from lora_grpo.prompts.template_variables import (
     THINKING_TOKENS,
-    add_prompts,
-    answer_lead,
-    end_of_turn,
     parse_kwargs,
-    read_completion,
-    render,
-    render_row,
     set_variables,
     variables,
     with_fixed_variables,
-    write_completion,
 )
 
 ROW = {"id": "a/0", "question": "1 + 1?", "answer": "2"}

@@ -7,7 +7,8 @@ from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
 from lora_grpo.grading.code_extraction import extract_program
 from lora_grpo.prompts import chat, thoughts
-from lora_grpo.prompts.chat import add_prompts, set_variables
+from lora_grpo.prompts.chat import add_prompts
+from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import PLAIN_REWARDS
 from lora_grpo.rollouts import Episode
