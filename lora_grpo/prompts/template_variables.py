@@ -51,7 +51,9 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int, *, quiet: bool = False) -> dict[str, Any]:
+def set_variables(
+    tokenizer: Any, new_values: Mapping[str, Any], max_tokens: int, *, quiet: bool = False
+) -> dict[str, Any]:
     """Set variables of the chat template, in lines at its start, and return all that are set.
 
     The lines are defaults: a caller can still pass other values.
@@ -60,23 +62,23 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int, *, 
     `quiet`.
 
     Args:
-        given: variables to set. Those that the template has set already stay.
+        new_values: variables to set. Those that the template has set already stay.
         max_tokens: maximum number of tokens of a completion.
 
     Raises:
-        UserError: a given variable does not occur in the template.
+        UserError: one of `new_values` does not occur in the template.
     """
     template = ""
     if getattr(tokenizer, "chat_template", None):
         template = tokenizer.get_chat_template()
     values_before, body = _split(template)
-    for name in given:
+    for name in new_values:
         if not re.search(rf"\b{name}\b", body):
             raise UserError(f"{KWARGS_FLAG} {name}: the model's chat template does not read it; leave it out")
 
-    values = {**values_before, **given}
+    values = {**values_before, **new_values}
     if _THINKING_SWITCH in body:
-        if _THINKING_SWITCH in given:
+        if _THINKING_SWITCH in new_values:
             reason = f"{KWARGS_FLAG} sets {_THINKING_SWITCH}"
         elif _THINKING_SWITCH in values:
             reason = f"its chat template sets {_THINKING_SWITCH}"

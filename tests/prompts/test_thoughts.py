@@ -10,7 +10,7 @@ from lora_grpo.prompts import chat, thoughts
 from lora_grpo.prompts.chat import add_prompts
 from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
-from lora_grpo.rewards.functions import PLAIN_REWARDS
+from lora_grpo.rewards.functions import REWARDS, strict_xml_format, think_answer_format
 from lora_grpo.rollouts import Episode
 from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import Session, get_task, grade_all, gsm8k, mathematics
@@ -195,7 +195,7 @@ THINK_RIGHT = "<think>\nIt is sixteen and two more.</think>\n<answer>18</answer>
     ],
 )
 def test_format_rewards_read_the_answer(reward, text, value):
-    assert PLAIN_REWARDS[reward]([text, [{"role": "assistant", "content": text}]]) == [value] * 2
+    assert REWARDS[reward].function([text, [{"role": "assistant", "content": text}]]) == [value] * 2
 
 
 def test_a_pattern_reads_the_whole_completion():
@@ -260,9 +260,9 @@ def test_sft_trains_one_thought_and_a_right_answer(name, style):
     is_in_format = (style, name) != ("think", "gptoss")  # whose answers follow the header of a channel
     assert verdict.passed and verdict.rules["flexible"] and verdict.rules["strict"] == is_in_format
     if style == "think":
-        assert PLAIN_REWARDS["think_answer_format"]([episode.text]) == [1.0 if is_in_format else 0.5]
+        assert think_answer_format([episode.text]) == [1.0 if is_in_format else 0.5]
     if style == "xml":
-        assert PLAIN_REWARDS["strict_xml_format"]([episode.text]) == [1]
+        assert strict_xml_format([episode.text]) == [1]
 
 
 @pytest.mark.parametrize(

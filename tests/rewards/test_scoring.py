@@ -6,7 +6,7 @@ import pytest
 
 from lora_grpo import rewards
 from lora_grpo.rewards import Reward, RewardError, Scorer, parse_reward_specs, resolve, scoring, training_set
-from lora_grpo.rewards.specs import GuardedReward
+from lora_grpo.rewards.guard import GuardedReward
 
 ROWS = [
     {"id": "a", "task": "gsm8k", "answer": "18", "prompt": [{"role": "user", "content": "9 + 9?"}], "hint": [1, "x"]},
