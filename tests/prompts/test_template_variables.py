@@ -13,12 +13,14 @@ from lora_grpo.prompts.template_variables import (
 )
 
 QWEN3 = published_template("qwen3")
-THINKS, DOES_NOT = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+THINKS = "<|im_start|>assistant\n"
+DOES_NOT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 ASKED = [{"role": "user", "content": "1 + 1?"}]
+AS_A_PROMPT = {"tokenize": False, "add_generation_prompt": True}
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens", "ending", "why"),
+    ("new_values", "max_tokens", "ending", "reason"),
     [
         ({}, THINKING_TOKENS - 1, DOES_NOT, "off, because completions have at most 2047 tokens, and 2048 leave room"),
         ({}, THINKING_TOKENS, THINKS, "on, because completions have at most 2048 tokens"),
@@ -26,26 +28,30 @@ ASKED = [{"role": "user", "content": "1 + 1?"}]
         ({"enable_thinking": False}, 9999, DOES_NOT, "off, because --model.chat-template-kwargs sets enable_thinking"),
     ],
 )
-def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(given, tokens, ending, why, capsys):
+def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(
+    new_values, max_tokens, ending, reason, capsys
+):
     tokenizer = qwen_tokenizer(QWEN3)
-    assert set_variables(tokenizer, given, tokens) == {"enable_thinking": ending == THINKS}
+    assert set_variables(tokenizer, new_values, max_tokens) == {"enable_thinking": ending == THINKS}
     assert render(tokenizer, ASKED).endswith(ending)
     # Programs that know nothing of the kit render the same, unless they pass another value.
-    own = {"tokenize": False, "add_generation_prompt": True}
-    assert tokenizer.apply_chat_template(ASKED, **own) == render(tokenizer, ASKED)
-    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=ending != THINKS) != render(tokenizer, ASKED)
+    prompt = tokenizer.apply_chat_template(ASKED, **AS_A_PROMPT)
+    assert prompt == render(tokenizer, ASKED)
+    assert tokenizer.apply_chat_template(ASKED, **AS_A_PROMPT, enable_thinking=ending != THINKS) != prompt
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"thinking: {why}")
+    assert line.startswith(f"thinking: {reason}")
 
 
 def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
     tokenizer = qwen_tokenizer(QWEN3)
     set_variables(tokenizer, {"enable_thinking": True}, 8)
-    once = tokenizer.chat_template
-    assert set_variables(tokenizer, {}, 8) == {"enable_thinking": True} and tokenizer.chat_template == once
+    template_that_thinks = tokenizer.chat_template
+    assert (
+        set_variables(tokenizer, {}, 8) == {"enable_thinking": True} and tokenizer.chat_template == template_that_thinks
+    )
     assert "on, because its chat template sets enable_thinking" in capsys.readouterr().err
     set_variables(tokenizer, {"enable_thinking": False}, 8)
-    assert tokenizer.chat_template == once.replace("true", "false", 1)
+    assert tokenizer.chat_template == template_that_thinks.replace("true", "false", 1)
 
 
 def test_a_fixed_template_ignores_what_a_server_passes():
@@ -53,8 +59,7 @@ def test_a_fixed_template_ignores_what_a_server_passes():
     set_variables(tokenizer, {}, 8)
     expected = render(tokenizer, ASKED)
     tokenizer.chat_template = with_fixed_variables(tokenizer.chat_template)
-    own = {"tokenize": False, "add_generation_prompt": True}
-    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=True) == expected
+    assert tokenizer.apply_chat_template(ASKED, **AS_A_PROMPT, enable_thinking=True) == expected
     assert with_fixed_variables(QWEN3) == QWEN3
 
 
@@ -67,12 +72,11 @@ def test_a_fixed_template_ignores_what_a_server_passes():
     ],
 )  # fmt: skip
 def test_values_reach_the_template_as_they_are_written(text, value):
-    tokenizer = qwen_tokenizer("\n{{ level }} of {{ level.__class__.__name__ or level is string }}")
-    tokenizer.chat_template = "\n{{ level | tojson }}"
-    given = parse_kwargs([f"level={text}"])
-    assert given == {"level": value} and type(given["level"]) is type(value)
+    tokenizer = qwen_tokenizer("\n{{ level | tojson }}")
+    parsed = parse_kwargs([f"level={text}"])
+    assert parsed == {"level": value} and type(parsed["level"]) is type(value)
     expected = tokenizer.apply_chat_template(ASKED, tokenize=False, level=value)
-    set_variables(tokenizer, given, 8)
+    set_variables(tokenizer, parsed, 8)
     assert render(tokenizer, ASKED) == expected
     assert variables(tokenizer.chat_template)["level"] == value
 

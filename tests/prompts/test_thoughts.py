@@ -224,10 +224,11 @@ MARKS = ("[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|channel|>", "<|me
 
 def tokenizer_of(name, special=(*TOKENS, *MARKS)):
     """Return a small tokenizer with a published template and its variables."""
-    made = wrapped(byte_level(special=special), published_template(name.split()[0]), eos_token="<|im_end|>")
-    if given := OPENS.get(name, ({}, ""))[0]:
-        set_variables(made, given, 64, quiet=True)
-    return made
+    tokenizer = wrapped(byte_level(special=special), published_template(name.split()[0]), eos_token="<|im_end|>")
+    variables, _ = OPENS.get(name, ({}, ""))
+    if variables:
+        set_variables(tokenizer, variables, 64, quiet=True)
+    return tokenizer
 
 
 def asked(style="xml", **columns):
@@ -236,7 +237,8 @@ def asked(style="xml", **columns):
 
 @pytest.mark.parametrize("name", OPENS)
 def test_what_a_template_opens_belongs_to_the_completion(name):
-    tokenizer, row = tokenizer_of(name), asked()
+    tokenizer = tokenizer_of(name)
+    row = asked()
     prompt = chat.render_row(tokenizer, row)
     begun = OPENS[name][1]
     assert chat.begun_in(prompt, row) == begun and prompt.endswith(begun)
@@ -251,7 +253,8 @@ def test_what_a_template_opens_belongs_to_the_completion(name):
 @pytest.mark.parametrize("name", OPENS)
 @pytest.mark.parametrize("style", ["xml", "think", "boxed", "hashes"])
 def test_sft_trains_one_thought_and_a_right_answer(name, style):
-    tokenizer, row = tokenizer_of(name), asked(style, answer="It is 9 x 2, which makes eighteen.\n#### 18")
+    tokenizer = tokenizer_of(name)
+    row = asked(style, answer="It is 9 x 2, which makes eighteen.\n#### 18")
     [episode] = gold_episodes(tokenizer, [row])
     trained = tokenizer.decode(episode.token_ids[:-1])
     assert episode.text == OPENS[name][1] + trained
@@ -309,7 +312,8 @@ STEPS = "Let me solve this step by step.\n<think>"
     ],
 )
 def test_the_model_continues_a_last_message_of_its_own(name, prefill, ending, begun):
-    tokenizer, row = tokenizer_of(name), asked()
+    tokenizer = tokenizer_of(name)
+    row = asked()
     row["prompt"] = [*row["prompt"], {"role": "assistant", "content": prefill}]
     prompt = chat.render_row(tokenizer, row)
     assert prompt.endswith(ending)
@@ -356,13 +360,11 @@ def test_the_end_of_a_turn_of_phi_is_no_marker():
 
 
 def test_rewards_of_scripts_add_what_the_template_opens():
-    tokenizer, row = tokenizer_of("qwen3_5_think"), asked()
-    ids = [
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in ("The answer is 18.", "It is.</think>The answer is 18.")
-    ]
-    texts = [tokenizer.decode(each) for each in ids]
-    arguments = {"completions": texts, "id": ["a", "a"], "completion_ids": ids}
+    tokenizer = tokenizer_of("qwen3_5_think")
+    row = asked()
+    texts = ["The answer is 18.", "It is.</think>The answer is 18."]
+    token_ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    arguments = {"completions": texts, "id": ["a", "a"], "completion_ids": token_ids}
     assert graded("gsm8k", [row])(**arguments) == [1, 1]
     assert graded("gsm8k", [row], tokenizer=tokenizer)(**arguments) == [0, 1]
 
@@ -491,7 +493,8 @@ def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_
 
 
 def test_texts_that_the_trainer_sampled_itself_have_what_the_prompt_has_begun():
-    tokenizer, row = tokenizer_of("qwen3_5_think"), asked()
+    tokenizer = tokenizer_of("qwen3_5_think")
+    row = asked()
     ids = tokenizer("Hm.</think>18<|im_end|>", add_special_tokens=False)["input_ids"]
     scorer = Scorer(resolve(parse_reward_specs(["think_answer_format=1.0"])), tokenizer, [row])
     assert scorer.texts(["a", "a"], [ids, ids[:2]])[0] == "<think>\nHm.</think>18"

@@ -167,7 +167,9 @@ def test_cosine_scaled_is_that_of_open_r1(item, longest, is_correct):
     verdicts = grade_all("gsm8k", ["#### 18" if is_correct else "no"] * len(LENGTHS), [{"answer": "18"}] * len(LENGTHS))
     values, _ = of_spec(item, LENGTHS, verdicts=verdicts)
     # open-r1's formula with its defaults, but for longer texts than `longest`.
-    min_value, max_value = (0.5, 1.0) if is_correct else (-0.5, -1.0)
+    sign = 1 if is_correct else -1
+    min_value = 0.5 * sign
+    max_value = 1.0 * sign
     for length, value in zip(LENGTHS, values, strict=True):
         cosine = math.cos(min(length, longest) / longest * math.pi)
         assert value == pytest.approx(min_value + 0.5 * (max_value - min_value) * (1.0 + cosine))
