@@ -46,9 +46,8 @@ def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
     tokenizer = qwen_tokenizer(QWEN3)
     set_variables(tokenizer, {"enable_thinking": True}, 8)
     template_that_thinks = tokenizer.chat_template
-    assert (
-        set_variables(tokenizer, {}, 8) == {"enable_thinking": True} and tokenizer.chat_template == template_that_thinks
-    )
+    assert set_variables(tokenizer, {}, 8) == {"enable_thinking": True}
+    assert tokenizer.chat_template == template_that_thinks
     assert "on, because its chat template sets enable_thinking" in capsys.readouterr().err
     set_variables(tokenizer, {"enable_thinking": False}, 8)
     assert tokenizer.chat_template == template_that_thinks.replace("true", "false", 1)
