@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -102,7 +102,8 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
         "add_bos_token": add_bos,
         "add_eos_token": ids[-1] == tokenizer.eos_token_id,
         "add_space_prefix": is_sentencepiece and _space_prefix(spec, opening),
-        "chat_template": tokenizer.chat_template and chat.with_fixed_variables(tokenizer.get_chat_template()),
+        "chat_template": tokenizer.chat_template
+        and template_variables.with_fixed_variables(tokenizer.get_chat_template()),
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     return Vocabulary(fields, texts, list(eos_token_ids), add_bos, notes)

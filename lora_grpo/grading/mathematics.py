@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.grading.numbers import find_answers
+from lora_grpo.grading.answer_markers import find_answers
 from lora_grpo.grading.verdict import Verdict
 from lora_grpo.prompts import DEFAULT_STYLE, thoughts, write_completion
 from lora_grpo.workers import TooSlow, Worker

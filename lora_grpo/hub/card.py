@@ -25,7 +25,7 @@ from lora_grpo.files import markdown, markdown_table
 from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.models import model_files
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import template_variables
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS
 
@@ -68,7 +68,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     config, data = record.get("config", {}), record.get("data", {})
     names = [file.name for file in files]
     template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
-    chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
+    chat_variables = {name: value for name, value in template_variables.variables(template).items() if name in template}
     # The commands run the smallest file that was evaluated, or else the first. Ollama chooses a file by its type.
     # Source: https://huggingface.co/docs/hub/ollama
     evaluated = facts.ggufs.evaluations if facts.ggufs else {}

@@ -19,7 +19,7 @@ from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapt
 from lora_grpo.models.base_model import eos_token_ids
 from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
 from lora_grpo.models.target import run_of
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.runs import Run, read_record
 
 
@@ -85,7 +85,7 @@ def keep_start(run: Run, origin: Path | None) -> None:
 def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:
     """Set the chat template: that of the adapter that the run starts from, else `model.chat_template`, else the base's.
 
-    Returns the variables that are set in it. See `chat.set_variables`.
+    Returns the variables that are set in it. See `template_variables.set_variables`.
 
     Raises:
         UserError: `model.chat_template` is not that of the adapter, or does not fit the tokenizer.
@@ -94,8 +94,8 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, 
         tokenizer.chat_template = chat_templates(start).get("default", tokenizer.chat_template)
     if config.model.chat_template:
         _set_template(tokenizer, config.model, start)
-    given = chat.parse_kwargs(config.model.chat_template_kwargs)
-    return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens, quiet=quiet)
+    given = template_variables.parse_kwargs(config.model.chat_template_kwargs)
+    return template_variables.set_variables(tokenizer, given, config.sampling.max_completion_tokens, quiet=quiet)
 
 
 def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> None:
@@ -109,7 +109,7 @@ def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> Non
         similar = suggestion(name, known, otherwise="expected a Jinja file, or a name such as qwen2_5")
         raise UserError(f"{given} cannot be read ({first_line(error)}); {similar}") from None
     if start:
-        if chat.without_variables(tokenizer.chat_template or "") != template:
+        if template_variables.without_variables(tokenizer.chat_template or "") != template:
             raise UserError(f"{given} is not the template of the adapter in {start}; leave the flag out")
         return
     tokenizer.chat_template = template

@@ -3,7 +3,6 @@
 from typing import Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
 from lora_grpo.models.target import ModelSpec
 from lora_grpo.prompts import chat
@@ -32,25 +31,7 @@ def completion_ends(spec: ModelSpec, tokenizer: Any) -> list[int]:
     """
     ids = base_model.declared_ends(spec.base, tokenizer, spec.base_name)
     if spec.adapter and spec.run is None:
-        last = _last_special_token(tokenizer)
-        if last is not None:
-            ids = sorted({*ids, last})
+        last_token = chat.end_of_turn(tokenizer, add_generation_prompt=False)
+        if last_token:
+            ids = sorted({*ids, tokenizer.convert_tokens_to_ids(last_token)})
     return base_model.require_ends(ids, tokenizer, spec.base_name)
-
-
-def _last_special_token(tokenizer: Any) -> int | None:
-    """Return the special token right after the last answer of a conversation in the chat template; None without one.
-
-    In a conversation that goes on, another token may follow an answer: in gpt-oss, `<|end|>` also follows thoughts.
-    """
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\0"}]
-    try:
-        text = chat.render_example(tokenizer, messages, add_generation_prompt=False)
-    except UserError:  # a template that renders no answers ends none
-        return None
-    tail = text.partition("\0")[2]
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = tokenizer(tail, add_special_tokens=False)["input_ids"]
-    return next((token_id for token_id in ids if token_id in special), None)

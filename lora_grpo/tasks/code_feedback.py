@@ -21,14 +21,14 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row, Verdict, programs
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 from lora_grpo.tasks import mbpp
 from lora_grpo.tasks.task_file import TaskFile, task_of_module
 
 SCORES = (1.0, 0.9, 0.8)
 """The reward of a program that passes, by the number of its try."""
 MAX_TURNS = len(SCORES)
-SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["code"]
+SYSTEM_PROMPT = styles.SYSTEM_PROMPTS["code"]
 SECONDS_PER_CALL = 0  # the sandbox has its own limit
 
 _GRADED_WITH = {"question", "answer", "entry_point", "test", "prelude", "functions", "completion_prefix", "seconds"}

@@ -10,7 +10,7 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.grading import Row
 from lora_grpo.models import Policy, base_model
 from lora_grpo.progress import Progress
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SharedVllmSampler, VllmSampler
@@ -93,7 +93,8 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
     config = run.config
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in scorer.rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
-    arguments["chat_template_kwargs"] = chat.variables(policy.tokenizer.chat_template)  # Unsloth's trainer renders
+    # Unsloth's trainer renders the prompts itself.
+    arguments["chat_template_kwargs"] = template_variables.variables(policy.tokenizer.chat_template)
     unread = sorted(UNREAD_FIELDS & parse_grpo_overrides(config.grpo).keys()) if sampler.serves_training else []
     if unread:
         raise UserError(f"--grpo {unread[0]} has no effect: the built-in sampler does not read it; leave it out")

@@ -8,7 +8,7 @@ import pytest
 from lora_grpo.evaluation.measurement import split_gain
 from lora_grpo.evaluation.results import sampled
 from lora_grpo.grading import numbers
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 from lora_grpo.rollouts import Episode
 
 GOLD = 40
@@ -31,7 +31,7 @@ def graded(texts_by_problem, truncated=False):
 
 
 def formatted(number):
-    return chat.write_completion("I counted.", str(number))
+    return styles.write_completion("I counted.", str(number))
 
 
 def unformatted(number):

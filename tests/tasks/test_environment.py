@@ -10,8 +10,7 @@ from transformers.utils import get_json_schema
 from trl import chat_template_utils
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
-from lora_grpo.data import fit_data, load_data
-from lora_grpo.data.loading import gold_episodes
+from lora_grpo.data import fit_data, gold_episodes, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.grading import CheckError
 from lora_grpo.models import base_model

@@ -8,7 +8,7 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
 from lora_grpo.grading import mathematics
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, styles
 from lora_grpo.tasks import get_task
 
 TASK = get_task("math")
@@ -35,7 +35,7 @@ def test_references_pass_in_every_style(path, style):
         completion = TASK.gold(row)
         assert TASK.check(completion, row).passed
         answer = mathematics.final_answer(row)
-        assert chat.read_completion(completion, style)[1] == answer
+        assert styles.read_completion(completion, style)[1] == answer
     assert rows[0]["level"] == "Level 1" and "\\cdot" in TASK.gold(rows[0])
 
 
