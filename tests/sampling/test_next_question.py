@@ -61,7 +61,7 @@ def test_an_evaluation_grades_the_answer_and_not_that_of_the_invented_question(s
     for episode in episodes:
         assert (episode.truncated, episode.ended_by, episode.asked_next_question) == (False, "reply", True)
         assert sampler.tokenizer.decode(episode.token_ids) == f"{episode.text}Question:"
-        assert episode.from_model == [1] * len(episode.token_ids)
+        assert episode.loss_mask == [1] * len(episode.token_ids)
 
 
 def test_the_command_evaluates_a_base_model(folder, tmp_path):
