@@ -345,7 +345,7 @@ def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machi
     def complete(task):
         changed = replace(config, {"data": {"task": str(tmp_path / task)}})
         data = fit_data(load_data(changed), tokenizer, changed)
-        return complete_plan(draft_plan(changed, Invocation()), data.longest)
+        return complete_plan(draft_plan(changed, Invocation()), data.row_lengths)
 
     assert complete("fits.py")[1].estimate.fits
     message = rf"uses token {count}, but the model has embeddings of 0 to {count - 1} only"
