@@ -12,7 +12,7 @@ def load_split(data: DataConfig, split: str) -> list[Row]:
     task = get_task(task_name)
     columns = columns_of(data, split)
     if isinstance(task, Generator):
-        return task.load(split, source, data.options)
+        return task.load(split, source, options=data.options)
     if columns:
         return task.load(split, source, columns)
     return task.load(split, source)

@@ -5,6 +5,7 @@ from helpers.gguf_models import byte_level, published_template, qwen_tokenizer, 
 
 from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
+from lora_grpo.grading import mathematics, numbers
 from lora_grpo.grading.code_extraction import extract_program
 from lora_grpo.prompts import chat, thoughts
 from lora_grpo.prompts.chat import add_prompts
@@ -13,7 +14,7 @@ from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import REWARDS, strict_xml_format, think_answer_format
 from lora_grpo.rollouts import Episode
 from lora_grpo.sampling import Sampler, SamplingParams
-from lora_grpo.tasks import Session, get_task, grade_all, gsm8k, mathematics
+from lora_grpo.tasks import Session, get_task, grade_all
 
 HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
 FAMILIES = {
@@ -97,7 +98,7 @@ def test_an_answer_is_what_follows_the_thoughts(text, answer):
     ],
 )
 def test_math_is_graded_after_the_thoughts(text, passed, reason):
-    verdict = gsm8k.check(text, EIGHTEEN)
+    verdict = numbers.check(text, EIGHTEEN)
     assert (verdict.passed, verdict.reason) == (passed, reason)
     assert grade_all("gsm8k", [text], [EIGHTEEN]) == [verdict]
     assert grade_all("starter", [text], [EIGHTEEN]) == [verdict]
@@ -118,7 +119,7 @@ def test_the_other_rules_read_the_answer_too():
         ("<think>\n17</think>\n<answer>18</answer>", think, True, True),
         ("17</think>\n<answer>18</answer>", think, False, True),
     ):
-        rules = gsm8k.check(text, row).rules
+        rules = numbers.check(text, row).rules
         assert (rules["strict"], rules["flexible"]) == (strict, flexible), text
 
 
@@ -259,7 +260,7 @@ def test_sft_trains_one_thought_and_a_right_answer(name, style):
     trained = tokenizer.decode(episode.token_ids[:-1])
     assert episode.text == OPENS[name][1] + trained
     assert episode.text.count("<think>") == episode.text.count("</think>") <= 1
-    verdict = gsm8k.check(episode.text, row)
+    verdict = numbers.check(episode.text, row)
     is_in_format = (style, name) != ("think", "gptoss")  # whose answers follow the header of a channel
     assert verdict.passed and verdict.rules["flexible"] and verdict.rules["strict"] == is_in_format
     if style == "think":
@@ -321,7 +322,7 @@ def test_the_model_continues_a_last_message_of_its_own(name, prefill, ending, be
     [episode] = gold_episodes(tokenizer, [row])
     assert episode.text.startswith(begun) and episode.text.count("<think>") <= 1
     assert episode.prompt + tokenizer.decode(episode.token_ids[:-1]) == prompt.removesuffix(begun) + episode.text
-    assert gsm8k.check(episode.text, row).passed
+    assert numbers.check(episode.text, row).passed
 
 
 def test_a_base_model_continues_a_last_message_too():

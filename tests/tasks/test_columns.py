@@ -104,7 +104,7 @@ def test_instructions_keep_the_columns_of_their_file(tmp_path):
     written = {**WRITTEN, "prompt": "Say a.", "instruction_id_list": ["x"], "kwargs": [{"n": 1, "m": None}], "id": 4}
     written |= {"question": "another text", "answer": "a", "instructions": 1, "arguments": 2}
     (tmp_path / "data.jsonl").write_text(json.dumps(written) + "\n")
-    rows = instructions.load("ifeval", "train", str(tmp_path / "data.jsonl"))
+    rows = instructions.Instructions("ifeval").load("train", str(tmp_path / "data.jsonl"))
     (given,) = passed_to_rewards(rows, "ifeval")
     assert {column: given[column] for column in written} == written
     assert (rows[0]["id"], rows[0]["question"], rows[0]["instructions"]) == ("4", "Say a.", ["x"])

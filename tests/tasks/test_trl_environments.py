@@ -129,7 +129,7 @@ def form(request, tmp_path):
 def test_a_class_written_for_trl_runs_unchanged(form):
     path, calls, results, reward = form
     environment = get_task(path).environment
-    schemas = [get_json_schema(getattr(environment.kind(), calls[0][0]))]
+    schemas = [get_json_schema(getattr(environment.python_class(), calls[0][0]))]
     assert environment.schemas == schemas
     session = Session(environment, {"question": "Begin.", "secret": "crane"})
     for (name, arguments), result in zip(calls, results, strict=True):
