@@ -9,7 +9,7 @@ numbers.py           the strict, flexible, and robust rules
 answer_markers.py    finds the answer by its marker: `#### `, `\\boxed{}`, `<answer>`
 final_statements.py  finds the answer in prose: "The answer is 18."
 number_parsing.py    reads the number of an answer: `$1,000`, `18\\ \\text{cm}`
-Mathematics:
+Answers that are mathematics:
 mathematics.py       numbers, expressions, sets or intervals, compared by math-verify
 Programs:
 programs.py          runs programs against the unit tests of their rows

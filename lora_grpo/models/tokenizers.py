@@ -3,7 +3,7 @@
 from typing import Any
 
 from lora_grpo.config import ModelConfig
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.models.target import ModelSpec
 from lora_grpo.prompts import chat
 
@@ -14,14 +14,15 @@ def tokenizer_of(spec: ModelSpec) -> Any:
     tokenizer = base_model.load_tokenizer(settings)
     if spec.chat_templates:
         templates = dict(spec.chat_templates)
-        tokenizer.chat_template = templates["default"] if list(templates) == ["default"] else templates
+        has_only_default = list(templates) == ["default"]
+        tokenizer.chat_template = templates["default"] if has_only_default else templates
     return tokenizer
 
 
 def completion_ends(spec: ModelSpec, tokenizer: Any) -> list[int]:
     """Return the ids of all tokens that end a completion of a model, and set the tokenizer's padding token if needed.
 
-    Training here ends completions with the tokens of `base_model.eos_token_ids` and no others. An adapter from
+    Training here ends completions with the tokens of `stop_tokens.eos_token_ids` and no others. An adapter from
     elsewhere may have been trained to end with the last token of the chat template, even if neither its tokenizer nor
     its base declares that token: fine-tuned base models often have such settings.
 
@@ -29,9 +30,9 @@ def completion_ends(spec: ModelSpec, tokenizer: Any) -> list[int]:
         UserError: the base's generation config cannot be read, or declares what is not the id of a token.
         RunError: no token ends a completion.
     """
-    ids = base_model.declared_ends(spec.base, tokenizer, spec.base_name)
+    ids = stop_tokens.declared_ends(spec.base, tokenizer, spec.base_name)
     if spec.adapter and spec.run is None:
         last_token = chat.end_of_turn(tokenizer, add_generation_prompt=False)
         if last_token:
             ids = sorted({*ids, tokenizer.convert_tokens_to_ids(last_token)})
-    return base_model.require_ends(ids, tokenizer, spec.base_name)
+    return stop_tokens.require_ends(ids, tokenizer, spec.base_name)

@@ -124,7 +124,9 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
 def integer_answer(text: str) -> float:
     """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, or `#### `) contains only an integer."""
     answers = find_answers(text)
-    return bool(answers) and _INTEGER.fullmatch(answers[-1]) is not None
+    if not answers:
+        return False
+    return _INTEGER.fullmatch(answers[-1]) is not None
 
 
 @_for_each_answer

@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.memory.estimate import Step, memory_by_part, optimizer_bytes, weight_bytes
+from lora_grpo.memory.estimate import memory_by_part
+from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
+from lora_grpo.memory.step import Step
 from lora_grpo.models.base_model import attention_implementation
 from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
 
