@@ -23,8 +23,8 @@ from typing import Any
 import benchmark_step
 
 from lora_grpo import pipeline
+from lora_grpo.monitoring import LOGPROB_MISMATCH
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.training.completions import LOGPROB_MISMATCH
 
 RECIPE = str(benchmark_step.ROOT / "recipes" / "laptop_lora.py")
 FLAGS = ("--preset", "laptop", "--train.learning-rate", "1e-12", "--monitor.stop-on", "nan", *benchmark_step.FEW_ROWS)
@@ -55,16 +55,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side that are counted")
     arguments = parser.parse_args()
     mismatches: list[float] = []
-    make = pipeline.make_trainer
+    prepare = pipeline.prepare_training
 
-    def make_trainer(run: Any, policy: Any, rows: Any, sampler: Any, *others: Any) -> Any:
+    def prepare_training(run: Any, policy: Any, rows: Any, sampler: Any, *others: Any) -> Any:
         samplers = sampler, RoundedSampler(policy.model, policy.tokenizer, policy.eos_token_ids)
-        trainer = make(run, policy, rows, sampler, *others)
+        training = prepare(run, policy, rows, sampler, *others)
         layers = [module for module in policy.model.modules() if isinstance(module, Linear4bit)]
 
         class Turns(TrainerCallback):
             def on_train_begin(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
-                trainer.sampler = samplers[state.global_step % 2]
+                training.trainer.step_sampling.sampler = samplers[state.global_step % 2]
                 for layer in layers:
                     vars(layer).pop("forward", None)
                     if state.global_step % 2:
@@ -75,10 +75,10 @@ def main() -> None:
             def on_log(self, *args: Any, logs: Any = None, **kwargs: Any) -> None:
                 mismatches.extend([logs[LOGPROB_MISMATCH]] if LOGPROB_MISMATCH in logs else [])
 
-        trainer.add_callback(Turns)
-        return trainer
+        training.trainer.add_callback(Turns)
+        return training
 
-    pipeline.make_trainer = make_trainer
+    pipeline.prepare_training = prepare_training
     with tempfile.TemporaryDirectory() as folder:
         benchmark_step.measure_steps(Path(folder, "steps.jsonl"))
         sys.argv = [RECIPE, *FLAGS, "--lora.from", arguments.start, "--output-dir", f"{folder}/run"]

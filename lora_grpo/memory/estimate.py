@@ -304,7 +304,7 @@ def _activations(shape: Shape, step: Step, adapter: int) -> tuple[int, int]:
 def _logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (training/token_logprobs.py), by Unsloth and in SFT in
+    Logits are computed in tiles of tokens and vocabulary entries (loss/tiles.py), by Unsloth and in SFT in
     chunks of tokens.
     """
     width = 4 if step.on_cpu else 2
