@@ -12,11 +12,11 @@ from lora_grpo import distributed
 from lora_grpo.audit import audit
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import RECIPES, command, recipe_file
-from lora_grpo.config import Overrides, typed_grpo_overrides
+from lora_grpo.config import ConfigChanges, typed_grpo_overrides
 from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import Longest, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import dry_run, preview, show_settings
@@ -28,7 +28,7 @@ from lora_grpo.training import filter_by_difficulty, prepare_training, train
 
 
 def run_recipe(
-    recipe: str, description: str, presets: Mapping[str, Overrides], method: Literal["grpo", "sft"] = "grpo"
+    recipe: str, description: str, presets: Mapping[str, ConfigChanges], method: Literal["grpo", "sft"] = "grpo"
 ) -> NoReturn:
     """Run a recipe with the command line of this process, and exit with the exit code of the recipe.
 
@@ -51,7 +51,8 @@ def run_recipe(
             return show_plan(make_plan(config, invocation)[1])
         draft = draft_plan(config, invocation)
         config = draft.config
-        complete_plan(draft, Longest(rows=1, prompt=1, answered=1))  # refuse what never fits before it takes time
+        # Refuse what never fits before anything takes time.
+        complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
         if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
             typed_grpo_overrides(config.grpo)
         start_sandbox(config.data, config.sandbox, config.eval.also)
@@ -63,7 +64,7 @@ def run_recipe(
             run = open_run(config, invocation, recipe, data.record, entries)
         tokenizer = load_tokenizer(config, dry_run=invocation.dry_run, resumed=invocation.resume)
         data = fit_data(data, tokenizer, config)
-        config, plan = complete_plan(draft, data.longest)
+        config, plan = complete_plan(draft, data.row_lengths)
         if invocation.preview:
             return preview(config, data)
         print("\n".join(summary(plan)), file=sys.stderr)

@@ -33,7 +33,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
         if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
             print(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}", file=sys.stderr)
     if config.method == "sft" and gold:
-        print(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
+        print(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
     if gold is not None and config.method == "grpo":
         batch = scorer.score_episodes([gold])
         print("--- its rewards")

@@ -60,7 +60,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     answers = []
     for episode, value, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
         weighted = {name: None if each is None else weights[name] * each for name, each in value.items()}
-        answers.append(Answer(episode.text, sum(episode.from_model), episode.truncated, weighted, verdict))
+        answers.append(Answer(episode.text, sum(episode.loss_mask), episode.truncated, weighted, verdict))
     return [Group(row, tuple(answers[n * size : (n + 1) * size])) for n, row in enumerate(asked)]
 
 

@@ -306,7 +306,7 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     logprobs = []
     for episode in episodes:
         token_ids = episode.token_ids
-        mask = episode.from_model
+        mask = episode.loss_mask
         token_logprobs = episode.logprobs
         # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so
         # it gets an EOS token that is not trained on.

@@ -47,8 +47,8 @@ def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[i
     examples = []
     for episode in gold_episodes(sampler.tokenizer, rows, sampler.eos_token_ids):
         labels = [IGNORED] * len(episode.prompt_ids)
-        for token, is_from_model in zip(episode.token_ids, episode.from_model, strict=True):
-            labels.append(token if is_from_model else IGNORED)
+        for token, has_loss in zip(episode.token_ids, episode.loss_mask, strict=True):
+            labels.append(token if has_loss else IGNORED)
         examples.append({"input_ids": episode.prompt_ids + episode.token_ids, "labels": labels})
     return examples
 
