@@ -9,7 +9,8 @@ prompts of a group               ──► read once    ├──► backbone �
 padding                          ──► not read     ┘
 
 exact_pass.py      ExactLossPass: the order of the steps below, and what to do if one of them is not possible
-zero_variance.py   which completions have no gradient, because the rewards of their group are equal
+zero_variance.py   which completions have no gradient, because the rewards of their group have no variance
+micro_batch.py     the completions whose loss is computed, with values for those that are left out
 packing.py         layout of a packed micro-batch: the position of each token, and what it attends to
 attention.py       the attention of that layout, as an implementation for transformers
 shared_prompts.py  hooks that pack what the backbone reads, and the test that a model allows it

@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.errors import one_line
+from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
 from lora_grpo.loss.scoring import Score, Scored, Tiles
 from lora_grpo.loss.shared_prompts import packed_rows, why_not_packed
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, why_whole_logits
-from lora_grpo.loss.zero_variance import MicroBatch, rows_with_advantage
+from lora_grpo.loss.zero_variance import rows_with_advantage
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class ExactLossPass:
     """Computes the logprobs that a trainer's loss needs. Loss and gradient are those of TRL's pass except for rounding.
 
-    1. Completions without an advantage are left out (`zero_variance.py`).
+    1. Completions of zero-variance groups have no advantage and are left out (`zero_variance.py`).
     2. The layers read each prompt once for its group, and no padding (`packing.py`, `shared_prompts.py`).
     3. Logits exist only in tiles (`tiles.py`).
 

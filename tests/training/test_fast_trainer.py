@@ -217,8 +217,8 @@ def train_both(folder, monkeypatch, **how):
     return outcomes
 
 
-def equal_groups(completions, **columns):
-    """Return rewards that are equal in every second group."""
+def zero_variance(completions, **columns):
+    """Return rewards whose variance is zero in every second group."""
     rewards = code_points(completions)
     return [1.0 if index // 4 % 2 else value for index, value in enumerate(rewards)]
 
@@ -229,11 +229,11 @@ CASES = {
     "grpo": {"settings": {"loss_type": "grpo"}},
     "dr_grpo, batch": {"settings": {"loss_type": "dr_grpo", "scale_rewards": "batch"}},
     "reference": {"settings": {"beta": 0.1}},
-    "equal groups": {"reward": equal_groups},
+    "zero variance": {"reward": zero_variance},
     "two iterations": {"settings": {"num_iterations": 2, "max_steps": 4}},
     "truncated": {"prompts": CHATS, "settings": {"mask_truncated_completions": True, "max_completion_length": 80}},
-    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": equal_groups},
-    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": equal_groups},
+    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": zero_variance},
+    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": zero_variance},
     "chat": {"prompts": CHATS},
     "full fine-tuning": {"peft_config": None, "settings": {"learning_rate": 1e-5}},
     "parts": {"settings": {"steps_per_generation": 1}},
@@ -251,13 +251,13 @@ def test_loss_and_gradient_are_those_of_trl(name, tmp_path, monkeypatch):
         assert ours.get("reward") == pytest.approx(theirs.get("reward"))
 
 
-def test_prompts_are_read_once_and_equal_groups_are_skipped(tmp_path, monkeypatch):
+def test_prompts_are_read_once_and_zero_variance_groups_are_skipped(tmp_path, monkeypatch):
     """Otherwise equal gradients prove nothing."""
     packed, kept = [], []
     pack, rows = exact_pass.packed_rows, exact_pass.rows_with_advantage
     monkeypatch.setattr(exact_pass, "packed_rows", lambda *a: packed.append(1) or pack(*a))
     monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda *a: kept.append(rows(*a)) or kept[-1])
-    trainer = build(FastGRPOTrainer, tmp_path, reward=equal_groups, settings={"max_steps": 1})
+    trainer = build(FastGRPOTrainer, tmp_path, reward=zero_variance, settings={"max_steps": 1})
     trainer.train()
     assert len(packed) == 2 and trainer.use_liger_kernel
     assert [None if each is None else len(each) for each in kept] == [None, 1]
