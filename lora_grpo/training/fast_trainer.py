@@ -161,7 +161,7 @@ class FastGRPOTrainer(GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Sample with this package's sampler. TRL's `generate` has no continuous batching and merges nothing."""
+        """Sample with this package's sampler, which is faster, or with TRL's code if it cannot."""
         completions = None
         if not self.fallback_reason and not self.sampler_failure:
             completions = self.step_sampling.sample(prompt_ids, num_generations, sampling_fallback_reason(self))
