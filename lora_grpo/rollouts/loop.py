@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lora_grpo.grading import Row
-from lora_grpo.prompts import chat, turns
+from lora_grpo.prompts import chat, plain_text, turns
 from lora_grpo.rollouts.episode import Episode
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 
@@ -26,7 +26,7 @@ def play(
     texts = [chat.render_row(sampler.tokenizer, row) for row in rows]
     prompts = sampler.encode(texts)
     group = params.num_samples
-    if rows and all(chat.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
+    if rows and all(plain_text.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
         params = replace(params, ends_at_next_question=True)
     form = turns.response_format(sampler.tokenizer) if rows and rows[0].get("tools") else None
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import plain_text, thoughts
 from lora_grpo.sampling import continuous_batching as batching
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ class Sampler:
             is_over = not part.truncated or len(ids) >= params.max_tokens
             [text] = thoughts.decode(self.tokenizer, [ids if part.truncated else ids[:-1]])
             if params.ends_at_next_question:
-                answer = chat.before_next_question(text)
+                answer = plain_text.before_next_question(text)
                 is_over = is_over or answer != text
                 before, line_break, line = answer.rpartition("\n")
-                if line_break and not is_over and chat.may_become_next_question(line):
+                if line_break and not is_over and plain_text.may_become_next_question(line):
                     answer = before
                 text = answer
             if is_over or not text.endswith("\ufffd"):  # the tokens end within a character
@@ -204,7 +204,7 @@ class Sampler:
 
     def _asks_next_question(self, token_ids: Sequence[int]) -> bool:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return chat.before_next_question(text) != text
+        return plain_text.before_next_question(text) != text
 
     @functools.cached_property
     def _colon_ids(self) -> list[int]:
@@ -308,13 +308,13 @@ def end_at_question(tokenizer: Any, sample: SampledTokens) -> SampledTokens:
     Its tokens include those of `Question:`. They are how the model has ended its answer, like an end-of-sequence token,
     so training counts their logprobs. Engines may sample more tokens; the result does not depend on how many.
     """
-    answer = chat.before_next_question(sample.text)
+    answer = plain_text.before_next_question(sample.text)
     if answer == sample.text:
         return sample
 
     def asks(length: int) -> bool:
         text = tokenizer.decode(sample.token_ids[:length], skip_special_tokens=True)
-        return chat.before_next_question(text) != text
+        return plain_text.before_next_question(text) != text
 
     # The fewest tokens that include `Question:`.
     length = bisect.bisect_left(range(len(sample.token_ids)), True, key=asks)

@@ -18,7 +18,7 @@ from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.memory import estimate
-from lora_grpo.models import ADAPTER_WEIGHTS, NOT_IN_VLLM, SELECTION, base_model, model_files, read_adapter
+from lora_grpo.models import ADAPTER_WEIGHTS, NOT_IN_VLLM, SELECTION, base_model, engines, model_files, read_adapter
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
 from lora_grpo.sampling.vllm_server import VllmServer
@@ -152,7 +152,7 @@ class VllmEngine:
         try:
             self._engine.add_lora(request)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            problem = f"vLLM cannot serve the adapter in {adapter}: {base_model.reason(error)}"
+            problem = f"vLLM cannot serve the adapter in {adapter}: {engines.reason(error)}"
             raise UserError(f"{problem}; select the transformers backend") from error
         if self._served is not None:
             self._engine.remove_lora(self._served.lora_int_id)
@@ -269,7 +269,7 @@ def start_engine(
             plain_copy(base_model.load_base(settings)).save_pretrained(unpacked.name)
             name, revision = unpacked.name, None
     else:
-        base_model.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
+        engines.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
         free, total = torch.cuda.mem_get_info()
         options |= {
             "gpu_memory_utilization": settings.gpu_memory_share or 0.85 * free / total,
@@ -289,7 +289,7 @@ def start_engine(
         os.environ.setdefault(key, value)
     # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
     logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
-    base_model.hide_flashinfer()
+    engines.hide_flashinfer()
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     try:
         from vllm.entrypoints import llm

@@ -11,7 +11,7 @@ from lora_grpo.grading import Row
 from lora_grpo.models import Policy, base_model
 from lora_grpo.monitoring import Alarms, Monitor, TimeBudget, Trackers, Validation
 from lora_grpo.progress import Progress
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler, SharedVllmSampler
@@ -124,7 +124,8 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
             )
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in scorer.rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
-    arguments["chat_template_kwargs"] = chat.variables(policy.tokenizer.chat_template)  # Unsloth's trainer renders
+    # Unsloth's trainer renders the prompts itself.
+    arguments["chat_template_kwargs"] = template_variables.variables(policy.tokenizer.chat_template)
     num_prompts = config.train.max_steps * config.train.prompts_per_step
     order = prompt_order(len(rows), num_prompts, config.seed)
     return RecipeTrainer(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lora_grpo.cli.arguments import parse
-from lora_grpo.data.loading import fit_data, load_data
+from lora_grpo.data import fit_data, load_data
 from lora_grpo.memory.plan import make_plan
 from lora_grpo.models.policy import load_policy
 from lora_grpo.prompts.chat import render_row

@@ -19,8 +19,10 @@ from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.loss.attention import ATTENTION, register_attention
 from lora_grpo.loss.packing import Packing, pack
-from lora_grpo.memory.estimate import Step, memory_by_part, optimizer_bytes, weight_bytes
+from lora_grpo.memory.estimate import memory_by_part
+from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
+from lora_grpo.memory.step import Step
 from lora_grpo.models.base_model import attention_implementation
 
 QWEN3_HALF = {

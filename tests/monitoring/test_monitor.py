@@ -7,7 +7,7 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import MIN_VALIDATION_ROWS, Invocation, RunConfig
-from lora_grpo.data.loading import split_validation
+from lora_grpo.data import split_validation
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import lock
 

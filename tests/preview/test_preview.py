@@ -12,7 +12,7 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.data.loading import load_data, sft_command
+from lora_grpo.data import load_data, sft_command
 from lora_grpo.errors import UserError
 from lora_grpo.grading.verdict import Verdict
 from lora_grpo.models.policy import load_policy, load_tokenizer

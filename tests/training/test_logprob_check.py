@@ -13,7 +13,7 @@ from helpers.sampling import sample
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.data.loading import load_data
+from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
 from lora_grpo.hardware import vllm_available
 from lora_grpo.models.policy import load_policy

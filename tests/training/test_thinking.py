@@ -22,8 +22,8 @@ from lora_grpo.models import load_policy
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.preview import dry_run
 from lora_grpo.preview.sample_groups import sample_groups
-from lora_grpo.prompts import chat
-from lora_grpo.prompts.chat import THINKING_TOKENS
+from lora_grpo.prompts import template_variables
+from lora_grpo.prompts.template_variables import THINKING_TOKENS
 from lora_grpo.runs import open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
 from lora_grpo.training import prepare_training, train
@@ -104,7 +104,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
         return compute(self, model, inputs)
 
     monkeypatch.setattr(type(trainer), "_compute_loss", recorded)
-    assert trainer.chat_template_kwargs == chat.variables(tokenizer.chat_template)
+    assert trainer.chat_template_kwargs == template_variables.variables(tokenizer.chat_template)
     by_trl = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
     run.begin(policy.record)
     encoded.take()
