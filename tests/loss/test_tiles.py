@@ -1,4 +1,4 @@
-"""Chunked logprobs: the same loss and gradients, without the full logits."""
+"""Logits in tiles: the same loss and gradients, without the full logits."""
 
 import pytest
 import torch

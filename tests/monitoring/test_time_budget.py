@@ -16,10 +16,10 @@ from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluation_run
 from lora_grpo.files import lock
+from lora_grpo.monitoring import TimeBudget, Validation
 from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import Run, open_run, read_run
-from lora_grpo.training.completions import StepMetrics, Validation
-from lora_grpo.training.time_budget import TimeBudget
+from lora_grpo.training import FastGRPOTrainer
 
 FORKS = Path(__file__).parents[1] / "helpers" / "rank_forks.py"
 RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_lora.py"
@@ -143,7 +143,7 @@ def clock():
         patched.setattr(owner, name, moved)
 
     with pytest.MonkeyPatch.context() as patched:
-        moves(patched, StepMetrics, "generate_rollouts", 10.0)
+        moves(patched, FastGRPOTrainer, "_generate", 10.0)
         moves(patched, Validation, "sample", 3.0)
         moves(patched, evaluation_run, "grade", 20.0)
         patched.setattr(Run, "clock", staticmethod(clock))

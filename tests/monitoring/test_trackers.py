@@ -26,7 +26,7 @@ def finish(run, trackers):
 
 def train_and_report(folder, name):
     kept = []
-    run, _ = run_tiny(folder, before=lambda trainer: kept.append(trainer.trackers), train={"report_to": (name,)})
+    run, _ = run_tiny(folder, before=lambda training: kept.append(training.trackers), train={"report_to": (name,)})
     finish(run, *kept)
     return run
 

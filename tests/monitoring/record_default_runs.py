@@ -1,6 +1,6 @@
 """Record the monitored metrics of real runs, for test_alarms.py.
 
-    python tests/training/record_default_runs.py RUN0 RUN1 ...
+    python tests/monitoring/record_default_runs.py RUN0 RUN1 ...
 
 The runs are those of `python recipes/gsm8k_lora.py --preset starter --seed N --output-dir RUN_N`.
 """

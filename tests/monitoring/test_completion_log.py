@@ -1,7 +1,7 @@
 """The log of completions."""
 
+from lora_grpo.monitoring.completion_log import completion_lines
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
-from lora_grpo.training.completions import completion_lines
 
 ROW = {"id": "t0", "question": "1 + 2?", "answer": "#### 3", "task": "gsm8k", "prompt": []}
 

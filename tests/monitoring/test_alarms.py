@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lora_grpo.training.alarms import LONG_WINDOW, WINDOW, Alarms
-from lora_grpo.training.completions import LOGPROB_MISMATCH as DRIFT
+from lora_grpo.monitoring.alarms import LONG_WINDOW, WINDOW, Alarms
+from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH as DRIFT
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"

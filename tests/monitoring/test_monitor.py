@@ -89,7 +89,7 @@ def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
 
 
 def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
-    blind = run_monitored(tmp_path / "blind", before=lambda trainer: setattr(trainer.monitor, "validation", None))
+    blind = run_monitored(tmp_path / "blind", before=lambda training: setattr(training.monitor, "validation", None))
     same = (blind.adapter / "adapter_model.safetensors").read_bytes()
     assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
@@ -97,17 +97,17 @@ def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 4])
 def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroken, tmp_path):
-    def kill(trainer):
+    def kill(training):
         # At an even step, the checkpoint is complete and the best adapter is not saved yet.
-        hook = "on_log" if step % 2 else "on_save"
-        call = getattr(trainer.monitor, hook)
+        method = "record_step" if step % 2 else "save_best"
+        call = getattr(training.monitor, method)
 
-        def killed(args, state, control, **kwargs):
-            if state.global_step == step:
+        def killed(*arguments):
+            if training.trainer.state.global_step == step:
                 raise KeyboardInterrupt
-            return call(args, state, control, **kwargs)
+            return call(*arguments)
 
-        setattr(trainer.monitor, hook, killed)
+        setattr(training.monitor, method, killed)
 
     with pytest.raises(KeyboardInterrupt):
         run_monitored(tmp_path / "run", before=kill)
@@ -181,7 +181,8 @@ def test_an_alarm_that_does_not_stop_is_printed_and_recorded_and_the_run_continu
 
 
 def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
-    def spoil(trainer):
+    def spoil(training):
+        trainer = training.trainer
         (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
         parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
 

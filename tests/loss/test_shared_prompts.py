@@ -10,21 +10,18 @@ from transformers import AutoConfig
 
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.models import base_model
-from lora_grpo.training import ChunkedLogProbs, SharedPrompts
-
-MIXINS = (SharedPrompts, ChunkedLogProbs)
 
 
 @contextlib.contextmanager
 def padded(trainer):
-    trainer.why_padded = "for comparison"
+    trainer.loss_pass.packing_disabled_reason = "for comparison"
     yield
-    trainer.why_padded = ""
+    trainer.loss_pass.packing_disabled_reason = ""
 
 
 def both(trainer, inputs):
     """Return loss, gradients and metrics of the packed pass, and those of the padded pass."""
-    assert trainer.why_padded == ""
+    assert trainer.packing_disabled_reason == ""
     packed = loss_and_gradients(trainer, inputs)
     with padded(trainer):
         return packed, loss_and_gradients(trainer, inputs)
@@ -53,7 +50,7 @@ GROUPS = [[2, 2], [3, 1, 4], [16], [1, 16, 7], [1], [8, 8, 8, 8]]
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_logprobs_and_gradients_are_those_of_padded_rows(family, tied, groups, tmp_path):
     model = with_adapter(random_model(family, tie_word_embeddings=tied, num_key_value_heads=1))
-    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(model, tmp_path, max_completion_length=12)
     inputs = micro_batch(groups)
     (loss, gradients, metrics), (padded_loss, padded_gradients, padded_metrics) = both(trainer, inputs)
     assert loss == pytest.approx(padded_loss, rel=1e-5, abs=1e-6)
@@ -66,7 +63,7 @@ def test_logprobs_and_gradients_are_those_of_padded_rows(family, tied, groups, t
 
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_dropout": 0.0, "modules_to_save": ["embed_tokens"]}])
 def test_other_adapters(settings, tmp_path):
-    trainer = make_trainer(with_adapter(random_model(), **settings), tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(with_adapter(random_model(), **settings), tmp_path, max_completion_length=12)
     (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4]))
     assert distance(gradients, padded_gradients) < 1e-5
 
@@ -74,15 +71,15 @@ def test_other_adapters(settings, tmp_path):
 def test_an_adapter_on_the_head(tmp_path):
     """The model is called for its logits, and calls its backbone itself."""
     model = with_adapter(random_model("llama", tie_word_embeddings=False), ["q_proj", "lm_head"])
-    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(model, tmp_path, max_completion_length=12)
     (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4]))
     assert distance(gradients, padded_gradients) < 1e-5
 
 
 def test_a_router_loss_needs_padded_rows(tmp_path):
     model = with_adapter(random_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
-    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12, router_aux_loss_coef=0.01)
-    assert "router" in trainer.why_padded
+    trainer = make_trainer(model, tmp_path, max_completion_length=12, router_aux_loss_coef=0.01)
+    assert "router" in trainer.packing_disabled_reason
     read, inputs = tokens_read(trainer), micro_batch([4, 4])
     assert loss_and_gradients(trainer, inputs)[2]["aux_loss"] > 0
     assert read == [inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
@@ -91,7 +88,7 @@ def test_a_router_loss_needs_padded_rows(tmp_path):
 def test_nf4(tmp_path):
     model = with_adapter(base_model.load_base(ModelConfig(bits=4)))
     base_model.keep_frozen(model)
-    trainer = make_trainer(model, tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(model, tmp_path, max_completion_length=12)
     (_, gradients, _), (_, padded_gradients, _) = both(trainer, micro_batch([4, 4, 2]))
     assert distance(gradients, padded_gradients) < 1e-5
 
@@ -104,7 +101,6 @@ def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
         trainer = make_trainer(
             with_adapter(random_model()),
             tmp_path,
-            MIXINS,
             max_completion_length=12,
             gradient_checkpointing=checkpointing,
             gradient_checkpointing_kwargs={"use_reentrant": reentrant},
@@ -117,7 +113,7 @@ def test_gradient_checkpointing_recomputes_the_same(reentrant, tmp_path):
 
 
 def test_completions_without_tokens(tmp_path):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     inputs = micro_batch([2, 2])
     inputs["completion_mask"][1] = 0  # a truncated one that is masked
     inputs["completion_mask"][2:, 1:] = 0  # a single token, predicted from the prompt
@@ -129,7 +125,7 @@ def test_completions_without_tokens(tmp_path):
 
 
 def test_the_layers_read_every_distinct_token_once(tmp_path):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, MIXINS, max_completion_length=12)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     read, inputs = tokens_read(trainer), micro_batch([4, 4])
     both(trainer, inputs)
     prompts = inputs["prompt_mask"][[0, 4]].sum()
@@ -147,7 +143,7 @@ def reason(config, folder, longest_row):
     with torch.no_grad():  # norms and biases too differ from the ones and zeros they start with
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    return make_trainer(with_adapter(model), folder, MIXINS, longest_row).why_padded
+    return make_trainer(with_adapter(model), folder, longest_row).packing_disabled_reason
 
 
 PADDED = {"falcon": "logprobs", "gemma2": "eager", "gpt_oss": "eager", "nemotron": "logprobs", "stablelm": "logprobs"}
@@ -175,7 +171,7 @@ def test_a_model_that_does_not_pass_the_packing_on_is_padded(dtype, tmp_path, ca
     for layer in model.model.layers:
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *a, packing=None, forward=forward, **k: forward(*a, **k)
-    trainer = make_trainer(with_adapter(model), tmp_path, MIXINS)
-    assert trainer.why_padded
+    trainer = make_trainer(with_adapter(model), tmp_path)
+    assert trainer.packing_disabled_reason
     assert model.config._attn_implementation == "sdpa"
-    assert trainer.why_padded in capsys.readouterr().err
+    assert trainer.packing_disabled_reason in capsys.readouterr().err
