@@ -14,7 +14,8 @@ from lora_grpo.prompts.chat import render
 from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, select_tokens
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.token_selection import select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]

@@ -14,9 +14,12 @@ from lora_grpo.hardware import vllm_available
 from lora_grpo.models import base_model, engines
 from lora_grpo.prompts.chat import add_prompts, render_row
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import SamplingParams
+from lora_grpo.sampling.token_selection import completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
+from lora_grpo.sampling.vllm_engine import start_engine
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
