@@ -23,7 +23,7 @@ from typing import Any
 
 from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model
+from lora_grpo.models import engines
 
 SCRIPTS = {
     "Latin": (0x61, 0x17F),
@@ -146,5 +146,5 @@ def make_texts(number: int, special: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    base_model.silence_libraries()
+    engines.silence_libraries()
     sys.exit(run_command(main))

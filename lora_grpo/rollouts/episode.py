@@ -52,7 +52,7 @@ class Episode:
     truncated: bool = False
     """Whether the last turn was cut."""
     asked_next_question: bool = False
-    """Whether the last turn ended at the next `Question:` of a plain prompt; see `chat.before_next_question`."""
+    """Whether the last turn ended at the next `Question:` of a plain prompt; see `plain_text.before_next_question`."""
     verdict: Verdict | None = None
     """The environment's grade, when the episode is over. See `grade`."""
     session: Session | None = None

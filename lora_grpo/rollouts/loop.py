@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lora_grpo.grading import Row
-from lora_grpo.prompts import chat, turns
+from lora_grpo.prompts import chat, plain_text, turns
 from lora_grpo.rollouts.episode import Episode
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 
@@ -29,7 +29,7 @@ def play(
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
     prompt_ids = sampler.encode(prompts)
     tool_call_format = turns.response_format(sampler.tokenizer) if rows[0].get("tools") else None
-    if all(chat.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
+    if all(plain_text.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
         params = replace(params, ends_at_next_question=True)
 
     def new_group(index: int) -> list[Episode]:

@@ -11,7 +11,16 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import Row
 from lora_grpo.hardware import driver_problem, nvidia_gpus, uses_vllm, vllm_available
 from lora_grpo.memory import estimate
-from lora_grpo.models import TRAINABLE, ModelSpec, Policy, base_model, completion_ends, load_adapter, tokenizer_of
+from lora_grpo.models import (
+    TRAINABLE,
+    ModelSpec,
+    Policy,
+    base_model,
+    completion_ends,
+    engines,
+    load_adapter,
+    tokenizer_of,
+)
 from lora_grpo.prompts import chat, turns
 from lora_grpo.sampling.gguf_model import GgufModel
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge, plain_copy, use_grouped_attention
@@ -47,7 +56,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
         return VllmServer(
             config.sampling.server_url, config.sampling.server_folder, max_sequence_tokens=max_sequence_tokens
         )
-    with base_model.starting("vLLM", instead="--sampling.backend transformers"):
+    with engines.starting("vLLM", instead="--sampling.backend transformers"):
         return start_engine(
             config.model,
             rank=estimate.reserved_rank(config.lora.rank),
@@ -105,12 +114,12 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
         sequence_tokens: maximum length of a prompt plus its completion, from `check_context`.
         seed: of the random generators of the libraries.
     """
-    base_model.prepare_torch(seed)
+    engines.prepare_torch(seed)
     eos_token_ids = completion_ends(target, tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
     if backend == "vllm":
-        with base_model.starting("vLLM", instead="--backend transformers"):
+        with engines.starting("vLLM", instead="--backend transformers"):
             rank = served_rank(target.adapter) if target.adapter else None
             engine = start_engine(target.base, rank=rank, max_sequence_tokens=sequence_tokens, seed=seed)
         return VllmSampler(engine, tokenizer, eos_token_ids, adapter=target.adapter)

@@ -125,7 +125,7 @@ def use_grouped_attention(model: Any) -> Any:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    # `shared_prompts` (training/packing.py) is sdpa here. A copy that is made after the trainer has this setting.
+    # `shared_prompts` (loss/attention.py) is sdpa here. A copy that is made after the trainer has this setting.
     if model._supports_attention_backend and model.config._attn_implementation in ("sdpa", "shared_prompts"):
         AttentionInterface.register("lora_grpo_grouped", _attend)
         AttentionMaskInterface.register("lora_grpo_grouped", sdpa_mask)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import plain_text, thoughts
 from lora_grpo.sampling import batch_memory, growing_cache
 from lora_grpo.sampling import continuous_batching as batching
 from lora_grpo.sampling.samples import (
@@ -148,11 +148,11 @@ class Sampler:
             text_ids = token_ids if part.truncated else token_ids[:-1]
             [text] = thoughts.decode(self.tokenizer, [text_ids])
             if params.ends_at_next_question:
-                answer = chat.before_next_question(text)
+                answer = plain_text.before_next_question(text)
                 is_over = is_over or answer != text
                 # Hold back a line that may become the next question.
                 earlier_lines, line_break, last_line = answer.rpartition("\n")
-                if line_break and not is_over and chat.may_become_next_question(last_line):
+                if line_break and not is_over and plain_text.may_become_next_question(last_line):
                     answer = earlier_lines
                 text = answer
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_grpo.config import SamplingConfig
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import plain_text
 
 Prompts = Sequence[str] | Sequence[list[int]]
 """B rendered prompts, or their token ids."""
@@ -79,7 +79,7 @@ def end_at_question(tokenizer: Any, sample: SampledTokens) -> SampledTokens:
     Its tokens include those of `Question:`. They are how the model has ended its answer, like an end-of-sequence token,
     so training counts their logprobs. Engines may sample more tokens; the result does not depend on how many.
     """
-    answer = chat.before_next_question(sample.text)
+    answer = plain_text.before_next_question(sample.text)
     if answer == sample.text:
         return sample
 
@@ -98,4 +98,4 @@ def end_at_question(tokenizer: Any, sample: SampledTokens) -> SampledTokens:
 def asks_next_question(tokenizer: Any, token_ids: Sequence[int]) -> bool:
     """Return whether tokens contain the next `Question:` of a plain prompt."""
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    return chat.before_next_question(text) != text
+    return plain_text.before_next_question(text) != text

@@ -15,7 +15,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import NOT_IN_VLLM, base_model, model_files
+from lora_grpo.models import NOT_IN_VLLM, base_model, engines, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.samples import Decoded
 
@@ -57,7 +57,7 @@ class VllmEngine:
         try:
             self._engine.add_lora(request)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            problem = f"vLLM cannot serve the adapter in {adapter}: {base_model.reason(error)}"
+            problem = f"vLLM cannot serve the adapter in {adapter}: {engines.reason(error)}"
             raise UserError(f"{problem}; select the transformers backend") from error
         if self._loaded_adapter is not None:
             self._engine.remove_lora(self._loaded_adapter.lora_int_id)
@@ -166,7 +166,7 @@ def start_engine(
         max_batch_size = min(max_batch_size or _CPU_BATCH_SIZE, _CPU_BATCH_SIZE)
         options = _cpu_options(max_sequence_tokens)
     else:
-        base_model.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
+        engines.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
         options = _gpu_options(settings, max_sequence_tokens, sleeps=sleeps)
     if max_batch_size:
         options["max_num_seqs"] = max_batch_size
@@ -179,7 +179,7 @@ def start_engine(
 
     # vLLM creates a process group with one process, which transformers reports as a misconfigured launch.
     logging.getLogger("transformers.training_args").addFilter(lambda record: "parallel_mode" not in record.msg)
-    base_model.hide_flashinfer()
+    engines.hide_flashinfer()
     variables = _SETTINGS | _CPU_SETTINGS if on_cpu else _SETTINGS
     for name, value in variables.items():
         os.environ.setdefault(name, value)

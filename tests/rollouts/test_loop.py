@@ -13,7 +13,7 @@ from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hardware import vllm_available
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.prompts import chat
 from lora_grpo.rollouts import fit_batch, play, play_all
 from lora_grpo.sampling import (
@@ -66,7 +66,7 @@ def starter_sampler():
     settings = ModelConfig(name=str(starter.model_path()), bits=16)
     tokenizer = base_model.load_tokenizer(settings)
     model = base_model.load_base(settings).eval()
-    eos = base_model.eos_token_ids(settings, tokenizer, "starter")
+    eos = stop_tokens.eos_token_ids(settings, tokenizer, "starter")
     return Sampler(model, tokenizer, eos)
 
 
