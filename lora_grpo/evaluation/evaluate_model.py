@@ -21,7 +21,7 @@ from lora_grpo.evaluation import results as result_files
 from lora_grpo.evaluation.joint import make_joint
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings, choose_settings
 from lora_grpo.evaluation.report import Graded, Protocol, Report, make_protocol, make_report, write_report
-from lora_grpo.evaluation.results import RESULTS, Request, digest, task_id
+from lora_grpo.evaluation.results import RESULTS, Request, digest, problem_id
 from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
@@ -211,7 +211,7 @@ class ModelSamples:
 
     @property
     def tasks(self) -> set[str]:
-        return {task_id(row) for row in self.data.eval}
+        return {problem_id(row) for row in self.data.eval}
 
     @property
     def min_samples(self) -> int:

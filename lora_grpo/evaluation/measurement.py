@@ -45,7 +45,7 @@ Counts = dict[str, tuple[int, int]]
 class Schema(BaseModel):
     """Part of report.json: strict types, finite numbers, unknown keys ignored."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
 
 class CurvePoint(Schema):
@@ -112,10 +112,11 @@ class Comparison(Schema):
         return f"{self.metric}: no significant difference, {change}; {power}"
 
 
-class TaskChange(Schema):
+class ProblemChange(Schema):
     """A task that one model solves in at least half of its samples and the other does not."""
 
-    task_id: str
+    problem_id: str = Field(validation_alias="task_id", serialization_alias="task_id")
+    """Its key in report.json is `task_id`, as in results.jsonl and in HumanEval's harness."""
     before: list[int]
     """Number of passed samples and number of samples."""
     after: list[int]
@@ -266,7 +267,9 @@ def compare(before: Sequence[Result], after: Sequence[Result], ks: Iterable[int]
     return table
 
 
-def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[list[TaskChange], list[TaskChange]]:
+def problem_changes(
+    before: Sequence[Result], after: Sequence[Result]
+) -> tuple[list[ProblemChange], list[ProblemChange]]:
     """Return the fixed and the regressed tasks, largest change first.
 
     A task is fixed if less than half of its samples passed before and at least half pass after. A regressed task is the
@@ -275,7 +278,7 @@ def task_changes(before: Sequence[Result], after: Sequence[Result]) -> tuple[lis
     second, changes = _main_counts(after), []
     for task, (total, passed) in _main_counts(before).items():
         total_after, passed_after = second[task]
-        change = TaskChange(task_id=task, before=[passed, total], after=[passed_after, total_after])
+        change = ProblemChange(problem_id=task, before=[passed, total], after=[passed_after, total_after])
         changes.append((passed / total, passed_after / total_after, change))
     changes.sort(key=lambda rates: abs(rates[1] - rates[0]), reverse=True)
     fixed = [change for rate, rate_after, change in changes if rate < 0.5 <= rate_after]

@@ -16,13 +16,13 @@ from lora_grpo.evaluation.measurement import (
     Comparison,
     Measurement,
     Part,
+    ProblemChange,
     Schema,
-    TaskChange,
     compare,
     measure,
     percent,
+    problem_changes,
     split_gain,
-    task_changes,
 )
 from lora_grpo.evaluation.results import Result
 from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable
@@ -78,8 +78,8 @@ class Report(Schema):
     baseline: Measurement | None
     table: list[Comparison]
     """Comparison of the baseline with the evaluated model, one row per score."""
-    fixed: list[TaskChange]
-    regressed: list[TaskChange]
+    fixed: list[ProblemChange]
+    regressed: list[ProblemChange]
     gain: list[Part] = Field(default_factory=list)
     """The difference in pass@1, the part from the answer format and the other; empty if they cannot be separated."""
 
@@ -166,7 +166,7 @@ class Report(Schema):
         sentences = [self.cost] if self.cost else []
         sentences += [*(row.verdict for row in self.table), *([FORMAT_NOTE] if self.gain else []), *self.guess]
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
-            names = ", ".join(change.task_id for change in changes)
+            names = ", ".join(change.problem_id for change in changes)
             sentences += [f"{len(changes)} {word}: {names}"] if changes else []
         lines += [f"- {markdown(sentence)}" for sentence in sentences]
         lines += ["", f"Protocol: `{printable(self.protocol.model_dump_json())}`"]
@@ -240,7 +240,7 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
     seed = evaluated.protocol.seed
     models = [model for model in (evaluated, baseline) if model]
     measured = [measure(model.label, model.results, model.source, ks, seed) for model in models]
-    fixed, regressed = task_changes(baseline.results, evaluated.results) if baseline else ([], [])
+    fixed, regressed = problem_changes(baseline.results, evaluated.results) if baseline else ([], [])
     return Report(
         protocol=evaluated.protocol,
         evaluated=measured[0],
@@ -254,7 +254,7 @@ def make_report(ks: Sequence[int], evaluated: Graded, baseline: Graded | None = 
 
 def write_report(folder: Path, report: Report) -> None:
     """Write report.json, with the scores of the evaluated model at the top level, and report.md."""
-    atomic.write_json(folder / REPORT, {**report.evaluated.scores, **report.model_dump()})
+    atomic.write_json(folder / REPORT, {**report.evaluated.scores, **report.model_dump(by_alias=True)})
     atomic.write_text(folder / "report.md", report.markdown())
 
 

@@ -80,7 +80,7 @@ def sampled(task: str, index: str | int, episode: Episode, verdict: Verdict) -> 
     completion = response = episode.text
     if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
         completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
-    result: Result = {"task_id": task_id(row), "sample_index": index, "completion": completion, **grades(verdict)}
+    result: Result = {"task_id": problem_id(row), "sample_index": index, "completion": completion, **grades(verdict)}
     if completion != response:
         result["response"] = response
     elif verdict.extracted is not None:
@@ -96,7 +96,7 @@ def is_greedy(result: Result) -> bool:
     return result.get("sample_index") == GREEDY
 
 
-def task_id(row: Mapping[str, Any]) -> str:
+def problem_id(row: Mapping[str, Any]) -> str:
     """Return a row's id as other harnesses spell it. For example, EvalPlus uses `Mbpp/11`."""
     name = str(row["id"])
     return f"Mbpp/{name.removeprefix('mbpp/')}" if name.startswith("mbpp/") else name

@@ -13,7 +13,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.evaluation.joint import ALSO, Joint, make_joint
 from lora_grpo.evaluation.measurement import counts_by_task
 from lora_grpo.evaluation.report import Graded, Report, make_protocol, make_report, write_report
-from lora_grpo.evaluation.results import GREEDY, Result, append, sampled, task_id
+from lora_grpo.evaluation.results import GREEDY, Result, append, problem_id, sampled
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row
 from lora_grpo.models import BASE, START, adapter_sha256
@@ -40,7 +40,7 @@ class _Unit:
 
     @property
     def keys(self) -> list[tuple[str, _Index]]:
-        return [(task_id(row), index) for row in self.rows for index in self.indices]
+        return [(problem_id(row), index) for row in self.rows for index in self.indices]
 
 
 def evaluate(
@@ -55,7 +55,7 @@ def evaluate(
     config = run.config
     run.evaluation.mkdir(exist_ok=True)
     if distributed.is_main():
-        kept = ({"task_id": task_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
+        kept = ({"task_id": problem_id(row), **{key: row.get(key) for key in ("question", "answer")}} for row in rows)
         atomic.write_text(run.evaluation / "rows.jsonl", json_files.dump_lines(kept))
     from_adapter = config.lora.from_ is not None
     title = START if name == BASE and from_adapter else name
@@ -114,7 +114,7 @@ def _also_path(run: Run, task: str, name: str) -> Path:
 def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
     """Return the number of passing samples of each row, without the greedy ones."""
     counts = counts_by_task(results, greedy=False)
-    return [counts[task_id(row)][1] for row in rows]
+    return [counts[problem_id(row)][1] for row in rows]
 
 
 def sample_and_grade(

@@ -26,7 +26,7 @@ from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
 from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
-from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, start, task_id
+from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, problem_id, start
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row, Verdict, programs
 from lora_grpo.tasks import CODE_TASKS, grade_all, mbpp, task_sha256, task_title
@@ -51,7 +51,7 @@ class SampleFile:
 
     @property
     def tasks(self) -> set[str]:
-        return {task_id(row) for _, row in self.samples}
+        return {problem_id(row) for _, row in self.samples}
 
     @property
     def min_samples(self) -> int:
@@ -78,7 +78,9 @@ class SampleFile:
             chunks = range(len(results), len(self.samples), _CHUNK)
             new = (_grade_chunk(self.task, self.samples[first : first + _CHUNK]) for first in chunks)
             results = append(path, results, new, len(self.samples), f"grading {self.task}")
-        results = [{**result, "task_id": task_id(row)} for (_, row), result in zip(self.samples, results, strict=True)]
+        results = [
+            {**result, "task_id": problem_id(row)} for (_, row), result in zip(self.samples, results, strict=True)
+        ]
         protocol = self.protocol.model_copy(update={"sandbox": environment.get("isolation")})
         return Graded(self.label, results, self.request, protocol)
 

@@ -26,7 +26,7 @@ from lora_grpo.hub.facts import Facts, own_dataset
 from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
 from lora_grpo.models import model_files
 from lora_grpo.prompts import chat
-from lora_grpo.runs import flat, system_prompt
+from lora_grpo.runs import flatten, system_prompt
 from lora_grpo.tasks import CODE_TASKS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     evaluated = facts.ggufs.evaluations if facts.ggufs else {}
     gguf = next(reversed(evaluated), next((name for name in names if name.endswith(".gguf")), ""))
     gguf_type = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
-    values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
+    values, is_sft = {**facts.adapter, **flatten(config)}, config.get("method") == "sft"
     settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
     is_code = data.get("task") in CODE_TASKS
     model_config = next((file.read() for file in files if file.name == "config.json"), b"")

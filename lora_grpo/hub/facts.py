@@ -188,7 +188,7 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
     texts: dict[str, str] = {}
     for key, name, passed in _EXAMPLE:
         for line in json_files.read_finished_lines(run / "evaluation" / f"{name}.jsonl"):
-            if str(line.get("task_id")) == report.fixed[0].task_id and line.get("passed") == passed:
+            if str(line.get("task_id")) == report.fixed[0].problem_id and line.get("passed") == passed:
                 texts.setdefault(key, str(line.get("question") or line.get("completion")))
     return texts if len(texts) == 3 else None
 

@@ -15,7 +15,7 @@ from lora_grpo.runs.reader import (
     Line,
     RunFiles,
     duration,
-    flat,
+    flatten,
     git_revision,
     now,
     read_metrics,

@@ -174,9 +174,9 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names, as used in flags and messages."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+        found.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
     return found

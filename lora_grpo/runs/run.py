@@ -16,7 +16,7 @@ from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.runs.checkpoints import newest_step
-from lora_grpo.runs.reader import Line, flat, git_revision, now, read_metrics, read_record, versions
+from lora_grpo.runs.reader import Line, flatten, git_revision, now, read_metrics, read_record, versions
 
 _ENTRIES = (
     *("adapter", "best", "checkpoints", "completions", "evaluation", "filter", "start", "validation"),
@@ -177,7 +177,7 @@ def check_settings(config: RunConfig) -> None:
             "spans the whole run; pass another --output-dir"
         )
     # A setting that did not exist when the run was started had its default.
-    before, after = flat(RunConfig().to_dict()) | flat(record["config"]), flat(config.to_dict())
+    before, after = flatten(RunConfig().to_dict()) | flatten(record["config"]), flatten(config.to_dict())
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         same = old == new
