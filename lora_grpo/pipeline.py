@@ -12,22 +12,23 @@ from lora_grpo import distributed
 from lora_grpo.audit import audit
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import RECIPES, command, recipe_file
-from lora_grpo.config import Overrides, typed_grpo_overrides
+from lora_grpo.config import ConfigChanges, typed_grpo_overrides
 from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import Longest, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
+from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import dry_run, preview, show_settings
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.tasks import CODE_TASKS, is_task_file
-from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
+from lora_grpo.training import filter_by_difficulty, prepare_training, train
 
 
 def run_recipe(
-    recipe: str, description: str, presets: Mapping[str, Overrides], method: Literal["grpo", "sft"] = "grpo"
+    recipe: str, description: str, presets: Mapping[str, ConfigChanges], method: Literal["grpo", "sft"] = "grpo"
 ) -> NoReturn:
     """Run a recipe with the command line of this process, and exit with the exit code of the recipe.
 
@@ -50,7 +51,8 @@ def run_recipe(
             return show_plan(make_plan(config, invocation)[1])
         draft = draft_plan(config, invocation)
         config = draft.config
-        complete_plan(draft, Longest(rows=1, prompt=1, answered=1))  # refuse what never fits before it takes time
+        # Refuse what never fits before anything takes time.
+        complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
         if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
             typed_grpo_overrides(config.grpo)
         start_sandbox(config.data, config.sandbox, config.eval.also)
@@ -62,7 +64,7 @@ def run_recipe(
             run = open_run(config, invocation, recipe, data.record, entries)
         tokenizer = load_tokenizer(config, dry_run=invocation.dry_run, resumed=invocation.resume)
         data = fit_data(data, tokenizer, config)
-        config, plan = complete_plan(draft, data.longest)
+        config, plan = complete_plan(draft, data.row_lengths)
         if invocation.preview:
             return preview(config, data)
         print("\n".join(summary(plan)), file=sys.stderr)
@@ -84,17 +86,17 @@ def train_and_evaluate(run: Run, data: Data) -> None:
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
     budget = TimeBudget(run)
-    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
+    training = prepare_training(run, policy, train_rows, sampler, validation_rows, budget)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
     before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
-    train(run, policy, trainer, rows)
+    train(training, rows)
     after = evaluate(run, sampler, data.eval, "trained", data.also)
     finish_run(run, before, after)
-    trainer.trackers.finish()
+    training.trackers.finish()
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from lora_grpo import distributed
 from lora_grpo.cli.validate import check, refuse_unnamed_code
 from lora_grpo.commands import recipe_file
-from lora_grpo.config import UNUSED_BY_SFT, Invocation, Overrides, RunConfig, check_fields, endless_steps, replace
+from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag, read_given
 from lora_grpo.hardware import choose_preset
@@ -42,7 +42,7 @@ def parse(
     *,
     recipe: str,
     description: str,
-    presets: Mapping[str, Overrides],
+    presets: Mapping[str, ConfigChanges],
     method: Literal["grpo", "sft"] = "grpo",
 ) -> tuple[RunConfig, Invocation]:
     """Read the command line of a recipe and return a checked configuration.
@@ -106,7 +106,7 @@ def parse(
     return config, how
 
 
-def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
+def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) -> dict[str, Any]:
     """Return the preset's value of each setting that the command line, a settings file or a start adapter changed."""
     preset = replace(RunConfig(method=config.method), presets[config.preset])
     preset = _with_defaults_of_task(preset, config.preset, config.data.task)
@@ -137,7 +137,9 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     return replace(config, {**limits, "train": {"micro_batch_size": size}})
 
 
-def _show_help(base: RunConfig, arguments: Sequence[str], description: str, presets: Mapping[str, Overrides]) -> None:
+def _show_help(
+    base: RunConfig, arguments: Sequence[str], description: str, presets: Mapping[str, ConfigChanges]
+) -> None:
     """Print the help, with the values of a preset as defaults, and exit."""
     asked = re.search(r"(?<=--preset[= ])\S+", " ".join(arguments))
     preset = asked[0] if asked and asked[0] in presets else next(iter(presets))

@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError, suggestion
 from lora_grpo.flags import Flag, convert
 from lora_grpo.sandbox import Settings as SandboxSettings
 
-Overrides = Mapping[str, Any]
+ConfigChanges = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
 
 STARTER = "starter"
@@ -27,16 +27,22 @@ STARTER = "starter"
 MIN_VALIDATION_ROWS = 16
 """Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
-_STEPS_PER_HOUR, _COMMON_MULTIPLE = 10_800, 840
-"""More steps than any model trains in an hour. Divisible by every `num_iterations` up to 8."""
+_STEPS_PER_HOUR = 10_800
+"""More steps than any model trains in an hour."""
+_COMMON_MULTIPLE = 840
+"""Divisible by every `num_iterations` up to 8."""
 
 UNUSED_BY_SFT = (
-    *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
+    "rewards",
+    "grpo",
+    "train.beta",
+    "train.completions_steps",
+    "sampling.num_generations",
     "data.filter_by_difficulty",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
 Temperature = Annotated[float, Field(gt=0, le=10)]
@@ -56,7 +62,7 @@ class ModelConfig:
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""
-    gpu_memory_share: Share | None = None
+    gpu_memory_share: Fraction | None = None
     """Fraction of the GPU's total memory for vLLM's weights and KV cache during training, above 0 and at most 1. None
     computes it from the completions of a step and the free memory."""
     trust_remote_code: bool = False
@@ -134,7 +140,7 @@ class SamplingConfig:
     """Maximum length of the model's turn in a conversation, in tokens. By default, what is left."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts and of the validation set."""
-    top_p: Share = 1.0
+    top_p: Fraction = 1.0
     """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
@@ -156,7 +162,7 @@ class TrainConfig:
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass; affects rounding only. By default, uses the largest
     size that fits in GPU memory, or at most 8 on a CPU."""
-    learning_rate: Share = 2e-5
+    learning_rate: Fraction = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"
     """Learning rate scheduler, by its name in transformers."""
@@ -189,7 +195,7 @@ AlarmName = Literal[
 @dataclass(frozen=True)
 class MonitorConfig:
     stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "policy_ratio", "collapse")
-    """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
+    """Alarms that end the run; the others print a warning. lora_grpo/monitoring/alarms.py defines each."""
     rows: NonNegativeInt = 64
     """Size of the validation set, which is split from the training rows: at least 16, and at most a tenth of the rows.
     0 disables validation."""
@@ -208,7 +214,7 @@ class EvalConfig:
     """Values of k in pass@k, each at most num_samples."""
     temperature: Temperature = 1.0
     """Sampling temperature. Greedy decoding is always evaluated as well."""
-    top_p: Share = 1.0
+    top_p: Fraction = 1.0
     """Nucleus sampling probability."""
     also: tuple[str, ...] = ()
     """Other tasks to evaluate greedily before and after training, to see what else changed, e.g. ifeval humaneval."""
@@ -253,7 +259,8 @@ class RunConfig:
     @property
     def step_limit(self) -> int | None:
         """`train.max_steps`, or None if only `hours` limits the number of steps."""
-        return None if self.hours and self.train.max_steps == endless_steps(self.hours) else self.train.max_steps
+        is_endless = self.hours is not None and self.train.max_steps == endless_steps(self.hours)
+        return None if is_endless else self.train.max_steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""
@@ -281,7 +288,8 @@ class Invocation:
 
 def endless_steps(hours: float) -> int:
     """Return a `train.max_steps` that no run reaches, for a run that only its hours limit."""
-    return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE
+    multiples = math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE)
+    return multiples * _COMMON_MULTIPLE
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -289,21 +297,23 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
 
 
-def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
+def replace(config: Any, changes: ConfigChanges, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
-    names = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
+    attributes = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
     values = {}
     for key, value in changes.items():
-        if key not in names:
-            known = [prefix + name for name in names]
-            hint = suggestion(f"{prefix}{key}", known, otherwise="the recipe's --help-all lists all")
-            raise UserError(f"unknown key {prefix}{key}; {hint}")
-        section = getattr(config, names[key])
+        name = f"{prefix}{key}"  # dotted, for messages
+        if key not in attributes:
+            known = [prefix + attribute for attribute in attributes]
+            hint = suggestion(name, known, otherwise="the recipe's --help-all lists all")
+            raise UserError(f"unknown key {name}; {hint}")
+        attribute = attributes[key]
+        section = getattr(config, attribute)
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
-                raise UserError(f"{prefix}{key} is {value!r}; expected a mapping of settings")
-            value = replace(section, value, f"{prefix}{key}.")
-        values[names[key]] = value
+                raise UserError(f"{name} is {value!r}; expected a mapping of settings")
+            value = replace(section, value, f"{name}.")
+        values[attribute] = value
     return dataclasses.replace(config, **values)
 
 

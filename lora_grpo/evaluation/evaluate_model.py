@@ -21,7 +21,7 @@ from lora_grpo.evaluation.results import RESULTS, digest
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import template_variables
 from lora_grpo.sampling import GgufModel, build, read_gguf
 
 Target = ModelSamples | SampleFile
@@ -172,7 +172,9 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[Target]:
     has_weights = any(isinstance(model, ModelSpec) for model in models)
     options.check_used(of_weights=has_weights, of_sampling=first_model is not None)
     if options.chat_template_kwargs and all(model is None or model.run for model in models):
-        raise UserError(f"{chat.KWARGS_FLAG} is for models without a run; leave it out to use those of its training")
+        raise UserError(
+            f"{template_variables.KWARGS_FLAG} is for models without a run; leave it out to use those of its training"
+        )
     settings = choose_settings(options, first_model.run if first_model else None)
     if first_model:
         start_sandbox(settings.data, options.sandbox)

@@ -20,7 +20,7 @@ from lora_grpo.evaluation.results import Request, problem_id
 from lora_grpo.evaluation.sample_rows import finished_samples, sample_and_grade
 from lora_grpo.grading import Row
 from lora_grpo.models import BASE, ModelSpec
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build
 from lora_grpo.tasks import CODE_TASKS
 
@@ -154,7 +154,7 @@ class Loader:
         else:
             tokenizer = build.load_tokenizer(model)
         if model.run is None:  # the template of a run's model has the variables of its training
-            chat.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
+            template_variables.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
         longest = max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self.rows)  # in tokens
         if isinstance(model, GgufModel):
             return file_sampler

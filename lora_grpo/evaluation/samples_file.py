@@ -40,7 +40,7 @@ from lora_grpo.evaluation.results import (
 )
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row, Verdict, programs
-from lora_grpo.tasks import CODE_TASKS, grade_all, mbpp, task_sha256, task_title
+from lora_grpo.tasks import CODE_TASKS, MBPP, grade_all, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
@@ -132,7 +132,11 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
     task = settings.task
     data = settings.data
     samples_of_all_splits = task == "mbpp"
-    rows = mbpp.read(data.eval, columns=columns_of(data, "eval")) if samples_of_all_splits else load_split(data, "eval")
+    rows = (
+        MBPP().load_all_splits(data.eval, columns_of(data, "eval"))
+        if samples_of_all_splits
+        else load_split(data, "eval")
+    )
     grading: dict[str, Any] = {}
     if task in CODE_TASKS:
         grading = asdict(options.sandbox)
