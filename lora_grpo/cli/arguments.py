@@ -19,7 +19,7 @@ from lora_grpo.flags import flag, read_given
 from lora_grpo.hardware import choose_preset
 from lora_grpo.models import check_model, with_start
 from lora_grpo.rewards import beside
-from lora_grpo.runs import check_resume, flat
+from lora_grpo.runs import check_resume, flatten
 from lora_grpo.tasks import TaskFile, get_task, is_task_file, task_title
 
 _MAIN_FLAGS = (
@@ -110,12 +110,12 @@ def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) ->
     """Return the preset's value of each setting that the command line, a settings file or a start adapter changed."""
     preset = replace(RunConfig(method=config.method), presets[config.preset])
     preset = _with_defaults_of_task(preset, config.preset, config.data.task)
-    values, names = flat(config.to_dict()), {"preset", "output_dir"}
+    values, names = flatten(config.to_dict()), {"preset", "output_dir"}
     if config.step_limit is None:
         names.add("train.max_steps")
     return {
         name: value
-        for name, value in flat(check_fields(preset).to_dict()).items()
+        for name, value in flatten(check_fields(preset).to_dict()).items()
         if name not in names and value != values[name]
     }
 
@@ -157,7 +157,7 @@ def _show_help(
 
 def _drop_unused(given: Mapping[str, Any], how: Invocation, files: Sequence[dict[str, Any]]) -> None:
     """Reject flags without effect on SFT. In a settings file they are dropped, because it may be from a GRPO run."""
-    useless = [flag(name) for name in UNUSED_BY_SFT if name in flat(dict(given))] + ["--preview"] * how.preview
+    useless = [flag(name) for name in UNUSED_BY_SFT if name in flatten(dict(given))] + ["--preview"] * how.preview
     if useless:
         raise UserError(f"{useless[0]} is for GRPO, and this recipe trains on reference answers; leave it out")
     for file in files:
