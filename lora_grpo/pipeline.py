@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.audit import audit
 from lora_grpo.cli import changed_settings, parse, run_command, user_files
 from lora_grpo.commands import RECIPES, command, recipe_file
@@ -65,7 +65,7 @@ def run_recipe(
         config, plan = complete_plan(draft, data.longest)
         if invocation.preview:
             return preview(config, data)
-        print("\n".join(summary(plan)), file=sys.stderr)
+        console.note("\n".join(summary(plan)))
         if invocation.dry_run:
             show_settings(config)
             return dry_run(config, data, tokenizer)
@@ -118,16 +118,16 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
     report.show()
     if change:
-        print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
+        console.result(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     else:
-        print(f"{metric}: none, because every reward returned None for every completion")
+        console.result(f"{metric}: none, because every reward returned None for every completion")
     if best := run.record.get("best"):
-        print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    print("", page, sep="\n")
+        console.result(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    console.result(f"\n{page}")
     for name, value in _next_steps(run, none_right=not any(result["passed"] for result in after)).items():
-        print(f"{name:9} {value}")
+        console.result(f"{name:9} {value}")
     if joint:
-        print()
+        console.result()
         joint.show("What else changed")
 
 

@@ -17,7 +17,7 @@ OUTSIDE = sorted(path for folder in ("recipes", "scripts") for path in (ROOT / f
 
 # A folder or module of the package may import from the lines above its own, and from nothing else.
 LINES = [
-    "commands errors starter",
+    "commands console errors starter",
     "asynchronous distributed progress flags workers",
     "files sandbox",
     "config",

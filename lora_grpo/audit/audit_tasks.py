@@ -1,6 +1,5 @@
 """Attacks the `check` or the `Environment` of a run's tasks, and reports what it wrongly accepts or rejects."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.audit import attacks, policies
 from lora_grpo.audit.attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
 from lora_grpo.audit.calls import Call, Outcome, run_calls
@@ -45,11 +45,11 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
         RunError: `quick` is not set and there are findings that the task file does not ignore.
     """
     failed: dict[str, str] = {}
-    stream = sys.stderr if quick else sys.stdout
+    tell = console.note if quick else console.result
     for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
         title = task_title(name)
         if name in CODE_TASKS and not quick:
-            print(f"audit of {title}: nothing to do; its rows are graded by unit tests")
+            console.result(f"audit of {title}: nothing to do; its rows are graded by unit tests")
         if name in CODE_TASKS or (quick and not is_task_file(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
@@ -57,18 +57,18 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
         if quick and GOLD in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
         for note in findings.notes:
-            print(f"{'warning: audit' if quick else 'note'}: {note}", file=stream)
+            tell(f"{'warning: audit' if quick else 'note'}: {note}")
         for problem in findings.problems.values():
-            print(f"{'warning: audit:' if quick else 'FOUND'} {problem}", file=stream)
+            tell(f"{'warning: audit:' if quick else 'FOUND'} {problem}")
         if findings.problems:
             failed[f"{title} ({', '.join(findings.problems)})"] = findings.grader
         else:
-            print(f"audit of {title}: passed; {findings.size}", file=stream)
+            tell(f"audit of {title}: passed; {findings.size}")
     if failed and not quick:
         fix = " and ".join(sorted({*failed.values()}))
         raise RunError(f"the audit found problems in {', '.join(failed)}; fix {fix}, or see docs/your-task.md")
     if failed:
-        print("warning: audit: a model may learn this instead of the task; see --audit", file=stream)
+        tell("warning: audit: a model may learn this instead of the task; see --audit")
 
 
 def find(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.cli.validate import resume_command
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
@@ -34,7 +34,7 @@ def run_command(main: Callable[[], None]) -> int:
     atexit.register(gc.freeze)  # otherwise garbage collection at exit scans all objects: 0.9 s with torch
     _handle_sigterm(_terminate)
     try:
-        with distributed.silence_other_processes():
+        with distributed.silence_other_processes(), console.listening(console.Terminal()):
             main()
             if not sys.stdout.closed:  # a task file may close it
                 sys.stdout.flush()

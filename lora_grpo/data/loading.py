@@ -3,13 +3,12 @@
 import hashlib
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.commands import command
 from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
@@ -65,7 +64,7 @@ class _SizedRow:
 def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[str] = ()) -> None:
     """Start the sandbox if grading these tasks, and others, requires running programs, and print its isolation."""
     if runs_programs(data, also):
-        print(f"sandbox: {sandbox.start(settings)}", file=sys.stderr)
+        console.note(f"sandbox: {sandbox.start(settings)}")
 
 
 def load_data(config: RunConfig) -> Data:
@@ -142,7 +141,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
         kept.setdefault(_columns(row) if is_task_file(name) else _question(row, name), row)
     if len(kept) < len(rows):
-        print(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)
+        console.note(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row")
     return list(kept.values())
 
 
@@ -188,7 +187,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     asked = {key for row in evaluation for key in _keys(row, data.evaluation_task, data)}
     left = [row for row in train if not asked & _keys(row, data.task, data)]
     if dropped := len(train) - len(left):
-        print(f"dropped {dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
+        console.note(f"dropped {dropped} training rows whose questions are in the evaluation set")
     # The starter's reference programs need no check, because the test suite runs them.
     benchmarks = [name for name in CODE_TASKS if name.startswith(("humaneval", "mbpp"))]
     train = solvable(left) if data.task in benchmarks else left
@@ -298,7 +297,7 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         if len(kept) < min(len(rows), config.train.prompts_per_step if split == "train" else 1):
             raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
         if len(kept) < len(rows):
-            print(f"dropped {dropped}", file=sys.stderr)
+            console.note(f"dropped {dropped}")
         return kept
 
     if "reset_text" in rows[0]:
@@ -373,7 +372,7 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
         if config.monitor.early_stopping:
             raise UserError(f"{message}; --monitor.early-stopping needs one: add rows or drop the flag")
         if config.monitor.rows:
-            print(f"{message}; no best adapter is kept", file=sys.stderr)
+            console.note(f"{message}; no best adapter is kept")
         return list(rows), []
     import numpy as np
 

@@ -7,13 +7,12 @@ import dataclasses
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lora_grpo import __version__, sandbox
+from lora_grpo import __version__, console, sandbox
 from lora_grpo.config import check_fields
 from lora_grpo.data import Data, fingerprint, load_evaluation_rows, start_sandbox
 from lora_grpo.errors import UserError
@@ -57,13 +56,13 @@ def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
         result_files.start(folder / RESULTS, joint_request, {})
         joint.write(folder)
         joint.show(f"{options.target}: {len(tasks)} tasks")
-        print(f"joint     {folder / 'report.md'}")
+        console.result(f"joint     {folder / 'report.md'}")
     for evaluation, report in zip(evaluations, reports, strict=True):
         if not is_joint:
             report.show()
         if report.evaluated.tasks < report.protocol.rows:
-            print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
-        print(f"results   {evaluation.folder / RESULTS}\nreport    {evaluation.folder / 'report.md'}")
+            console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
+        console.result(f"results   {evaluation.folder / RESULTS}\nreport    {evaluation.folder / 'report.md'}")
     return reports
 
 

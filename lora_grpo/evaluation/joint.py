@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, percent
 from lora_grpo.evaluation.pass_at_k import holm
 from lora_grpo.evaluation.report import REPORT, Report, Table, read_as, text_table
@@ -74,7 +75,7 @@ class Joint(Schema):
 
     def show(self, title: str) -> None:
         """Print the table below a title, and the statement."""
-        print("\n".join(map(printable, (title, *text_table(*self.table()), self.statement))))
+        console.result("\n".join(map(printable, (title, *text_table(*self.table()), self.statement))))
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.md to a folder."""

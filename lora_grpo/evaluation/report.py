@@ -1,6 +1,5 @@
 """The report of an evaluation: the schema of report.json, and tables for the terminal and for Markdown."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from lora_grpo import __version__
+from lora_grpo import __version__, console
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.measurement import (
@@ -183,7 +182,7 @@ class Report(Schema):
                 lines.append(f"% of {kind} samples: " + ", ".join(f"{name} {_cell(name, counts)}" for name in names))
             lines += self.guess
         lines += [self.cost] if self.cost else []
-        print("\n".join(map(printable, lines)))
+        console.result("\n".join(map(printable, lines)))
 
 
 @dataclass(frozen=True)
@@ -281,10 +280,10 @@ def read_reports(run: Path) -> dict[Path, Report]:
         try:
             report = read_report(path)
         except UserError as error:
-            print(f"{error}; it is left out", file=sys.stderr)
+            console.note(f"{error}; it is left out")
             continue
         if report and report.protocol.limit:
-            print(f"{path} has a report of {report.protocol.limit} rows (--limit); it is left out", file=sys.stderr)
+            console.note(f"{path} has a report of {report.protocol.limit} rows (--limit); it is left out")
         elif report and report.protocol.sampling:
             reports[path] = report
     return reports

@@ -7,12 +7,12 @@ may change; its results have their own file.
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Verdict
@@ -53,7 +53,7 @@ def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], tota
     """Append batches of new results to those kept in a file, and show the progress. Return all results."""
     results, passed = [*kept], sum(result["passed"] for result in kept)
     if kept:
-        print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
+        console.note(f"{path}: {len(kept)} of {total} samples are done")
     with contextlib.closing(Progress(total, title)) as progress:
         for batch in new:
             json_files.append_lines(path, batch)

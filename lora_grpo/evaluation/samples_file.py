@@ -14,14 +14,13 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
@@ -129,7 +128,7 @@ def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
         samples.append(({**line, "completion": text}, row))
     fenced = sum(re.search("^```", line["completion"], re.MULTILINE) is not None for line, _ in samples)
     if task in CODE_TASKS and fenced:
-        print(f"note: {fenced} of {len(samples)} completions have a code fence (```), a syntax error", file=sys.stderr)
+        console.note(f"note: {fenced} of {len(samples)} completions have a code fence (```), a syntax error")
     return samples
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from lora_grpo import console
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
@@ -62,12 +63,12 @@ def export(options: ExportOptions) -> None:
         if (folder / REPORT).is_file():  # for the card
             atomic.write_text(parent / REPORT, (folder / REPORT).read_text(encoding="utf-8"))
     for note in notes:
-        print(f"note: {note}")
+        console.result(f"note: {note}")
     for path in outputs.values():
-        print(f"{path}  {disk.size(path.stat().st_size)}")
+        console.result(f"{path}  {disk.size(path.stat().st_size)}")
     output = next(iter(outputs.values()))
     system = ["-sys", prompt] if prompt else []
-    print(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
+    console.result(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
-        print(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
+        console.result(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")

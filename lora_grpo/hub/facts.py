@@ -2,13 +2,12 @@
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
+from lora_grpo import console, starter
 from lora_grpo.commands import command
 from lora_grpo.config import STARTER
 from lora_grpo.errors import RunError, UserError, first_line
@@ -111,7 +110,7 @@ def gather(folder: Path, kind: str) -> Facts:
     is_best, own = run is not None and source.name == BEST, reports.get(run / "evaluation") if run else None
     if run and not evaluations:
         measure = command("evaluate", run, *(["--what", BEST] if is_best else []), "--compare", "base")
-        print(f"the card has no evaluation of {source}; to measure it: {measure}", file=sys.stderr)
+        console.note(f"the card has no evaluation of {source}; to measure it: {measure}")
     return Facts(
         kind=kind,
         base=_base(record.get("policy", {}), adapter, merge),
@@ -250,7 +249,7 @@ def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 - a card without a license is better than no push
         if isinstance(base, str):
             reason = token.scrub(first_line(error), get_token() or "")
-            print(f"note: the card has no license, because {base} was not read: {reason}", file=sys.stderr)
+            console.note(f"note: the card has no license, because {base} was not read: {reason}")
     names = ("license", "license_name", "license_link")
     found = {name: value for name in names if isinstance(value := getattr(data, name, None), str)}
     # The Hub rejects other license ids, such as "Apache 2.0".
@@ -265,7 +264,7 @@ def _vllm_rank(adapter: Path) -> int | None:
     try:
         return served_rank(adapter)
     except UserError as error:
-        print(f"the card does not mention vLLM: {error}", file=sys.stderr)
+        console.note(f"the card does not mention vLLM: {error}")
         return None
 
 
@@ -284,4 +283,4 @@ def _evaluations(
         if of_upload or (of_adapter and is_from_adapter):
             yield Evaluation(report, of_upload)
         else:
-            print(f"{path}/report.json measured other weights; it is left out", file=sys.stderr)
+            console.note(f"{path}/report.json measured other weights; it is left out")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lora_grpo import __version__
+from lora_grpo import __version__, console
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import disk
 from lora_grpo.flags import Flag
@@ -56,16 +56,16 @@ def push_to_hub(options: PushOptions) -> None:
         check_current(folder)
     files, skipped = prepare(folder, kind, options.repository)
     visibility = "public" if options.public else "private"
-    print(f"{folder} ({kind}) -> {options.repository} ({visibility})")
+    console.result(f"{folder} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
-        print(f"  {disk.size(file.size):>16}  {file.name}")
-    print(f"  {disk.size(sum(file.size for file in files)):>16}  total, {len(files)} files")
+        console.result(f"  {disk.size(file.size):>16}  {file.name}")
+    console.result(f"  {disk.size(sum(file.size for file in files)):>16}  total, {len(files)} files")
     if skipped:
-        print(f"not uploaded: {', '.join(skipped)}")
+        console.result(f"not uploaded: {', '.join(skipped)}")
     if options.dry_run:
-        print(f"dry run: nothing was sent\n\n{files[-1].read().decode()}", end="")
+        console.result(f"dry run: nothing was sent\n\n{files[-1].read().decode().removesuffix(chr(10))}")
     else:
-        print(f"\n{send(options.repository, kind, files, options.public)}")
+        console.result(f"\n{send(options.repository, kind, files, options.public)}")
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
@@ -101,7 +101,7 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         api.create_repo(repo_id, private=not public, exist_ok=True)
         old = stale(_existing_files(api, repo_id, kind, public), files, kind)
         if old:
-            print(f"deleting {', '.join(old)} of an earlier push; the repository's history keeps them")
+            console.result(f"deleting {', '.join(old)} of an earlier push; the repository's history keeps them")
         added = [CommitOperationAdd(file.name, file.content) for file in files]
         deleted = [CommitOperationDelete(name, is_folder=False) for name in old]
         api.create_commit(repo_id, [*added, *deleted], commit_message=f"Upload {kind} with lora_grpo")
@@ -118,7 +118,7 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
     if not info.private and not public:
         raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
     if info.private and public:
-        print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
+        console.note(f"{repo_id} is private and stays private; change that in its settings on the Hub")
     names = [sibling.rfilename for sibling in info.siblings or ()]
     # Loading a repository with both an adapter and a merged model would apply the adapter twice.
     other = {"adapter": "merged", "merged": "adapter"}.get(kind)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -180,17 +180,19 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
 def show_plan(plan: Plan) -> None:
     """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
     shape, fit = plan.shape, plan.fit
-    print(_line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else "")))
+    console.result(
+        _line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else ""))
+    )
     if shape and fit:
-        print(_engine(plan))
-        print("\n".join(_table(fit)))
+        console.result(_engine(plan))
+        console.result("\n".join(_table(fit)))
         declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
-        print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
-    print("\n".join(_settings(plan)))
+        console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
+    console.result("\n".join(_settings(plan)))
     other = plan.planner and plan.can_unquantize and plan.planner.choose(replace(plan.config, {"model": {"bits": 16}}))
     if other and other.fits:
-        print(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
-    print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
+        console.result(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
+    console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
     plan.check_disk()

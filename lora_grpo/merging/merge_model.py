@@ -4,13 +4,12 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lora_grpo import __version__
+from lora_grpo import __version__, console
 from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors
@@ -179,7 +178,7 @@ def _ends(target: ModelSpec) -> tuple[list[int], int | None]:
     try:
         return completion_ends(target, tokenizer), tokenizer.pad_token_id
     except RunError as error:
-        print(f"note: {error}; to end them, write eos_token_id into generation_config.json", file=sys.stderr)
+        console.note(f"note: {error}; to end them, write eos_token_id into generation_config.json")
         return [], None
 
 

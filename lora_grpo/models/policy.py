@@ -5,14 +5,13 @@ An adapter is saved in the folder format of PEFT, which vLLM and Unsloth also re
 
 import json
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.config import RunConfig, batch_shape, replace
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import atomic
@@ -97,10 +96,9 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
         model, tokenizer = _load_peft(local)
     variables = prepare_tokenizer(tokenizer, config, start)
     if not getattr(tokenizer, "chat_template", None):
-        print(
+        console.note(
             f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
-            "for chat prompts, pass an instruct model",
-            file=sys.stderr,
+            "for chat prompts, pass an instruct model"
         )
     base = model.get_base_model()
     if start:
@@ -112,11 +110,10 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     saved = model.peft_config["default"]
     saved.base_model_name_or_path, saved.revision = model_files.source(config.model.name), commit
     if (end := chat.end_of_turn(tokenizer)) and tokenizer.convert_tokens_to_ids(end) not in eos_token_ids:
-        print(
+        console.note(
             f"warning: the chat template of {config.model.name} ends an answer with {end}, which is not one of its EOS "
             f"tokens ({', '.join(map(tokenizer.decode, eos_token_ids))}), so completions may run to their maximum "
-            "length; correct eos_token_id in generation_config.json",
-            file=sys.stderr,
+            "length; correct eos_token_id in generation_config.json"
         )
     device = next(model.parameters()).device
     record = {

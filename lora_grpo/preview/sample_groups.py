@@ -1,10 +1,10 @@
 """`--preview`: samples a few groups from the base model, with the prompts of the first training steps."""
 
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.data import Data, prompt_order, split_validation
 from lora_grpo.errors import UserError
@@ -48,7 +48,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), sampler.tokenizer, rows)
     settings, size = config.sampling, config.sampling.num_generations
     asked = [rows[index] for index in order]
-    print(f"sampling {len(asked)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
+    console.note(f"sampling {len(asked)} prompts x {size} completions from {config.model.name}")
     params = SamplingParams.of(settings, size)
     per_step = config.train.prompts_per_step * size
     steps = [divmod(index, per_step) for index in range(len(asked) * size)]
@@ -110,7 +110,7 @@ def show(config: RunConfig, groups: Sequence[Group]) -> None:
         f"sample    {len(groups)} prompts x {found.size} completions of the {source}, 95% intervals in brackets; "
         "nothing was trained or written"
     )
-    print("\n".join(map(printable, lines)))
+    console.result("\n".join(map(printable, lines)))
 
 
 def _number(value: float | None) -> str:

@@ -3,10 +3,10 @@
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.prompts import thoughts
 
@@ -115,7 +115,7 @@ def set_variables(tokenizer: Any, given: Mapping[str, Any], max_tokens: int, *, 
             why = f"{limit}, and {THINKING_TOKENS} leave room for it; to change it: {KWARGS_FLAG} {_SWITCH}="
             why += json.dumps(not values[_SWITCH])
         if not quiet:
-            print(f"thinking: {'on' if values[_SWITCH] else 'off'}, because {why}", file=sys.stderr)
+            console.note(f"thinking: {'on' if values[_SWITCH] else 'off'}, because {why}")
     if values != before:
         lines = "".join(f"{{% set {name} = {name} | default({_literal(value)}) %}}\n" for name, value in values.items())
         tokenizer.chat_template = lines + body

@@ -1,11 +1,10 @@
 """Atomic training checkpoints: each is either complete or absent."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import RunError
 from lora_grpo.files import atomic, disk
 
@@ -62,7 +61,7 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
             damaged[path] = reason
             continue
         for newer, reason in damaged.items():
-            print(f"skipped damaged {newer}: {reason}", file=sys.stderr)
+            console.note(f"skipped damaged {newer}: {reason}")
             shutil.rmtree(newer)
         return path, step
     if damaged:

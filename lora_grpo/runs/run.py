@@ -4,13 +4,12 @@ import contextlib
 import os
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.commands import own_command
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError, suggestion
@@ -231,7 +230,7 @@ def open_run(
         record["resumed"] = [*record.get("resumed", []), now()]
     else:
         if invocation.resume:
-            print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
+            console.note(f"nothing to resume in {folder}: the run starts at step 0")
         record = {
             "lora_grpo_run": 1,
             "recipe": recipe,
@@ -292,7 +291,7 @@ def _check_files(
         if installed.get(name) != old
     ]
     if changed:
-        print(f"versions changed since the run began: {', '.join(changed)}", file=sys.stderr)
+        console.note(f"versions changed since the run began: {', '.join(changed)}")
 
 
 _opened: list[Run] = []

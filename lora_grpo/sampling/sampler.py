@@ -13,12 +13,12 @@ import functools
 import gc
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lora_grpo import console
 from lora_grpo.config import SamplingConfig
 from lora_grpo.errors import RunError
 from lora_grpo.prompts import chat, thoughts
@@ -237,7 +237,7 @@ class Sampler:
         gc.collect()
         torch.cuda.empty_cache()
         self.batch_size = tried // 2
-        print(f"out of memory with batch size {tried}; retrying with {self.batch_size}", file=sys.stderr)
+        console.note(f"out of memory with batch size {tried}; retrying with {self.batch_size}")
         return self._decode_in_memory(prompts, params, seeds)
 
     def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:

@@ -7,14 +7,13 @@ rows that select the best adapter or trigger early stopping must not also be use
 import contextlib
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row
 from lora_grpo.rewards import ScoredBatch, Scorer
@@ -131,10 +130,9 @@ class ScoredRollouts(StepMetrics):
             return
         step_values(self)["completions/ungraded_ratio"].append(count / len(is_ungraded))
         if distributed.is_main() and not self._has_reported_ungraded:
-            print(
+            console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
-                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics",
-                file=sys.stderr,
+                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"
             )
         self._has_reported_ungraded = True
 

@@ -17,6 +17,7 @@ from peft import LoraConfig
 from transformers import GenerationMixin
 from trl import GRPOConfig, GRPOTrainer
 
+from lora_grpo import console
 from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.errors import one_line
 from lora_grpo.models import TRAINABLE, Policy
@@ -200,7 +201,7 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
 
 
 def _report(what: str, reason: str) -> None:
-    print(f"{what} without this package, which takes longer: {reason}", file=sys.stderr)
+    console.warning(f"{what} without this package, which takes longer: {reason}")
 
 
 class RecipeTrainer(AtomicCheckpoints, ScoredRollouts, FastGRPOTrainer):

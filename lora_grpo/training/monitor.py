@@ -1,12 +1,11 @@
 """Monitor a training run: metrics, alarms, validation passes, the best adapter, early stopping."""
 
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import RunError
 from lora_grpo.models import save_adapter
 from lora_grpo.runs import Run, read_metrics
@@ -58,7 +57,7 @@ class Monitor:
                 lines = self.validation.sample(0, state)
             self._raise(self._update(0, lines))
         if self.run.record["policy"]["engine"] == "unsloth" and torch.cuda.is_available():
-            print("the first step compiles Unsloth's kernels and can take minutes", file=sys.stderr)
+            console.note("the first step compiles Unsloth's kernels and can take minutes")
         self.budget.begin_training()
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._unsaved = step > 0 and self._best.get("step") == step
@@ -114,7 +113,7 @@ class Monitor:
         elif self.settings.early_stopping and self._passes_since_best >= self.settings.early_stopping:
             self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
             control.should_save = control.should_training_stop = True
-            print(f"stopped early: no higher reward in {self._passes_since_best} validation passes", file=sys.stderr)
+            console.note(f"stopped early: no higher reward in {self._passes_since_best} validation passes")
 
     def _update(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
         """Update the alarms and the best step with a validation pass."""
@@ -123,10 +122,9 @@ class Monitor:
         accuracy = statistics.fmean(passed.values())
         if len(rewards) < len(lines) and not self._has_reported_ungraded:
             self._has_reported_ungraded = True
-            print(
+            console.note(
                 f"warning: every reward returned None for {len(lines) - len(rewards)} of {len(lines)} validation rows, "
-                "which the validation reward leaves out",
-                file=sys.stderr,
+                "which the validation reward leaves out"
             )
         if not rewards:  # the pass neither is the best nor counts as one that is not
             self._last = {"step": step, "accuracy": accuracy}
@@ -150,4 +148,4 @@ class Monitor:
                     f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops the run; to continue anyway: "
                     f"--resume {' '.join(['--monitor.stop-on', *others])})"
                 )
-            print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
+            console.note(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}")

@@ -3,13 +3,12 @@
 import resource
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
 from lora_grpo.models import Policy, load_adapter, save_adapter
@@ -33,7 +32,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
         load_adapter(policy.model, run.adapter)
         if run.stopped_early:
             message = f"stopped early after step {run.stopped_early}; --monitor.early-stopping 0 continues"
-            print(message, file=sys.stderr)
+            console.note(message)
         return
     if rows is not None:
         trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
@@ -41,7 +40,7 @@ def train(run: Run, policy: Policy, trainer: Any, rows: Sequence[Row] | None = N
     checkpoint, done = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints)) or (None, 0)
     _discard_after(run, done)
     if checkpoint:
-        print(f"resuming from {checkpoint}", file=sys.stderr)
+        console.note(f"resuming from {checkpoint}")
     if checkpoint and done in (max_steps, run.stopped_early, run.out_of_time):
         load_adapter(policy.model, checkpoint)  # killed after the last checkpoint, before the adapter was saved
     else:
@@ -72,7 +71,7 @@ class StopOnSignal:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = number
-        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
+        console.note("stopping after this step; a second signal stops immediately")
 
     def signal_number(self) -> int:
         """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""

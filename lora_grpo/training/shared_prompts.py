@@ -3,10 +3,10 @@
 import contextlib
 import itertools
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.models import base_model
 from lora_grpo.training.packing import ATTENTION, pack, register_attention
@@ -120,7 +120,7 @@ class SharedPrompts(TrlHooks):
     def _read_padded_rows(self, reason: str) -> None:
         """Compute all later losses from padded rows."""
         self.why_padded = reason
-        print(f"reading each prompt once per completion, which takes longer: {reason}", file=sys.stderr)
+        console.warning(f"reading each prompt once per completion, which takes longer: {reason}")
 
     @contextlib.contextmanager
     def _packed(self, width: int) -> Iterator[None]:

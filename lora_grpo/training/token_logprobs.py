@@ -1,9 +1,9 @@
 """Logprobs in less memory and time, for TRL's own trainer: in tiles, and without completions that have no gradient."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.models import base_model
 from lora_grpo.training.trl_compat import TrlHooks, chunked_and_whole, enable_chunked_logprobs
@@ -47,7 +47,7 @@ def why_whole(model: Any, compute: Callable[[Any], tuple[Any, Any]]) -> str:
 
 
 def _report_whole(reason: str) -> None:
-    print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
+    console.warning(f"computing logits of the whole vocabulary, which takes more memory: {reason}")
 
 
 class ChunkedLogProbs(TrlHooks):
