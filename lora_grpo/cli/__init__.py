@@ -7,7 +7,7 @@
 
 arguments.py   parses a recipe's command line: preset, then settings file, then flags
 validate.py    checks a configuration across fields, against packages and the environment, and for the code it names
-verbs.py       `lora-grpo` and its commands, which the scripts also run; their --help is in help.toml
+verbs.py       `lora-grpo` and its commands, which the scripts also run
 chat.py        `lora-grpo chat`: questions and answers, before and after training
 main.py        runs a command, sets the exit code, and closes an unfinished run
 """
