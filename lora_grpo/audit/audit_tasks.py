@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.data import Data
 from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.grading import Row
-from lora_grpo.tasks import CODE_TASKS, Task, TaskFile, get_task, is_task_file, task_title
+from lora_grpo.tasks import CODE_TASKS, Task, TaskFile, get_task, is_own_task, task_title
 
 QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call": 3.0, "seconds": 5.0}
 """The limits of the audit before a run."""
@@ -34,41 +34,63 @@ class Findings:
     """The numbers of attacks and rows."""
 
 
-def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
-    """Audit the tasks of a run and print the findings.
+def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findings]:
+    """Audit the tasks of a run, tell the findings, and return them by the name of the task.
 
     Args:
-        quick: take a few seconds, skip built-in tasks, and print warnings.
+        quick: take a few seconds, skip built-in tasks, and tell warnings.
 
     Raises:
         UserError: `quick` is set and `check` rejects the file's own reference answer.
-        RunError: `quick` is not set and there are findings that the task file does not ignore.
     """
-    failed: dict[str, str] = {}
-    tell = console.note if quick else console.result
+    found: dict[str, Findings] = {}
     for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
         title = task_title(name)
         if name in CODE_TASKS and not quick:
             console.result(f"audit of {title}: nothing to do; its rows are graded by unit tests")
-        if name in CODE_TASKS or (quick and not is_task_file(name)):
+        if name in CODE_TASKS or (quick and not is_own_task(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
         findings = find(name, rows, **(QUICK if quick else {}))
         if quick and GOLD in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
-        for note in findings.notes:
-            tell(f"{'warning: audit' if quick else 'note'}: {note}")
-        for problem in findings.problems.values():
-            tell(f"{'warning: audit:' if quick else 'FOUND'} {problem}")
-        if findings.problems:
-            failed[f"{title} ({', '.join(findings.problems)})"] = findings.grader
+        found[title] = findings
+        if quick:
+            _tell_before_run(title, findings)
         else:
-            tell(f"audit of {title}: passed; {findings.size}")
-    if failed and not quick:
-        fix = " and ".join(sorted({*failed.values()}))
-        raise RunError(f"the audit found problems in {', '.join(failed)}; fix {fix}, or see docs/your-task.md")
+            _tell(title, findings)
+    if quick and any(findings.problems for findings in found.values()):
+        console.note("warning: audit: a model may learn this instead of the task; see --audit")
+    return found
+
+
+def refuse_problems(found: Mapping[str, Findings]) -> None:
+    """Raise a RunError if an audit has found problems that the task file does not ignore."""
+    failed = {title: findings for title, findings in found.items() if findings.problems}
     if failed:
-        tell("warning: audit: a model may learn this instead of the task; see --audit")
+        graders = " and ".join(sorted({findings.grader for findings in failed.values()}))
+        tasks = ", ".join(f"{title} ({', '.join(findings.problems)})" for title, findings in failed.items())
+        raise RunError(f"the audit found problems in {tasks}; fix {graders}, or see docs/your-task.md")
+
+
+def _tell(title: str, findings: Findings) -> None:
+    """Tell the result of an audit."""
+    for note in findings.notes:
+        console.result(f"note: {note}")
+    for problem in findings.problems.values():
+        console.result(f"FOUND {problem}")
+    if not findings.problems:
+        console.result(f"audit of {title}: passed; {findings.size}")
+
+
+def _tell_before_run(title: str, findings: Findings) -> None:
+    """Tell the result of the quick audit before a run."""
+    for note in findings.notes:
+        console.note(f"warning: audit: {note}")
+    for problem in findings.problems.values():
+        console.note(f"warning: audit: {problem}")
+    if not findings.problems:
+        console.note(f"audit of {title}: passed; {findings.size}")
 
 
 def find(

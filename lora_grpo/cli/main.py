@@ -6,16 +6,19 @@ import gc
 import io
 import os
 import select
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from lora_grpo import console, distributed
-from lora_grpo.cli.validate import resume_command
+from lora_grpo.commands import to_start_again
+from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
 from lora_grpo.runs import Run, begun_run, close_run
+from lora_grpo.settings import named_code, resolved_path
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -97,6 +100,18 @@ def _end(error: BaseException) -> int | None:
         distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
+
+
+def resume_command(config: RunConfig) -> str:
+    """Return the command that resumes a run of this process. Code in the recipe's own file needs no flags."""
+    launcher = []
+    processes = distributed.world_size()
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    own_file = resolved_path(sys.argv[0])
+    flags = dict.fromkeys(code.flags for code in named_code(config) if code.key != own_file)
+    words = [word for flag_and_values in flags for word in flag_and_values]
+    return shlex.join([*to_start_again(launcher), *words, "--resume", "--output-dir", str(config.folder)])
 
 
 def _report(run: Run | None) -> None:

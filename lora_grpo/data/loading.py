@@ -22,7 +22,7 @@ from lora_grpo.tasks import (
     Generator,
     TaskFile,
     get_task,
-    is_task_file,
+    is_own_task,
     runs_programs,
     source_of_rows,
     sources,
@@ -139,7 +139,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
     kept: dict[str, Row] = {}
     for row in rows:
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        kept.setdefault(_columns(row) if is_task_file(name) else _question(row, name), row)
+        kept.setdefault(_columns(row) if is_own_task(name) else _question(row, name), row)
     if len(kept) < len(rows):
         console.note(f"dropped {len(rows) - len(kept)} of {len(rows)} {split} rows that repeat another row")
     return list(kept.values())

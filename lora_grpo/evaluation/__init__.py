@@ -20,9 +20,9 @@ joint.py         several tasks in one table, with p-values adjusted by Holm's me
 report.py        the schema of report.json; makes, reads, writes and prints reports
 """
 
-from lora_grpo.evaluation.evaluate_model import evaluate_and_report
+from lora_grpo.evaluation.evaluate_model import EvaluatedTask, evaluate_and_report, evaluate_tasks
 from lora_grpo.evaluation.joint import Joint, read_also
-from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, percent
+from lora_grpo.evaluation.measurement import FORMAT_NOTE, UNPARSED, Comparison, percent
 from lora_grpo.evaluation.options import EvaluateOptions
 from lora_grpo.evaluation.pass_at_k import bootstrap_interval, estimate_pass_at_k, mcnemar_exact, wilson_interval
 from lora_grpo.evaluation.report import Report, read_report, read_reports

@@ -31,8 +31,22 @@ from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build, read_gguf
 from lora_grpo.tasks import CODE_TASKS
 
 
+@dataclass(frozen=True)
+class EvaluatedTask:
+    """The evaluation of one task."""
+
+    folder: Path
+    """The folder with results.jsonl, report.json and report.md."""
+    report: Report
+
+
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
-    """Evaluate the targets given by the flags, write and print the report of each task, and return them.
+    """Return the report of each task; see `evaluate_tasks`."""
+    return [task.report for task in evaluate_tasks(options)]
+
+
+def evaluate_tasks(options: EvaluateOptions) -> list[EvaluatedTask]:
+    """Evaluate the targets given by the flags, write and tell the report of each task, and return them.
 
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.
@@ -49,7 +63,10 @@ def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
     folder = folder or evaluations[0].folder.parent / "joint" / digest(joint_request)
     if is_joint := several and bool(options.compare):
         result_files.check_folder(folder, joint_request)
-    reports = _run(evaluations)
+    try:
+        reports = _run(evaluations)
+    finally:
+        loader.close()
     if is_joint:
         joint = make_joint(reports)
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +80,7 @@ def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
         if report.evaluated.tasks < report.protocol.rows:
             console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
         console.result(f"results   {evaluation.folder / RESULTS}\nreport    {evaluation.folder / 'report.md'}")
-    return reports
+    return [EvaluatedTask(evaluation.folder, report) for evaluation, report in zip(evaluations, reports, strict=True)]
 
 
 class _Evaluation(NamedTuple):
@@ -164,6 +181,12 @@ class Loader:
         """The rows of each task. A loaded model has room for all of them."""
         self._model: ModelSpec | GgufModel | None = None
         self._sampler: Sampler | None = None
+
+    def close(self) -> None:
+        """Release the loaded model."""
+        if self._sampler:
+            self._sampler.close()
+            self._sampler = None
 
     def load(
         self, model: ModelSpec | GgufModel, rows: list[Row], settings: EvaluationSettings

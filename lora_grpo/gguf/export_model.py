@@ -41,8 +41,8 @@ class ExportOptions:
     """Folder of the files; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
 
 
-def export(options: ExportOptions) -> None:
-    """Export a run or a model, and print the path of each file and how to use it."""
+def export(options: ExportOptions) -> tuple[Path, ...]:
+    """Export a run or a model, and return the path of each file. Tells how to use them."""
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
@@ -72,3 +72,4 @@ def export(options: ExportOptions) -> None:
     if options.modelfile:
         name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         console.result(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
+    return tuple(outputs.values())

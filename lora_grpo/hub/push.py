@@ -39,8 +39,20 @@ class PushOptions:
     """List every file and print the model card; upload nothing."""
 
 
-def push_to_hub(options: PushOptions) -> None:
-    """Push a model with its card, or print what would be pushed.
+@dataclass(frozen=True)
+class PushedFiles:
+    """What was pushed, or would be with `dry_run`."""
+
+    url: str | None
+    """Address of the repository; None if nothing was sent."""
+    files: tuple[str, ...]
+    """Names of the files in the repository."""
+    card: str
+    """The model card."""
+
+
+def push_to_hub(options: PushOptions) -> PushedFiles:
+    """Push a model with its card, or tell what would be pushed.
 
     Raises:
         UserError: an argument, a file, or a permission is invalid. The repository is unchanged.
@@ -62,10 +74,14 @@ def push_to_hub(options: PushOptions) -> None:
     console.result(f"  {disk.size(sum(file.size for file in files)):>16}  total, {len(files)} files")
     if skipped:
         console.result(f"not uploaded: {', '.join(skipped)}")
+    card_text = files[-1].read().decode()
+    url = None
     if options.dry_run:
-        console.result(f"dry run: nothing was sent\n\n{files[-1].read().decode().removesuffix(chr(10))}")
+        console.result(f"dry run: nothing was sent\n\n{card_text.removesuffix(chr(10))}")
     else:
-        console.result(f"\n{send(options.repository, kind, files, options.public)}")
+        url = send(options.repository, kind, files, options.public)
+        console.result(f"\n{url}")
+    return PushedFiles(url, tuple(file.name for file in files), card_text)
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:

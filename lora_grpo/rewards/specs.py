@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import asynchronous
+from lora_grpo import asynchronous, python_objects
 from lora_grpo.errors import RunError, UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.grading import bound_names
@@ -111,7 +111,12 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
     rewards = []
     for spec in specs:
         file = Path(spec.file) if spec.file else None
-        if file:
+        if python_objects.is_name(spec.name):
+            label = python_objects.title(spec.name)
+            function = python_objects.find(spec.name)
+            if not callable(function) or not _takes_columns(function):
+                raise UserError(f"reward {label!r} is {function!r:.60}; expected a function (completions, **columns)")
+        elif file:
             label = spec.name.rpartition(":")[2]
             function = getattr(python_file.load(file, "a file with reward functions"), label, None)
             if not callable(function) or isinstance(function, type):
@@ -147,7 +152,9 @@ def _parse(item: str) -> RewardSpec:
     if not math.isfinite(weight):
         raise UserError(f"reward {item!r}: weight {text!r} is not a finite number; write {name}=1.0")
     spec = RewardSpec(name, weight)
-    if spec.file:
+    if python_objects.is_name(name):
+        python_objects.find(name)
+    elif spec.file:
         _check_file(Path(spec.file).expanduser(), name.rpartition(":")[2])
     else:
         _built_in(name)

@@ -24,4 +24,4 @@ from lora_grpo.runs.reader import (
     system_prompt,
     versions,
 )
-from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run
+from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, leave_run, open_run

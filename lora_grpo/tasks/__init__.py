@@ -32,10 +32,12 @@ from lora_grpo.tasks.environment import EnvironmentClass, Session
 from lora_grpo.tasks.reasoning_gym import Generator
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
+    MATH_TASKS,
     TASK_NAMES,
     Task,
     get_task,
     grade_all,
+    is_own_task,
     is_task_file,
     runs_programs,
     same_task,
@@ -44,4 +46,4 @@ from lora_grpo.tasks.registry import (
     task_title,
 )
 from lora_grpo.tasks.sources import read_rows
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.tasks.task_file import TaskFile, of_object

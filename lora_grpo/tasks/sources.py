@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import python_objects
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row
@@ -31,6 +32,8 @@ def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
 
 def is_on_hub(source: str) -> bool:
     """Return whether a source is a Hub dataset id. A source that looks like a path is never looked up on the Hub."""
+    if python_objects.is_name(source):
+        return False
     path = Path(source).expanduser()
     looks_like_path = source.startswith((".", "~", "/")) or path.suffix.lower() in _FILE_SUFFIXES
     return not looks_like_path and not path.exists()
@@ -64,7 +67,9 @@ def read(
         UserError: the source cannot be read, has no rows, or lacks a column.
     """
     path, suffix = Path(source).expanduser(), Path(source.lower().removesuffix(".gz")).suffix
-    if is_on_hub(source):
+    if python_objects.is_name(source):
+        records = _read_object(source)
+    elif is_on_hub(source):
         records = _read_hub(source, split, hub_config)
     elif suffix == ".parquet":
         records = _read_parquet(path)
@@ -103,6 +108,16 @@ def _read_csv(path: Path) -> list[tuple[str, Row]]:
             f'{path}:{reader.reader.line_num}: {error}; expected CSV, with " in a text written as ""'
         ) from None
     return rows
+
+
+def _read_object(name: str) -> list[tuple[str, Row]]:
+    """Return the rows of a list of dictionaries, or of a `datasets.Dataset`, that Python code has given."""
+    rows = python_objects.find(name)
+    rows = rows.to_list() if hasattr(rows, "to_list") else list(rows)
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"{name}: row {index} is {row!r:.60}; expected a dictionary")
+    return [(f"{name} row {index}", _plain(dict(row), f"{name} row {index}")) for index, row in enumerate(rows)]
 
 
 def _read_parquet(path: Path) -> list[tuple[str, Row]]:

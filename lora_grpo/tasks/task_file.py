@@ -57,7 +57,7 @@ class TaskFile:
     """The `Task` that a file defines, or a module of this package in the form of such a file."""
 
     path: Path
-    module: ModuleType
+    module: Any
     constants: Constants
 
     @functools.cached_property
@@ -251,7 +251,21 @@ def read(name: str) -> TaskFile:
     """
     path = Path(name).expanduser().resolve()
     expected = "a task file with load(split), and check(completion, row) or a class Environment"
-    module = python_file.load(path, expected)
+    return _checked(path, python_file.load(path, expected), expected)
+
+
+def of_object(name: str, value: Any) -> TaskFile:
+    """Return the task of a Python object with the functions and constants of a task file. A class is instantiated.
+
+    Raises:
+        UserError: the object lacks `load` or a grader, or a constant has the wrong type.
+    """
+    expected = "an object with load(split), and check(completion, row) or a class Environment"
+    return _checked(Path(name), value() if isinstance(value, type) else value, expected)
+
+
+def _checked(path: Path, module: Any, expected: str) -> TaskFile:
+    """Return the task of a module or an object, or raise UserError if it lacks something."""
     if not callable(getattr(module, "load", None)):
         raise UserError(f"{path} defines no function 'load'; expected {expected}")
     kind = getattr(module, "Environment", None)
@@ -260,12 +274,18 @@ def read(name: str) -> TaskFile:
     if callable(getattr(module, "check", None)) == (kind is not None):
         found = "both check and Environment" if kind else "neither check nor Environment"
         raise UserError(f"{path} defines {found}; expected {expected}")
+    if not isinstance(module, ModuleType):
+        return _with_constants(path, module)
     return of_module(path, module)
 
 
 @functools.cache
 def of_module(path: Path, module: ModuleType) -> TaskFile:
     """Return the task of a module with the functions of a task file, or raise UserError for a wrong constant."""
+    return _with_constants(path, module)
+
+
+def _with_constants(path: Path, module: Any) -> TaskFile:
     given = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
     try:
         return TaskFile(path, module, TypeAdapter(Constants).validate_python(given))

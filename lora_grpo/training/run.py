@@ -3,6 +3,7 @@
 import resource
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,10 @@ class StopOnSignal:
     caught = 0
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # Python handles signals nowhere else
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -7,12 +7,12 @@ import runpy
 import pytest
 from helpers.fresh_imports import RECIPES
 
-from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, check_fields, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import machine
 from lora_grpo.memory import GIB, KNOWN_MODELS, Shape
 from lora_grpo.memory.fit import USABLE_SHARE, Device, Planner, refusal
+from lora_grpo.settings import check
 
 
 def presets_of(recipe):
