@@ -25,7 +25,7 @@ from lora_grpo.files import disk
 from lora_grpo.flags import convert
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub import PushedFiles, PushOptions, push_to_hub
-from lora_grpo.memory import Plan
+from lora_grpo.memory import Plan, show_plan
 from lora_grpo.merging import MergeOptions, MergeReport
 from lora_grpo.merging import merge as merge_adapter
 from lora_grpo.merging import read_report as read_merge_report
@@ -260,12 +260,18 @@ def plan(
     rewards: Sequence[Reward] | None = None,
     progress: ProgressListener = None,
 ) -> Plan:
-    """Plan the memory and the work of a run. Loads neither weights nor data. See `train` for the arguments."""
+    """Plan the memory and the work of a run. Loads neither weights nor data. See `train` for the arguments.
+
+    Raises:
+        UserError: a setting is wrong, or the run does not fit this machine.
+    """
     objects = python_objects.Objects()
     with _call("plan", progress, objects):
         of_recipe, given = _recipe_and_settings(objects, task, config, recipe, method, rewards)
         invocation = Invocation(plan=True)
-        return plan_run(settle(given, invocation, of_recipe), invocation)
+        planned = plan_run(settle(given, invocation, of_recipe), invocation)
+        show_plan(planned)
+        return planned
 
 
 def preview(
