@@ -75,10 +75,12 @@ def _logging() -> Iterator[None]:
     finally:
         logging.disable(disabled)
         for name, logger in _loggers().items():
-            level, filters = before.get(name, (None, None))
-            if level is not None and filters is not None:
+            if name in before:
+                level, filters = before[name]
                 logger.setLevel(level)
                 logger.filters[:] = filters
+            elif logger.level >= logging.ERROR:  # silenced before its library was imported
+                logger.setLevel(logging.NOTSET)
 
 
 def _loggers() -> dict[str, logging.Logger]:
