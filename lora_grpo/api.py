@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from lora_grpo import commands, console, process_state, python_objects
 from lora_grpo.audit import Findings
-from lora_grpo.config import Invocation, Overrides, RunConfig, check_fields, replace
+from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
 from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
 from lora_grpo.files import disk
@@ -531,7 +531,7 @@ def _path(source: Source) -> str:
     return str(source)
 
 
-def _options(kind: type[Any], values: Overrides) -> Any:
+def _options(kind: type[Any], values: ConfigChanges) -> Any:
     """Return the options of a command, with the types and ranges of its flags."""
     names = kind.__dataclass_fields__
     for name in values:

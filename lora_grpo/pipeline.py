@@ -15,11 +15,11 @@ from lora_grpo import console, distributed
 from lora_grpo.audit import Findings, audit, refuse_problems
 from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
-from lora_grpo.config import Invocation, Overrides, RunConfig, typed_grpo_overrides
+from lora_grpo.config import ConfigChanges, Invocation, RunConfig, typed_grpo_overrides
 from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import Longest, Plan, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
@@ -31,7 +31,7 @@ from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, t
 
 
 def run_recipe(
-    recipe: str, description: str, presets: Mapping[str, Overrides], method: Literal["grpo", "sft"] = "grpo"
+    recipe: str, description: str, presets: Mapping[str, ConfigChanges], method: Literal["grpo", "sft"] = "grpo"
 ) -> NoReturn:
     """Run a recipe with the command line of this process, and exit with the exit code of the recipe.
 
@@ -96,7 +96,7 @@ def train_run(
     # Plan with the lengths of the rows.
     tokenizer = load_tokenizer(config, resumed=invocation.resume)
     data = fit_data(data, tokenizer, config)
-    config, plan = complete_plan(draft, data.longest)
+    config, plan = complete_plan(draft, data.row_lengths)
     console.note("\n".join(summary(plan)))
     plan.check_disk()
     run.resolve(config, plan.record())
@@ -124,7 +124,7 @@ def preview_run(config: RunConfig, invocation: Invocation) -> Preview:
     data = load_data(draft.config)
     tokenizer = load_tokenizer(draft.config)
     data = fit_data(data, tokenizer, draft.config)
-    config, _ = complete_plan(draft, data.longest)
+    config, _ = complete_plan(draft, data.row_lengths)
     return preview(config, data)
 
 
@@ -136,7 +136,7 @@ def dry_run_of(config: RunConfig, invocation: Invocation) -> None:
     data = load_data(draft.config)
     tokenizer = load_tokenizer(draft.config, dry_run=True, resumed=invocation.resume)
     data = fit_data(data, tokenizer, draft.config)
-    config, plan = complete_plan(draft, data.longest)
+    config, plan = complete_plan(draft, data.row_lengths)
     console.note("\n".join(summary(plan)))
     show_settings(config)
     dry_run(config, data, tokenizer)
@@ -149,7 +149,8 @@ def _draft(config: RunConfig, invocation: Invocation) -> Plan:
         UserError: the model cannot be trained, never fits, or TRL does not know a setting.
     """
     draft = draft_plan(config, invocation)
-    complete_plan(draft, Longest(rows=1, prompt=1, answered=1))  # refuse what never fits before it takes time
+    # Refuse what never fits before anything takes time.
+    complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
     config = draft.config
     if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
         typed_grpo_overrides(config.grpo)

@@ -11,8 +11,10 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from lora_grpo import asynchronous, sandbox, workers
@@ -32,6 +34,7 @@ def restored() -> Iterator[None]:
     had_sandbox = sandbox.describe() is not None
     with contextlib.ExitStack() as stack:
         stack.callback(_collect_garbage, unfreeze=not had_torch)
+        stack.enter_context(_folder_of_torch())
         stack.enter_context(lock.released_at_end())
         stack.enter_context(_environment())
         stack.enter_context(_logging())
@@ -86,6 +89,18 @@ def _logging() -> Iterator[None]:
 def _loggers() -> dict[str, logging.Logger]:
     entries = logging.root.manager.loggerDict.items()  # some are placeholders
     return {name: entry for name, entry in entries if isinstance(entry, logging.Logger)}
+
+
+@contextlib.contextmanager
+def _folder_of_torch() -> Iterator[None]:
+    """Remove the folder that torch makes for its compiler, if nothing was compiled."""
+    folders = set(Path(tempfile.gettempdir()).glob("torchinductor_*"))
+    try:
+        yield
+    finally:
+        for folder in set(Path(tempfile.gettempdir()).glob("torchinductor_*")) - folders:
+            with contextlib.suppress(OSError):  # it has files
+                folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from lora_grpo.config import LAPTOP_FOLDER, DataConfig
 from lora_grpo.data import load_evaluation_rows, start_sandbox
 from lora_grpo.evaluation import wilson_interval
 from lora_grpo.hardware import vllm_available
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 from lora_grpo.prompts import chat
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import GgufSampler, Sampler, SamplingParams, build, read_gguf
@@ -243,7 +243,7 @@ def test_llama_cpp_answers_as_the_merged_model(page, models, kind, fewest):
 
 @pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
 def test_vllm_answers_as_the_adapter(page, models):
-    spec = resolve(str(page.run), Overrides(base=str(MODEL)), bits=16)
+    spec = resolve(str(page.run), ModelFlags(base=str(MODEL)), bits=16)
     sampler = build.load_sampler(spec, "vllm", build.load_tokenizer(spec), 128, 0)
     try:
         answers = greedy(sampler, models.prompts)

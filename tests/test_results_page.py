@@ -9,7 +9,7 @@ import pytest
 from helpers.fresh_imports import ROOT
 
 PLACE = re.compile(r"<!-- results: (\w+) -->\n(.*?)<!-- end -->", re.S)
-RESULTS = (ROOT / "docs" / "results.md").read_text()
+ARCHIVE = (ROOT / "docs" / "results-archive.md").read_text()
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -28,7 +28,9 @@ def test_tables_are_those_of_the_record(results):
     for name, text in places:
         if name == "summary":
             assert text == results.summary(record)
-            assert all(f"\n### {each}\n" in RESULTS for each in re.findall(r"\(#(\w+)\)", text))
+            anchors = re.findall(r"\(results-archive.md#(\w+)\)", text)
+            assert anchors
+            assert all(f"\n### {anchor}\n" in ARCHIVE for anchor in anchors)
             continue
         assert text == results.rendered(name, record[name])
         if "curve" in record[name]:
@@ -76,7 +78,10 @@ def test_a_part_is_measured_written_and_shown(results, tmp_path, monkeypatch, ca
     assert "| a | `b` |\n| --- | ---: |\n| 1 | 2 |\n" in page and "old" not in page
     assert "| 4 | pass@1 | 25.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | +25.0 [+0.0, +100.0] | 0.020 | 0 |" in page
     assert "At abcdefgh+changes, 0.0 min on" in page
-    assert "| [`run`](#run) | 2 | 25.0, 25.0 | 50.0, 50.0 | 0.020 | 0 |" in page and "[`tool`]" not in page
+    assert (
+        "| [`run`](results-archive.md#run) | 2 | 25.0, 25.0 | 50.0, 50.0 | 0.020 | 0 |" in page
+        and "[`tool`]" not in page
+    )
     curve = json.loads((tmp_path / "results.json").read_text())["run"]["curve"]
     assert (curve["x"], curve["y"]) == ([1, 2, 3], [4.6, 4.7, 4.8])
     assert (curve["low"], curve["high"]) == ([4.1, 4.2, 4.3], [5.1, 5.2, 5.3])

@@ -5,7 +5,7 @@ import re
 import tomllib
 
 import pytest
-from helpers.fresh_imports import HEAVY, RECIPES, ROOT, run, run_recipe
+from helpers.fresh_imports import HEAVY, LESSON, RECIPES, ROOT, run, run_recipe
 from helpers.import_statements import imports
 
 from lora_grpo.commands import RECIPES as RECIPE_FILES
@@ -123,7 +123,7 @@ def test_only_the_policy_imports_unsloth():
 
 
 def test_the_package_imports_nothing_around_it():
-    for path in (*FILES, *RECIPES):
+    for path in (*FILES, *RECIPES, LESSON):
         assert not {name.split(".")[0] for name, _ in imports(path)} & {"recipes", "scripts", "tests", "tools"}, (
             path.name
         )
@@ -194,5 +194,5 @@ def test_the_readme_lists_every_recipe():
     if not readme.is_file():
         pytest.skip("no README.md yet")
     text = readme.read_text(encoding="utf-8")
-    assert RECIPES
-    assert [path.name for path in RECIPES if f"`{path.name}`" not in text and f"recipes/{path.name}" not in text] == []
+    names = [path.name for path in (*RECIPES, LESSON)]
+    assert [name for name in names if f"`{name}`" not in text and f"recipes/{name}" not in text] == []

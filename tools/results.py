@@ -35,6 +35,7 @@ from lora_grpo.runs import git_revision, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "results.json"
+ARCHIVE = "results-archive.md"  # the page with all tables, beside the summary
 RUNS = ROOT / "outputs" / "results"
 HEADINGS = ["seed", "", "before", "after", "difference", "p", "minutes"]
 
@@ -236,7 +237,7 @@ def summary(record: dict[str, Any]) -> str:
         before, after = (", ".join(row[each].split()[0] for row in first) for each in ("before", "after"))
         p = max((row["p"] for row in first), key=lambda value: float(value.strip("<")))
         minutes = found["minutes"] / len(first)
-        lines.append(f"| [`{name}`](#{name}) | {len(first)} | {before} | {after} | {p} | {minutes:.0f} |")
+        lines.append(f"| [`{name}`]({ARCHIVE}#{name}) | {len(first)} | {before} | {after} | {p} | {minutes:.0f} |")
     return "\n".join([*lines, ""])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lora_grpo.config import UNUSED_BY_SFT, Invocation, Overrides, RunConfig, replace
+from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, replace
 from lora_grpo.flags import read_given
 from lora_grpo.settings import Recipe, settle
 
@@ -30,7 +30,7 @@ def parse(
     *,
     recipe: str,
     description: str,
-    presets: Mapping[str, Overrides],
+    presets: Mapping[str, ConfigChanges],
     method: Literal["grpo", "sft"] = "grpo",
 ) -> tuple[RunConfig, Invocation]:
     """Read the command line of a recipe and return a checked configuration.

@@ -12,7 +12,7 @@ from lora_grpo.config import check_fields
 from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.flags import Flag
-from lora_grpo.models import ModelSpec, Overrides, choose_adapter, resolve
+from lora_grpo.models import ModelFlags, ModelSpec, choose_adapter, resolve
 from lora_grpo.prompts import chat, thoughts
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
@@ -22,7 +22,7 @@ _PROMPT_BYTES = 8192
 
 
 @dataclass(frozen=True)
-class ChatOptions(Overrides):
+class ChatOptions(ModelFlags):
     """Flags of `lora-grpo chat`. The settings of a run are the defaults for its adapter."""
 
     source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF")]

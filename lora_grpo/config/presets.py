@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.config.schema import Overrides
+from lora_grpo.config.schema import ConfigChanges
 
-_GPU: Overrides = {
+_GPU: ConfigChanges = {
     "model": {"max_sequence_tokens": 1024},
     "lora": {"rank": 32, "alpha": 64},
     "sampling": {"num_generations": 8, "max_completion_tokens": 512},
@@ -16,7 +16,7 @@ _GPU: Overrides = {
 
 _ON_CPU = {"prompts_per_step": 8, "lr_scheduler": "constant", "warmup_steps": 0, "max_grad_norm": 1.0}
 
-_STARTER: Overrides = {
+_STARTER: ConfigChanges = {
     "sampling": {"num_generations": 16, "max_completion_tokens": 64},
     "train": {**_ON_CPU, "max_steps": 60, "micro_batch_size": 32, "learning_rate": 5e-4},
 }
@@ -25,7 +25,7 @@ _STARTER: Overrides = {
 LAPTOP_MODEL, LAPTOP_FOLDER = "HuggingFaceTB/SmolLM2-135M-Instruct", "models/SmolLM2-135M-Instruct"
 """The model of `laptop` presets on the Hub, and the folder that `make laptop-model` writes it to."""
 
-_LAPTOP: Overrides = {
+_LAPTOP: ConfigChanges = {
     "model": {"max_sequence_tokens": 128},
     "sampling": {"num_generations": 8, "max_completion_tokens": 40},
     "train": {**_ON_CPU, "micro_batch_size": 16, "learning_rate": 3e-4},
@@ -35,23 +35,23 @@ _LAPTOP: Overrides = {
 """A language model with 135 million parameters on a CPU: 64 short completions per step, and short evaluations."""
 
 
-def gpu_preset(name: str, /, **changes: Any) -> Overrides:
+def gpu_preset(name: str, /, **changes: Any) -> ConfigChanges:
     """Return the GPU defaults for a model, with changes by section: `gpu_preset("org/model", lora={"rank": 8})`."""
     return _merge(_merge(_GPU, {"model": {"name": name}}), changes)
 
 
-def starter_preset(**changes: Any) -> Overrides:
+def starter_preset(**changes: Any) -> ConfigChanges:
     """Return the defaults of the bundled model, with changes by section."""
     return _merge(_STARTER, changes)
 
 
-def laptop_preset(**changes: Any) -> Overrides:
+def laptop_preset(**changes: Any) -> ConfigChanges:
     """Return the defaults of SmolLM2-135M on a CPU, with changes by section. It is read from LAPTOP_FOLDER if there."""
     name = LAPTOP_FOLDER if (Path(LAPTOP_FOLDER) / "config.json").is_file() else LAPTOP_MODEL
     return _merge(_merge(_LAPTOP, {"model": {"name": name}}), changes)
 
 
-def _merge(base: Overrides, changes: Overrides) -> Overrides:
+def _merge(base: ConfigChanges, changes: ConfigChanges) -> ConfigChanges:
     merged = dict(base)
     for key, value in changes.items():
         merged[key] = _merge(base.get(key, {}), value) if isinstance(value, Mapping) else value

@@ -18,7 +18,7 @@ from lora_grpo.errors import UserError, suggestion
 from lora_grpo.flags import Flag, convert
 from lora_grpo.sandbox import Settings as SandboxSettings
 
-Overrides = Mapping[str, Any]
+ConfigChanges = Mapping[str, Any]
 """Nested changes to a configuration: `{"train": {"max_steps": 60}, "seed": 1}`."""
 
 STARTER = "starter"
@@ -36,7 +36,7 @@ UNUSED_BY_SFT = (
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
 
-Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
 Temperature = Annotated[float, Field(gt=0, le=10)]
@@ -56,7 +56,7 @@ class ModelConfig:
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""
-    gpu_memory_share: Share | None = None
+    gpu_memory_share: Fraction | None = None
     """Fraction of the GPU's total memory for vLLM's weights and KV cache during training, above 0 and at most 1. None
     computes it from the completions of a step and the free memory."""
     trust_remote_code: bool = False
@@ -134,7 +134,7 @@ class SamplingConfig:
     """Maximum length of the model's turn in a conversation, in tokens. By default, what is left."""
     temperature: Temperature = 1.0
     """Sampling temperature of the training rollouts and of the validation set."""
-    top_p: Share = 1.0
+    top_p: Fraction = 1.0
     """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
     backend: Literal["auto", "vllm", "transformers"] = "auto"
     """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
@@ -156,7 +156,7 @@ class TrainConfig:
     micro_batch_size: PositiveInt | None = None
     """Completions per device in each forward and backward pass; affects rounding only. By default, uses the largest
     size that fits in GPU memory, or at most 8 on a CPU."""
-    learning_rate: Share = 2e-5
+    learning_rate: Fraction = 2e-5
     """Peak learning rate."""
     lr_scheduler: LrScheduler = "constant_with_warmup"
     """Learning rate scheduler, by its name in transformers."""
@@ -208,7 +208,7 @@ class EvalConfig:
     """Values of k in pass@k, each at most num_samples."""
     temperature: Temperature = 1.0
     """Sampling temperature. Greedy decoding is always evaluated as well."""
-    top_p: Share = 1.0
+    top_p: Fraction = 1.0
     """Nucleus sampling probability."""
     also: tuple[str, ...] = ()
     """Other tasks to evaluate greedily before and after training, to see what else changed, e.g. ifeval humaneval."""
@@ -289,7 +289,7 @@ def _as_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
 
 
-def replace(config: Any, changes: Overrides, prefix: str = "") -> Any:
+def replace(config: Any, changes: ConfigChanges, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
     names = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
     values = {}

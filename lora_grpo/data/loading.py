@@ -14,7 +14,7 @@ from lora_grpo.config import MIN_VALIDATION_ROWS, DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.grading import Row, solvable
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import Longest
+from lora_grpo.memory import RowLengths
 from lora_grpo.prompts import add_prompts, chat, render_row, thoughts, turns
 from lora_grpo.rollouts import Episode
 from lora_grpo.tasks import (
@@ -40,7 +40,7 @@ class Data:
     """The `data` entry of run.json."""
     also: dict[str, list[Row]] = field(default_factory=dict)
     """The rows of each task in `eval.also`."""
-    longest: Longest | None = None
+    row_lengths: RowLengths | None = None
     """None before `fit_data`."""
 
 
@@ -272,19 +272,19 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     also = {name: _fitting(rows, tokenizer, config, task_title(name)) for name, rows in data.also.items()}
     sized_rows = [*train, *evaluation, *itertools.chain(*also.values())]
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    longest = Longest(
+    row_lengths = RowLengths(
         rows=len(sized_rows),
-        prompt=max(sized.prompt for sized in sized_rows),
-        answered=max(sized.answered for sized in train),
-        conversations=any("reset_text" in sized.row for sized in sized_rows),
-        largest_token=max(padding or 0, *(sized.largest_token for sized in sized_rows)),
+        longest_prompt=max(sized.prompt for sized in sized_rows),
+        longest_answered=max(sized.answered for sized in train),
+        has_conversations=any("reset_text" in sized.row for sized in sized_rows),
+        largest_token_id=max(padding or 0, *(sized.largest_token for sized in sized_rows)),
     )
     return replace(
         data,
         train=[sized.row for sized in train],
         eval=[sized.row for sized in evaluation],
         also={name: [sized.row for sized in rows] for name, rows in also.items()},
-        longest=longest,
+        row_lengths=row_lengths,
     )
 
 

@@ -25,7 +25,7 @@ from lora_grpo.evaluation.run import finished_samples, sample_and_grade
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.grading import Row
-from lora_grpo.models import BASE, ModelSpec, Overrides, resolve, run_of
+from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
 from lora_grpo.prompts import chat
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build, read_gguf
 from lora_grpo.tasks import CODE_TASKS
@@ -123,7 +123,7 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[ModelSamples | Sa
     """Resolve and check the target and the baseline, without loading a model."""
     names = [options.target, *([] if options.compare is None else [options.compare])]
     check_fields(options)
-    overrides: Overrides = options
+    flags: ModelFlags = options
     models: list[ModelSpec | GgufModel | None] = []  # None for a file of samples
     for name in names:
         path = Path(name).expanduser()
@@ -136,9 +136,9 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[ModelSamples | Sa
         elif path.is_file() or path.name.endswith((".jsonl", ".json", ".gz")):
             models.append(None)
         else:
-            models.append(resolve(name, overrides, bits=options.bits))
+            models.append(resolve(name, flags, bits=options.bits))
         # --base and --revision apply only to the evaluated model.
-        overrides = dataclasses.replace(overrides, base=None, revision=None)
+        flags = dataclasses.replace(flags, base=None, revision=None)
     first = next((model for model in models if model), None)
     options.check_used(of_weights=any(isinstance(model, ModelSpec) for model in models), of_sampling=first is not None)
     if options.chat_template_kwargs and all(model is None or model.run for model in models):

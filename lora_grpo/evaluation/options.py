@@ -16,7 +16,7 @@ from lora_grpo.config import DataConfig, RunConfig, replace
 from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
-from lora_grpo.models import Overrides, choose_adapter
+from lora_grpo.models import ModelFlags, choose_adapter
 from lora_grpo.prompts import chat
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import TASK_NAMES, get_task, is_task_file, same_task
@@ -26,7 +26,7 @@ _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(Overrides):
+class EvaluateOptions(ModelFlags):
     """Flags of `lora-grpo evaluate`. The settings of a run are the defaults for its adapter."""
 
     source: Annotated[str | None, Flag("RUN|ADAPTER|MODEL|GGUF|SAMPLES")] = None

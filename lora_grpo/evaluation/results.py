@@ -88,7 +88,7 @@ def sampled(task: str, index: str | int, episode: Episode, verdict: Verdict) -> 
     if session:
         result |= {"messages": episode.messages, "turns": episode.turns, "ended_by": episode.ended_by}
         result |= {"tool_calls": session.calls, "failed_calls": session.failed_calls}
-    return result | {"num_tokens": sum(episode.from_model), "truncated": episode.truncated}
+    return result | {"num_tokens": sum(episode.loss_mask), "truncated": episode.truncated}
 
 
 def is_greedy(result: Result) -> bool:

@@ -9,7 +9,7 @@ from lora_grpo.files import atomic, markdown_table
 from lora_grpo.hardware import save_measured_engine
 
 Result = dict[str, Any]
-"""A row of the table, see `gpu_check.run_rows`."""
+"""A row of the table, see `gpu_check.run_cases`."""
 
 _COLUMNS = (
     ("run", "name", "{}"),

@@ -34,7 +34,7 @@ from lora_grpo.sandbox import die_with_parent
 
 
 @dataclass(frozen=True)
-class Row:
+class EngineCase:
     """A run of the recipe, and a row of the table."""
 
     engine: str = "unsloth"
@@ -48,11 +48,11 @@ class Row:
         return f"{self.engine} + {self.backend}{', 16 bits' * (self.bits == 16)}{', resumed' * self.resumes}"
 
 
-_ENGINES = (Row("peft", "transformers"), Row("peft", "vllm"), Row("unsloth", "vllm"))
-_16_BITS, _RESUMED = Row(bits=16), Row(resumes=True)  # of the fastest engine and backend so far
-ROWS = (*_ENGINES, _16_BITS, _RESUMED)
+_ENGINES = (EngineCase("peft", "transformers"), EngineCase("peft", "vllm"), EngineCase("unsloth", "vllm"))
+_16_BITS, _RESUMED = EngineCase(bits=16), EngineCase(resumes=True)  # of the fastest engine and backend so far
+CASES = (*_ENGINES, _16_BITS, _RESUMED)
 """In order of start-up time. Compilation takes minutes, so each run may take all the time that is left."""
-SHORT = (_ENGINES[2], _16_BITS, _ENGINES[1], _ENGINES[0], _RESUMED)
+SHORT_CASES = (_ENGINES[2], _16_BITS, _ENGINES[1], _ENGINES[0], _RESUMED)
 """In order of value, the default first. Each run has a time limit."""
 _SHORT_SECONDS = 300.0
 _STEPS = 4
@@ -112,7 +112,7 @@ def check_gpu(options: Options, recipe: Path | None = None) -> None:
         machine = {"gpu": gpu, "versions": packages, "git_revision": git_revision(), "started": now()}
         model = LARGER_QWEN if gpus[0].memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
-            results = run_rows(SHORT if options.short else ROWS, model, options, recipe, machine)
+            results = run_cases(SHORT_CASES if options.short else CASES, model, options, recipe, machine)
         finally:
             if (options.output / "results.md").exists():
                 print((options.output / "results.md").read_text(encoding="utf-8"), flush=True)
@@ -120,8 +120,8 @@ def check_gpu(options: Options, recipe: Path | None = None) -> None:
     check_results(results)
 
 
-def run_rows(
-    rows: Sequence[Row],
+def run_cases(
+    rows: Sequence[EngineCase],
     config: dict[str, Any],
     options: Options,
     recipe: Path,
@@ -172,11 +172,13 @@ def run_rows(
     return results
 
 
-def _described(row: Row) -> Result:
+def _described(row: EngineCase) -> Result:
     return {"name": row.name, **asdict(row), "status": "not run", "reason": None}
 
 
-def _run_row(row: Row, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float) -> None:
+def _run_row(
+    row: EngineCase, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float
+) -> None:
     """Run the recipe, and add its status and measurements to the result, even if the check is interrupted."""
     may_refuse = not row.resumes and (row.bits == 16 or row == _ENGINES[1])  # memory for 16 bits; vLLM's dtype on a T4
     run = folder / f"{row.engine}-{row.backend}-{row.bits}"

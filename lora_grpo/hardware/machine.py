@@ -12,7 +12,7 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
 
-_USABLE_SHARE = 0.9
+_USABLE_FRACTION = 0.9
 """A preset fits a GPU with at least this fraction of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
 
 
@@ -71,7 +71,7 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
         )
     gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
     sizes = {name: preset_gigabytes(name) or 0 for name in names}
-    fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_SHARE]
+    fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_FRACTION]
     if not fitting:
         raise UserError(f"this recipe needs a GPU with {min(sizes.values())} GB, got {gpu}")
     largest = max(fitting, key=sizes.__getitem__)

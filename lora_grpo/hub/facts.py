@@ -20,7 +20,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import (
     ADAPTER_CONFIG,
     BEST,
-    Overrides,
+    ModelFlags,
     adapter_sha256,
     base_model,
     completion_ends,
@@ -159,7 +159,7 @@ def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
         return {}
     arguments: dict[str, Any] = {}
     try:
-        spec = resolve(str(folder), Overrides(base=str(base) if is_adapter else None))
+        spec = resolve(str(folder), ModelFlags(base=str(base) if is_adapter else None))
         settings = base_model.generation_config(spec.base, spec.base_name)
         ends = completion_ends(spec, tokenizer_of(spec))
         if not {*ends} <= {*base_model.as_ids(settings.eos_token_id)}:

@@ -18,8 +18,8 @@ plan.py      builds and prints the plan
 """
 
 from lora_grpo.memory import estimate
-from lora_grpo.memory.batches import CPU_SHARE, MAX_BATCH_SIZE
+from lora_grpo.memory.batches import CPU_FRACTION, MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
-from lora_grpo.memory.lengths import Longest
+from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.plan import Plan, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily

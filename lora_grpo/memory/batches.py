@@ -2,5 +2,5 @@
 
 MAX_BATCH_SIZE = 256
 """The default of vLLM, and the number of completions per unit of an evaluation."""
-CPU_SHARE = 0.25
+CPU_FRACTION = 0.25
 """Fraction of total memory to use. Free memory differs between runs, and weights and other programs need memory."""

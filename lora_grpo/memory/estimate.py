@@ -13,7 +13,7 @@ from typing import Literal
 from lora_grpo.config import RunConfig, batch_shape, prompts_to_read
 from lora_grpo.errors import UserError
 from lora_grpo.memory import unsloth
-from lora_grpo.memory.lengths import Longest
+from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import Layer, Shape
 
 GIB = 1024**3
@@ -61,7 +61,7 @@ class Step:
     """Each prompt of a micro-batch is read once for its group."""
     free: int = 0
     """Bytes of the GPU that are free before the run, by which Unsloth chooses the rows that it scores at once."""
-    longest: Longest | None = None
+    row_lengths: RowLengths | None = None
     """The longest of the run's rows; None if every row has the maximum length."""
 
     @property
@@ -74,12 +74,16 @@ class Step:
     def length(self) -> int:
         """Longest prompt plus completion, in tokens."""
         limit = self.config.model.max_sequence_tokens
-        return min(limit, self.longest.prompt + self.config.sampling.max_completion_tokens) if self.longest else limit
+        return (
+            min(limit, self.row_lengths.longest_prompt + self.config.sampling.max_completion_tokens)
+            if self.row_lengths
+            else limit
+        )
 
     @property
     def trained_length(self) -> int:
         """Longest row in a micro-batch, in tokens: in SFT, a prompt with its reference answer."""
-        return min(self.length, self.longest.answered or self.length) if self.longest else self.length
+        return min(self.length, self.row_lengths.longest_answered or self.length) if self.row_lengths else self.length
 
     @property
     def tokens(self) -> int:
@@ -89,14 +93,14 @@ class Step:
         return prompts * (self.trained_length - completion) + rows * completion
 
 
-def parts(shape: Shape, step: Step) -> dict[str, int]:
+def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
     """Return the peak memory of each part of a GRPO step in bytes. They do not all exist at once; see `phases`."""
     model, lora = step.config.model, step.config.lora
     tensors = shape.adapter_tensors(lora.rank, lora.targets, dora=lora.dora)
     adapter = sum(tensors)
     engine, merged = step.sampler in ("vllm", "shared"), step.sampler == "merged"
     # The built-in sampler copies the cache of a conversation between turns.
-    caches = 2 if step.longest and step.longest.conversations and not engine else 1
+    caches = 2 if step.row_lengths and step.row_lengths.has_conversations and not engine else 1
     activations, layer = _activations(shape, step, adapter)
     width, logits = 4 if step.on_cpu else 2, _logit_bytes(shape, step)
     sizes = {
@@ -132,7 +136,7 @@ def parts(shape: Shape, step: Step) -> dict[str, int]:
 
 
 def host_bytes(shape: Shape, step: Step, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of host memory that hold data of the GPU. `sizes` is the result of `parts`.
+    """Return the bytes of host memory that hold data of the GPU. `sizes` is the result of `memory_by_part`.
 
     A vLLM engine with its own weights copies them when it sleeps; those that Unsloth's engine shares with the trainer
     stay on the GPU.
@@ -142,7 +146,7 @@ def host_bytes(shape: Shape, step: Step, sizes: Mapping[str, int]) -> int:
 
 
 def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Return the parts that are allocated in each phase of a step, from the result of `parts`.
+    """Return the parts that are allocated in each phase of a step, from the result of `memory_by_part`.
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
     logits), `backward` (the backward pass through the layers) and, with Unsloth, `scoring` (logprobs of all completions

@@ -13,12 +13,12 @@ from typing import Any
 from lora_grpo.config import RunConfig, batch_shape, micro_batches, replace
 from lora_grpo.flags import flag
 from lora_grpo.memory import estimate
-from lora_grpo.memory.batches import CPU_SHARE, MAX_BATCH_SIZE
+from lora_grpo.memory.batches import CPU_FRACTION, MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
-from lora_grpo.memory.lengths import Longest
+from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import Shape
 
-USABLE_SHARE = 0.9
+USABLE_FRACTION = 0.9
 """Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
 
 _MAX_CONTEXT = 1 << 24
@@ -49,12 +49,12 @@ class Device:
 
     @property
     def usable(self) -> int:
-        """Memory that a plan may use; see USABLE_SHARE."""
-        return int(USABLE_SHARE * self.free)
+        """Memory that a plan may use; see USABLE_FRACTION."""
+        return int(USABLE_FRACTION * self.free)
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryEstimate:
     """How a run uses the memory of a device."""
 
     micro_batch_size: int
@@ -62,9 +62,9 @@ class Fit:
     """Completions sampled in parallel."""
     sampler: estimate.SamplerKind
     parts: dict[str, int]
-    """The result of `estimate.parts`, in bytes."""
+    """The result of `estimate.memory_by_part`, in bytes."""
     device: Device
-    host: int = 0
+    host_bytes: int = 0
     """The result of `estimate.host_bytes`."""
     gpu_memory_share: float | None = None
     """vLLM's `gpu_memory_utilization`, a fraction of the GPU's total memory. None without vLLM."""
@@ -96,7 +96,7 @@ class Fit:
 
     @property
     def host_fits(self) -> bool:
-        return self.device.host is None or self.host <= self.device.host
+        return self.device.host is None or self.host_bytes <= self.device.host
 
     @property
     def fits(self) -> bool:
@@ -113,7 +113,7 @@ class Fit:
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},
-            "planned_host_gib": _gib(self.host),
+            "planned_host_gib": _gib(self.host_bytes),
             "planned_phases_gib": {name: _gib(sum(phase.values())) for name, phase in self.phases.items()},
         }
 
@@ -129,10 +129,10 @@ class Planner:
     """Whether Unsloth's kernels run the layers."""
     packs: bool = False
     """Whether the training engine can read each prompt once for its group."""
-    longest: Longest | None = None
+    row_lengths: RowLengths | None = None
     """The longest of the run's rows; None: every row has the maximum length."""
 
-    def at(self, config: RunConfig, micro: int, sequences: int) -> Fit:
+    def estimate(self, config: RunConfig, micro: int, sequences: int) -> MemoryEstimate:
         """Return the plan for a micro-batch size and a number of parallel completions, even if it does not fit."""
         # The backend may be a suggestion, which differs from the run's.
         replaced = config.sampling.backend == "transformers" and self.sampler != "merged"
@@ -141,9 +141,11 @@ class Planner:
         attends = not any(layer.delta or layer.capped for layer in self.shape.kinds)
         packed = self.packs and config.method == "grpo" and reached and attends
         on_cpu, free = self.device.on_cpu, self.device.free
-        step = estimate.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free, self.longest)
-        sizes = estimate.parts(self.shape, step)
-        fit = Fit(micro, sequences, sampler, sizes, self.device, estimate.host_bytes(self.shape, step, sizes))
+        step = estimate.Step(config, micro, sequences, sampler, self.fused, on_cpu, packed, free, self.row_lengths)
+        sizes = estimate.memory_by_part(self.shape, step)
+        fit = MemoryEstimate(
+            micro, sequences, sampler, sizes, self.device, estimate.host_bytes(self.shape, step, sizes)
+        )
         if sampler not in ("vllm", "shared"):
             return fit
         engine = sum(sizes[name] for name in ("vllm_weights", "vllm_adapter", "vllm_workspace"))
@@ -158,27 +160,27 @@ class Planner:
         sizes["kv_cache"] = max(sizes["kv_cache"], int(share * total) - engine)
         return dataclasses.replace(fit, gpu_memory_share=share, least_share=least)
 
-    def choose(self, config: RunConfig) -> Fit | None:
+    def choose(self, config: RunConfig) -> MemoryEstimate | None:
         """Return the plan with the largest micro-batch and the most parallel completions that fit; None if none fits.
 
         A requested micro-batch that is too large is used if a smaller one would fit.
         """
-        candidates = [self.at(config, micro, sequences) for micro, sequences in self._choices(config)]
+        candidates = [self.estimate(config, micro, sequences) for micro, sequences in self._choices(config)]
         fitting = [plan for plan in candidates if plan.fits]
-        if not fitting and config.train.micro_batch_size is not None and self.at(config, 1, 1).fits:
+        if not fitting and config.train.micro_batch_size is not None and self.estimate(config, 1, 1).fits:
             fitting = [plan for plan in candidates if plan.sampling_fits] or candidates[-1:]
         return max(fitting, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
 
-    def least(self, config: RunConfig) -> Fit:
+    def least(self, config: RunConfig) -> MemoryEstimate:
         """Return the plan that needs the least memory."""
-        return self.at(config, *self._choices(config)[-1])
+        return self.estimate(config, *self._choices(config)[-1])
 
     def longest_context(self, config: RunConfig) -> int:
         """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
-        completion, limit = config.sampling.max_completion_tokens, dataclasses.replace(self, longest=None)
+        completion, limit = config.sampling.max_completion_tokens, dataclasses.replace(self, row_lengths=None)
 
         def too_long(tokens: int) -> bool:
-            return not limit.at(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
+            return not limit.estimate(replace(config, {"model": {"max_sequence_tokens": tokens}}), 1, 1).fits
 
         # Memory grows with the context, so the first that is too long can be found by bisection.
         fitting = bisect.bisect_left(range(completion + 1, _MAX_CONTEXT), True, key=too_long)
@@ -199,8 +201,8 @@ class Planner:
 
     def _evaluated(self, config: RunConfig) -> int:
         """Return how many completions an evaluation samples in parallel on a CPU; see `max_batch_size`."""
-        one = self.at(config, 1, 1).parts
-        fit = int(CPU_SHARE * self.device.total / (one["kv_cache"] + one["token_selection"]))
+        one = self.estimate(config, 1, 1).parts
+        fit = int(CPU_FRACTION * self.device.total / (one["kv_cache"] + one["token_selection"]))
         rows = config.data.eval_limit or MAX_BATCH_SIZE
         return min(1 << max(0, fit.bit_length() - 1), MAX_BATCH_SIZE, rows * max(1, config.eval.num_samples))
 
@@ -221,7 +223,7 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     advice = f"pass {_advice(planner, config)}"
     if not least.host_fits:
         return (
-            f"{config.model.name} needs {least.host / GIB:.2f} GiB of host memory for what leaves the GPU, "
+            f"{config.model.name} needs {least.host_bytes / GIB:.2f} GiB of host memory for what leaves the GPU, "
             f"{(device.host or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in .wslconfig, "
             f"or {advice}"
         )
@@ -246,7 +248,7 @@ def _advice(planner: Planner, config: RunConfig) -> str:
     return f"{' '.join(flags)} (needs {planner.least(_changed(config, *enough)).needed / GIB:.2f} GiB)"
 
 
-def _ladders(planner: Planner, config: RunConfig) -> Iterator[list[Suggestion]]:
+def memory_saving_options(planner: Planner, config: RunConfig) -> Iterator[list[Suggestion]]:
     """Yield settings that need less memory, each with decreasing values.
 
     Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
@@ -278,7 +280,7 @@ def _cheapest(planner: Planner, config: RunConfig) -> Sequence[Suggestion]:
     """Return the cheapest change with which the run fits: one setting if one is enough; none if nothing is."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = _changed(config, {"train.micro_batch_size": planner.least(config).micro_batch_size})
-    ladders = [ladder for ladder in _ladders(planner, config) if ladder]
+    ladders = [ladder for ladder in memory_saving_options(planner, config) if ladder]
 
     def fits(*suggestions: Suggestion) -> bool:
         return planner.least(_changed(config, *suggestions)).fits

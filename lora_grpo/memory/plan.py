@@ -22,8 +22,8 @@ from lora_grpo.hardware import (
 )
 from lora_grpo.memory import estimate
 from lora_grpo.memory.estimate import GIB
-from lora_grpo.memory.fit import USABLE_SHARE, Device, Fit, Planner, refusal
-from lora_grpo.memory.lengths import Longest
+from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner, refusal
+from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.work import Work, count, disk_bytes
 from lora_grpo.models import architectures, model_files
@@ -54,9 +54,9 @@ class Plan:
     """The reason why the memory is not planned; None if it is."""
     planner: Planner | None = None
     """None if the memory is not planned."""
-    longest: Longest | None = None
+    row_lengths: RowLengths | None = None
     """The longest of the run's rows; None if the memory is planned for rows of the maximum length."""
-    fit: Fit | None = None
+    estimate: MemoryEstimate | None = None
     can_unquantize: bool = False
     """Whether a base in 16 bits is an alternative on a GPU."""
     disk_bytes: int | None = None
@@ -78,7 +78,7 @@ class Plan:
     @property
     def length(self) -> int:
         """Tokens of the longest row in training that the memory is planned for."""
-        return estimate.Step(self.config, 1, 1, longest=self.longest).trained_length
+        return estimate.Step(self.config, 1, 1, row_lengths=self.row_lengths).trained_length
 
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small for the files that the run has not written yet."""
@@ -87,7 +87,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
-        fit = self.fit.record() if self.fit else {"not_planned": self.not_planned}
+        fit = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
         return {"memory": {"derived": list(self.derived), "length": self.length, **fit}}
 
 
@@ -145,29 +145,29 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     return dataclasses.replace(plan, planner=planner, can_unquantize=can_unquantize)
 
 
-def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig, Plan]:
+def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[RunConfig, Plan]:
     """Plan the memory of a run, and return its configuration with the settings resolved that depend on the GPU's.
 
-    `longest`: the longest of the run's rows; by default, they have the maximum length. Raises a UserError if the run
+    `row_lengths`: those of the run's rows; by default, they have the maximum length. Raises a UserError if the run
     does not fit, or if the rows have a token without an embedding.
     """
-    plan = dataclasses.replace(plan, longest=longest)
+    plan = dataclasses.replace(plan, row_lengths=row_lengths)
     config = plan.config
-    if longest and plan.vocabulary and longest.largest_token >= plan.vocabulary:
+    if row_lengths and plan.vocabulary and row_lengths.largest_token_id >= plan.vocabulary:
         raise UserError(
-            f"the tokenizer of {config.model.name} uses token {longest.largest_token}, but the model has embeddings of "
-            f"0 to {plan.vocabulary - 1} only; use the model's own tokenizer, or resize its embeddings"
+            f"the tokenizer of {config.model.name} uses token {row_lengths.largest_token_id}, but the model has "
+            f"embeddings of 0 to {plan.vocabulary - 1} only; use the model's own tokenizer, or resize its embeddings"
         )
     if not plan.planner:
         return config, plan
-    planner = dataclasses.replace(plan.planner, longest=longest)
+    planner = dataclasses.replace(plan.planner, row_lengths=row_lengths)
     fit = planner.choose(config)
     if fit is None:
         raise UserError(refusal(planner, config))
     plan = dataclasses.replace(
         plan,
         planner=planner,
-        fit=fit,
+        estimate=fit,
         disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], planner.shape.vocabulary),
         too_large=None if fit.fits else refusal(planner, config),
     )
@@ -179,7 +179,7 @@ def complete_plan(plan: Plan, longest: Longest | None = None) -> tuple[RunConfig
 
 def show_plan(plan: Plan) -> None:
     """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
-    shape, fit = plan.shape, plan.fit
+    shape, fit = plan.shape, plan.estimate
     console.result(
         _line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else ""))
     )
@@ -239,7 +239,7 @@ def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
 
 def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list[str]:
     """Return the assumptions of the plan."""
-    share = f"{USABLE_SHARE:g} of the free memory is usable (docs/before-you-train.md)"
+    share = f"{USABLE_FRACTION:g} of the free memory is usable (docs/before-you-train.md)"
     assumptions = [f"every completion has its maximum length; {share}"]
     if not is_present:
         absent = f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
@@ -260,16 +260,16 @@ def _engine(plan: Plan) -> str:
 def _settings(plan: Plan) -> Iterator[str]:
     """Yield the planned settings, memory, work and disk space."""
     config = plan.config
-    if fit := plan.fit:
+    if fit := plan.estimate:
         trained_on = "reference answers" if config.method == "sft" else "completions"
         yield _line("micro-batch", f"{fit.micro_batch_size} {trained_on}")
         share = f", with {fit.gpu_memory_share:g} of the GPU's memory" if fit.gpu_memory_share else ""
         yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
         sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
         yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
-        if fit.host:
+        if fit.host_bytes:
             available = "" if fit.device.host is None else f"; {fit.device.host / GIB:.2f} GiB are available"
-            yield _line("host memory", f"{fit.host / GIB:.2f} GiB for what leaves the GPU{available}")
+            yield _line("host memory", f"{fit.host_bytes / GIB:.2f} GiB for what leaves the GPU{available}")
     else:
         yield _line("memory", f"not planned: {plan.not_planned}")
     yield _line("length", _length(plan))
@@ -282,17 +282,17 @@ def _settings(plan: Plan) -> Iterator[str]:
 
 def _length(plan: Plan) -> str:
     """Return the length that the memory is planned for, and where it comes from."""
-    longest = plan.longest
-    if longest is None:
+    row_lengths = plan.row_lengths
+    if row_lengths is None:
         source = "every prompt and completion has its maximum length; a run plans with its longest prompt"
-    elif longest.answered:
+    elif row_lengths.longest_answered:
         source = "the longest prompt with its reference answer"
     else:
-        source = f"the longest of {longest.rows:,} prompts has {longest.prompt:,}"
+        source = f"the longest of {row_lengths.rows:,} prompts has {row_lengths.longest_prompt:,}"
     return f"{plan.length:,} tokens: {source}"
 
 
-def _table(fit: Fit) -> Iterator[str]:
+def _table(fit: MemoryEstimate) -> Iterator[str]:
     """Yield a table of memory by part and phase, in GiB."""
     phases = fit.phases
     names = [name for name in fit.parts if any(name in phase for phase in phases.values())]

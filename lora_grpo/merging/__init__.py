@@ -3,9 +3,9 @@
     folder = merge(MergeOptions("outputs/gsm8k_lora"))     # outputs/gsm8k_lora/merged
     read_report(folder).retained.overall                   # 0.998: the fraction of the update that survived
 
-    base + adapter ── base_weights, mapping ──► Plan: the change of each tensor; reads no data
-    Plan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
-    Plan + dtype ── outputs, writer ──► shards, written block by block
+    base + adapter ── base_weights, mapping ──► MergePlan: the change of each tensor; reads no data
+    MergePlan ── fidelity ──► the smallest of bf16, fp16, and fp32 that keeps 99% of the update
+    MergePlan + dtype ── outputs, writer ──► shards, written block by block
     shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
 
 cli.py             command-line flags and the complete merge

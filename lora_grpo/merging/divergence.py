@@ -16,7 +16,7 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors, row_blocks
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, by_module, weight_name
-from lora_grpo.merging.mapping import Plan, make_plan
+from lora_grpo.merging.mapping import MergePlan, plan_merge
 from lora_grpo.merging.report import Divergences
 from lora_grpo.models import ModelSpec, run_of, tokenizer_of
 from lora_grpo.prompts import chat
@@ -37,7 +37,7 @@ _PLAIN_TOKENS = 32
 
 
 def measure_divergences(
-    target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: Plan, merged: Path, onto: MergeTarget
+    target: ModelSpec, model: Any, base: Mapping[str, StoredTensor], plan: MergePlan, merged: Path, onto: MergeTarget
 ) -> Divergences:
     """Measure KL divergences over tokens of the run's completions and their prompts, if there are any.
 
@@ -52,7 +52,7 @@ def measure_divergences(
         pairs = [("adapter", "merged"), ("adapter", "base")]
         if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
             four_bit = base_tensors(Path(target.base.name), "dequantized", model)
-            weights["trained"] = make_plan(four_bit, target.adapter, model).outputs
+            weights["trained"] = plan_merge(four_bit, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
         streamed = StreamedModel(model)
         found = between({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import DTYPES, row_blocks
-from lora_grpo.merging.mapping import Plan
+from lora_grpo.merging.mapping import MergePlan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype, Retained, percent
 
@@ -29,7 +29,7 @@ SAMPLE_ELEMENTS = 2**18
 """Number of elements to measure per tensor; see docs/decisions/0009-merge.md."""
 
 
-def choose(requested: Dtype | Literal["auto"], plan: Plan) -> tuple[Dtype, str, Retained | None]:
+def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> tuple[Dtype, str, Retained | None]:
     """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update; why; and what it keeps.
 
     `auto` never chooses bfloat16 for a float16 base, because that would round the base itself.

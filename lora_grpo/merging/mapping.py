@@ -27,7 +27,7 @@ _LORA_KEY = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vecto
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """The tensors of the merged model, and whether its configuration ties head and embedding; None if unchanged."""
 
     outputs: dict[str, Output]
@@ -42,7 +42,7 @@ class Plan:
         return total.most_common(1)[0][0]
 
 
-def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Plan:
+def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> MergePlan:
     """Plan the merge of the adapter in `folder` into a base: the results of `base_tensors` and `empty_model`.
 
     Raises:
@@ -86,7 +86,7 @@ def make_plan(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Pla
         )
     # The base may store a different head although its configuration ties the weights.
     tie = _settle_tie(outputs, embedding, head) if tied else False if is_declared_tied else None
-    return Plan(outputs, tie)
+    return MergePlan(outputs, tie)
 
 
 def _by_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:

@@ -18,12 +18,12 @@ from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import plan_merge
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
 from lora_grpo.models import (
     ADAPTER_CONFIG,
+    ModelFlags,
     ModelSpec,
-    Overrides,
     base_model,
     choose_adapter,
     completion_ends,
@@ -40,7 +40,7 @@ _RESERVED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class MergeOptions(Overrides):
+class MergeOptions(ModelFlags):
     """Flags of `lora-grpo merge`."""
 
     source: Annotated[str, Flag("RUN|ADAPTER")]
@@ -90,7 +90,7 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
         check_current(merged)
         return merged
     if check:
-        check(Path(resolve(str(folder), Overrides()).base.name))
+        check(Path(resolve(str(folder), ModelFlags()).base.name))
     try:
         return merge(MergeOptions(str(folder)))
     except UserError as error:  # names flags of merge, which the caller's command does not have
@@ -135,7 +135,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
     base_model.silence_libraries()
     model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
     base = base_tensors(folder, options.onto, model)
-    plan = make_plan(base, target.adapter, model)
+    plan = plan_merge(base, target.adapter, model)
     _check_vocabulary(target, model.get_input_embeddings().num_embeddings)
     ends, pad = _ends(target)
     dtype, reason, retained = choose(options.dtype, plan)

@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo.errors import RunError
 from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, atomic, json_files, row_blocks, write_tensors
 from lora_grpo.merging.fidelity import STORED
-from lora_grpo.merging.mapping import Plan
+from lora_grpo.merging.mapping import MergePlan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype
 from lora_grpo.models import base_model, model_files
@@ -30,7 +30,7 @@ class Shard:
         return sum(math.prod(output.shape) * ITEM_SIZES[dtype] for output, dtype in self.tensors)
 
 
-def lay_out(plan: Plan, dtype: Dtype) -> list[Shard]:
+def lay_out(plan: MergePlan, dtype: Dtype) -> list[Shard]:
     """Split the outputs into shards, one for each file of the base."""
     is_float32 = plan.base_dtype == "F32"
     groups: dict[Path, list[tuple[Output, str]]] = {}
@@ -80,7 +80,7 @@ def write_index(folder: Path, shards: Sequence[Shard]) -> None:
         atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
 
 
-def write_config(folder: Path, base: Path, plan: Plan, dtype: Dtype) -> None:
+def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> None:
     """Write config.json: the base's, with the merged dtype and head."""
     config = json_files.read_object(base / "config.json")
     changes: dict[str, Any] = {"dtype": DTYPES[STORED[dtype]]}

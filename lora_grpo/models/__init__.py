@@ -1,7 +1,7 @@
 """Models: resolve names, load the base model and the trainable policy.
 
 policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
-spec = resolve("outputs/run", Overrides()) # a run, an adapter, a model folder or a Hub id
+spec = resolve("outputs/run", ModelFlags()) # a run, an adapter, a model folder or a Hub id
 
 architectures.py  which models can be trained, decided from config.json
 target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
@@ -31,8 +31,8 @@ from lora_grpo.models.target import (
     BASE,
     BEST,
     START,
+    ModelFlags,
     ModelSpec,
-    Overrides,
     choose_adapter,
     resolve,
     run_of,

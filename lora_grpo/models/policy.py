@@ -245,8 +245,8 @@ def _import_unsloth() -> None:
 def _compile_one_chunk() -> None:
     """Have Unsloth's loss pass compile the logprobs of one chunk of tokens, and recompute its logits for the gradient.
 
-    By default, unsloth_zoo 2026.10.7 compiles a graph with 4 chunks per completion, which takes minutes to trace
-    (tools/benchmark_compile.py), and keeps the logits of all of them. Losses and gradients are equal (tests/gpu_rig).
+    By default, unsloth_zoo 2026.10.7 compiles a graph with 4 chunks per completion, which takes minutes to trace, and
+    keeps the logits of all of them. Losses and gradients are equal (tests/gpu_rig).
     """
     from unsloth_zoo import rl_replacements
 

@@ -24,7 +24,7 @@ BEST = "best"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overrides:
+class ModelFlags:
     """Flags of all commands that load a model: they choose its adapter, or override the settings saved with it."""
 
     what: Literal["adapter", "best"] = "adapter"
@@ -96,7 +96,7 @@ class ModelSpec:
         return dataclasses.replace(self, label=START if self.start else BASE, adapter=self.start)
 
 
-def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_base: bool = False) -> ModelSpec:
+def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: bool = False) -> ModelSpec:
     """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names.
 
     Args:
@@ -106,16 +106,16 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
     if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
-    folder, commit = model_files.find(name, overrides.revision)
+    folder, commit = model_files.find(name, flags.revision)
     run = run_of(folder)
     if not run and not (folder / ADAPTER_CONFIG).is_file():
-        if overrides.base:
-            raise UserError(f"--base {overrides.base} needs an adapter, and {name} has none; remove the flag")
+        if flags.base:
+            raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
             )
-        base = _base(folder, commit, bits, overrides)
+        base = _base(folder, commit, bits, flags)
         template_from: Literal["base"] | None = "base" if model_files.chat_templates(folder) else None
         return ModelSpec(Path(name).name, base, name, None, folder, template_from=template_from)
 
@@ -130,27 +130,27 @@ def resolve(name: str, overrides: Overrides, *, bits: int | None = None, any_bas
     if run:  # run.json identifies the base of an adapter exactly
         record = read_record(run)
         trained, policy = record["config"]["model"], record["policy"]
-        stored, revision = trained["name"], overrides.revision or policy.get("revision")
+        stored, revision = trained["name"], flags.revision or policy.get("revision")
         known, bits = policy.get("fingerprint"), bits or trained["bits"]
         folder_name = adapter.resolve().name
         label = "trained" if folder_name == "adapter" else folder_name
         if record["config"].get("lora", {}).get("from") and label != START:
             start = run / START
-        if trained["trust_remote_code"] and not overrides.trust_remote_code:
+        if trained["trust_remote_code"] and not flags.trust_remote_code:
             raise UserError(
-                f"{run}/run.json would run Python code from the repository of {overrides.base or stored}; if you trust "
+                f"{run}/run.json would run Python code from the repository of {flags.base or stored}; if you trust "
                 "it, pass --trust-remote-code"
             )
     else:
         label, stored, revision = "adapter", saved.base_model_name_or_path, saved.revision
-    requested = overrides.base or stored
-    if not requested or (not overrides.base and _is_missing_folder(requested)):
+    requested = flags.base or stored
+    if not requested or (not flags.base and _is_missing_folder(requested)):
         raise UserError(
             f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
             "it with --base"
         )
     path, commit = model_files.find(requested, revision)
-    base = _base(path, commit, bits, overrides)
+    base = _base(path, commit, bits, flags)
     if known and not any_base and model_files.weights_fingerprint(path) != known:
         raise UserError(
             f"{requested} is not the base that the run in {run} was trained on, {stored}: its weights differ from "
@@ -187,9 +187,9 @@ def _is_missing_folder(name: str) -> bool:
     return model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()
 
 
-def _base(folder: Path, commit: str | None, bits: int | None, overrides: Overrides) -> ModelConfig:
+def _base(folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelConfig:
     model_files.check_folder(str(folder), "the model")
-    trust = overrides.trust_remote_code
+    trust = flags.trust_remote_code
     return ModelConfig(str(folder), bits=4 if bits == 4 else 16, trust_remote_code=trust, revision=commit)
 
 

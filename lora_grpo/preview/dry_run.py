@@ -33,7 +33,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
         if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
             console.note(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}")
     if config.method == "sft" and gold:
-        console.result(f"--- {sum(gold.from_model)} tokens with its end: the loss is on these, not on the prompt")
+        console.result(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
     if gold is not None and config.method == "grpo":
         batch = scorer.score_episodes([gold])
         console.result("--- its rewards")

@@ -79,7 +79,7 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     answers = []
     for episode, values, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
         weighted = {name: None if value is None else weights[name] * value for name, value in values.items()}
-        answers.append(Answer(episode.text, sum(episode.from_model), episode.truncated, weighted, verdict))
+        answers.append(Answer(episode.text, sum(episode.loss_mask), episode.truncated, weighted, verdict))
     groups = []
     for number, row in enumerate(prompted_rows):
         first = number * group_size

@@ -34,7 +34,7 @@ class Episode:
     """How tool calls are parsed, see `turns.response_format`; None without tools."""
     token_ids: list[int] = field(default_factory=list)
     """The T tokens after the prompt: the model's, and those of the environment and the chat template."""
-    from_model: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
     """(T,) 1 for each token that the model sampled, 0 for others. Only the former are trained on and counted."""
     logprobs: list[float] | None = field(default_factory=list)
     """(T,) logprob of each sampled token in nats, 0 for others; None if the sampler returns none."""
@@ -69,7 +69,7 @@ class Episode:
         return self.ended_by is not None
 
     @property
-    def room(self) -> int:
+    def remaining_tokens(self) -> int:
         """The number of tokens that are left."""
         return self.budget - len(self.token_ids)
 
@@ -81,7 +81,7 @@ class Episode:
     @property
     def sampled_ids(self) -> list[int]:
         """The tokens that the model sampled."""
-        return [token for token, own in zip(self.token_ids, self.from_model, strict=True) if own]
+        return [token for token, own in zip(self.token_ids, self.loss_mask, strict=True) if own]
 
     @property
     def text(self) -> str:
@@ -102,14 +102,14 @@ class Episode:
         """Add a turn of the model, let the environment answer, and add its messages or end the episode.
 
         Args:
-            token_ids: the sampled tokens, at most `room`.
+            token_ids: the sampled tokens, at most `remaining_tokens`.
             text: the turn without special tokens. What the text before it has begun is put before it.
             truncated: whether the turn was cut before it ended.
             asked_next_question: whether its tokens end with the next `Question:` of a plain prompt.
         """
         self.asked_next_question = asked_next_question
         text = self.begun + text
-        self._add(token_ids, logprobs, from_model=1)
+        self._add(token_ids, logprobs, loss_mask=1)
         self.turns, self.truncated = self.turns + 1, truncated
         if self.session is None:
             self.messages = [{"role": "assistant", "content": text}]
@@ -139,15 +139,15 @@ class Episode:
         # The model has ended its turn itself, perhaps with another of its tokens for that than the template's.
         if ids[0] == token_ids[-1] or {ids[0], token_ids[-1]} <= {*self.eos_token_ids}:
             ids = ids[1:]
-        if len(ids) >= self.room:
+        if len(ids) >= self.remaining_tokens:
             return self.end("budget")
         self.messages += answers
-        self._add(ids, None if logprobs is None else [0.0] * len(ids), from_model=0)
+        self._add(ids, None if logprobs is None else [0.0] * len(ids), loss_mask=0)
         self._before = following
 
-    def _add(self, ids: list[int], logprobs: list[float] | None, from_model: int) -> None:
+    def _add(self, ids: list[int], logprobs: list[float] | None, loss_mask: int) -> None:
         self.token_ids = self.token_ids + ids
-        self.from_model = self.from_model + [from_model] * len(ids)
+        self.loss_mask = self.loss_mask + [loss_mask] * len(ids)
         self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs
 
     def end(self, ended_by: str) -> None:

@@ -69,7 +69,7 @@ def _converse(
         if not alive:
             return
         asked = [everyone[index].prompt_ids + everyone[index].token_ids for index in alive]
-        rooms = tuple(min(limit, everyone[index].room) for index in alive)
+        rooms = tuple(min(limit, everyone[index].remaining_tokens) for index in alive)
         given = replace(params, num_samples=1, max_tokens=max(rooms), max_each=rooms, continues=going_on)
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.hardware import machine
-from lora_grpo.memory import CPU_SHARE, MAX_BATCH_SIZE, estimate
+from lora_grpo.memory import CPU_FRACTION, MAX_BATCH_SIZE, estimate
 
 if TYPE_CHECKING:
     import torch
 
-START_SHARE = 1 / 4
+START_FRACTION = 1 / 4
 """Fraction of the batch that is refilled at once. Refilling runs a prefill and copies the cache, which takes as long
 as several decoding steps. Waiting until a quarter is free leaves an eighth of the batch empty on average."""
 
@@ -23,7 +23,7 @@ SPARE_COLUMNS = 32
 _MIN_SAVED_TOKENS = 64
 """Minimum number of tokens for which a forward pass on the common tokens of all prompts saves time."""
 
-_GPU_SHARE = 0.8
+_GPU_FRACTION = 0.8
 """Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
 
 
@@ -205,13 +205,13 @@ def can_join(config: Any) -> bool:
 
 
 def num_to_start(batch_size: int, *, running: int, waiting: int, joining: bool) -> int:
-    """Return how many completions to start now: `START_SHARE` of the batch once it is free.
+    """Return how many completions to start now: `START_FRACTION` of the batch once it is free.
 
     Without `joining`, a full batch starts once all completions have finished.
     """
     if not joining:
         return 0 if running else min(batch_size, waiting)
-    new = min(max(1, int(batch_size * START_SHARE)), waiting)
+    new = min(max(1, int(batch_size * START_FRACTION)), waiting)
     return new if new <= batch_size - running else 0
 
 
@@ -308,9 +308,9 @@ def max_batch_size(model: Any, longest_prompt: int, max_tokens: int) -> int:
     if device.type == "cuda":
         # The driver counts memory that torch caches after freeing tensors as used.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        available = _GPU_SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
+        available = _GPU_FRACTION * (torch.cuda.mem_get_info(device)[0] + unused)
     else:
-        available = CPU_SHARE * machine.machine_memory()[0]
+        available = CPU_FRACTION * machine.machine_memory()[0]
     fit = int(min(available // bytes_per_completion(model, longest_prompt, max_tokens), MAX_BATCH_SIZE))
     return 1 << max(0, fit.bit_length() - 1)
 
@@ -341,7 +341,7 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     selection = config.vocab_size * estimate.SELECTION_BYTES
     # Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the feed-forward block.
     prefill = longest_prompt * ((8 * config.hidden_size + 6 * inner) * width + 4 * longest_prompt)
-    started = START_SHARE if can_join(model.config) else 1
+    started = START_FRACTION if can_join(model.config) else 1
     return int((longest_prompt + max_tokens + SPARE_COLUMNS) * token + states + max(selection, prefill * started))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from lora_grpo import console, distributed
 from lora_grpo.commands import recipe_file
-from lora_grpo.config import UNUSED_BY_SFT, Invocation, Overrides, RunConfig, check_fields, endless_steps, replace
+from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
@@ -28,7 +28,7 @@ class Recipe:
 
     name: str
     """Such as `gsm8k_lora`. The default output folder is `outputs/<name>`."""
-    presets: Mapping[str, Overrides]
+    presets: Mapping[str, ConfigChanges]
     """Changes to the defaults, by the name of the preset."""
     method: Literal["grpo", "sft"] = "grpo"
 
@@ -101,7 +101,7 @@ def settle(
     return config
 
 
-def changed_settings(config: RunConfig, presets: Mapping[str, Overrides]) -> dict[str, Any]:
+def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) -> dict[str, Any]:
     """Return the preset's value of each setting that the user, a settings file or a start adapter changed."""
     preset = replace(RunConfig(method=config.method), presets[config.preset])
     preset = _with_defaults_of_task(preset, config.preset, config.data.task)

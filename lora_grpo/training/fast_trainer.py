@@ -243,7 +243,7 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     """
     token_ids = [episode.token_ids for episode in episodes]
     logprobs = [episode.logprobs for episode in episodes]
-    masks = [episode.from_model for episode in episodes]
+    masks = [episode.loss_mask for episode in episodes]
     # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so it
     # gets an EOS token that is not trained on.
     for index, episode in enumerate(episodes):

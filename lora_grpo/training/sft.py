@@ -80,7 +80,7 @@ def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[i
     """Return the `input_ids` and `labels` of each row."""
     examples = []
     for episode in gold_episodes(sampler.tokenizer, rows, sampler.eos_token_ids):
-        labels = [token if own else IGNORED for token, own in zip(episode.token_ids, episode.from_model, strict=True)]
+        labels = [token if own else IGNORED for token, own in zip(episode.token_ids, episode.loss_mask, strict=True)]
         prompt = episode.prompt_ids
         examples.append({"input_ids": prompt + episode.token_ids, "labels": [IGNORED] * len(prompt) + labels})
     return examples

@@ -10,7 +10,7 @@ from helpers.tiny_runs import run_tiny
 from lora_grpo.cli import verbs
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 from lora_grpo.prompts import chat
 from lora_grpo.sampling import SamplingParams, build
 
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 def expected(run, params, adapter):
     """The completion that an evaluation samples."""
-    model = resolve(str(run), Overrides())
+    model = resolve(str(run), ModelFlags())
     tokenizer = build.load_tokenizer(model)
     sampler = build.load_sampler(model, "transformers", tokenizer, 0, 0)
     prompt = chat.render(

@@ -21,7 +21,7 @@ from lora_grpo.data import load_split
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report, read_report
 from lora_grpo.hub import PushOptions, push_to_hub
 from lora_grpo.merging import read_report as read_merge_report
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 from lora_grpo.runs import read_run
 
 PRESETS = runpy.run_path(str(RECIPES[0].with_name("gsm8k_lora.py")))["PRESETS"]
@@ -84,7 +84,7 @@ def test_a_run_that_is_pushed(tmp_path):
 
 def test_a_run_that_is_resolved(tmp_path):
     run = make_run(tmp_path / "run")
-    check(run, files(run, ".json"), lambda: resolve(str(run), Overrides()).identity)
+    check(run, files(run, ".json"), lambda: resolve(str(run), ModelFlags()).identity)
 
 
 def test_the_report_of_a_merge(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 from gpu_runs import COIN, COMBINATIONS, RECIPE, run_recipe, run_script, skip_without
 
-from lora_grpo.gpu_check.measure import QWEN, Options, Row, run_rows
+from lora_grpo.gpu_check.measure import QWEN, EngineCase, Options, run_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +32,7 @@ def test_a_model_of_half_a_billion_parameters_trains_within_the_planned_memory(t
     skip_without(engine, backend)
     shorter = ("--sampling.max-completion-tokens", "64", "--model.max-sequence-tokens", "576", "--rewards", COIN)
     machine = {"gpu": "GPU", "versions": {}, "started": ""}
-    [result] = run_rows([Row(engine, backend)], QWEN, Options(15, tmp_path / "out"), RECIPE, machine, shorter)
+    [result] = run_cases([EngineCase(engine, backend)], QWEN, Options(15, tmp_path / "out"), RECIPE, machine, shorter)
     assert result["status"] == "ran", result["reason"]
     assert result["completion_tokens"] == 64
     assert result["gpu_peak_gib"] <= 1.1 * result["planned_gib"]

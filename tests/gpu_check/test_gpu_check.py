@@ -17,7 +17,7 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.errors import RunError
 from lora_grpo.gpu_check import measure
-from lora_grpo.gpu_check.measure import ROWS, SHORT, Options, Row, check_gpu, conclude
+from lora_grpo.gpu_check.measure import CASES, SHORT_CASES, EngineCase, Options, check_gpu, conclude
 from lora_grpo.hardware import save_measured_engine
 from lora_grpo.memory import make_plan, summary
 
@@ -35,12 +35,12 @@ MACHINE = {
 }
 
 
-def run_rows(rows, recipe, output, seconds=60.0, arguments=(), short=False):
+def run_cases(rows, recipe, output, seconds=60.0, arguments=(), short=False):
     options = Options(seconds / 60, output, short)
-    return measure.run_rows(rows, TINY, options, recipe, MACHINE, arguments)
+    return measure.run_cases(rows, TINY, options, recipe, MACHINE, arguments)
 
 
-ROW, OTHER = Row("peft", "transformers"), Row("unsloth", "transformers")
+ROW, OTHER = EngineCase("peft", "transformers"), EngineCase("unsloth", "transformers")
 
 
 WITHOUT_WEIGHTS = """
@@ -109,12 +109,12 @@ def table_of(output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "statuses"), [(SHORT, "s s s r r"), (ROWS, "r s s r r")])
+@pytest.mark.parametrize(("rows", "statuses"), [(SHORT_CASES, "s s s r r"), (CASES, "r s s r r")])
 def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, rows, statuses):
     find_spec = importlib.util.find_spec
     missing = ("unsloth", "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else find_spec(name))
-    results = run_rows(rows, RECIPE, tmp_path / "out", 600, ON_CPU, short=rows is SHORT)
+    results = run_cases(rows, RECIPE, tmp_path / "out", 600, ON_CPU, short=rows is SHORT_CASES)
     logs = [Path(each["log"]).read_text() for each in results if "log" in each]
     assert " ".join(each["status"][0] for each in results) == statuses, logs
     by_name = {each["name"]: each for each in results if each["status"] == "ran"}
@@ -131,7 +131,7 @@ def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, r
 
 
 def test_what_is_read_of_a_run(stand_in, tmp_path):
-    [result, resumed] = run_rows([ROW, Row(resumes=True)], stand_in(finishes()), tmp_path / "out")
+    [result, resumed] = run_cases([ROW, EngineCase(resumes=True)], stand_in(finishes()), tmp_path / "out")
     assert result["status"] == resumed["status"] == "ran" and result["reason"] is None
     assert result["step_time"] == 11 and result["time/rollouts"] == 5.5  # without the first step
     assert result["compilation"] == 39 and resumed["compilation"] is None
@@ -153,12 +153,12 @@ if "unsloth" not in sys.argv:
     print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
 """
     out = tmp_path / "out"
-    results = run_rows([ROW, OTHER], stand_in(script + finishes()), out)
+    results = run_cases([ROW, OTHER], stand_in(script + finishes()), out)
     assert [result["status"] for result in results] == ["failed", "ran"]
     assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
     assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
     assert table_of(out)[0]["notes"].startswith("error: the GPU's memory did not suffice")
-    [untrained] = run_rows([ROW], stand_in(finishes(gradient="0.0")), out)
+    [untrained] = run_cases([ROW], stand_in(finishes(gradient="0.0")), out)
     assert untrained["status"] == "failed" and untrained["reason"].startswith("no step had a gradient")
 
 
@@ -170,7 +170,7 @@ if "unsloth" not in sys.argv:
     ],
 )
 def test_a_row_out_of_time_keeps_its_steps_and_without_any_is_not_finished(stand_in, tmp_path, begins, status, reason):
-    [result] = run_rows([ROW], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
+    [result] = run_cases([ROW], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
     assert result["status"] == status and re.fullmatch(reason, result["reason"])
 
 
@@ -194,10 +194,10 @@ INTERRUPTED = f"""
 import importlib.util, pathlib, signal, sys
 from lora_grpo.cli import run_command
 from lora_grpo.gpu_check import measure
-from lora_grpo.gpu_check.measure import Options, Row
+from lora_grpo.gpu_check.measure import Options, EngineCase
 build = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 measure.build_command = lambda folder, config: [sys.executable, "-c", build, str(folder)]
-measure._TRY_TORCH, measure.SHORT = "", [{ROW}, {OTHER}, Row()]
+measure._TRY_TORCH, measure.SHORT_CASES = "", [{ROW}, {OTHER}, EngineCase()]
 importlib.util.find_spec = lambda name: name
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
 options = Options(1.0, pathlib.Path(sys.argv[2]), short=True)
@@ -306,7 +306,7 @@ def test_a_check_with_an_open_or_failed_row_is_no_success(
 
 
 def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path):
-    results = run_rows(ROWS, stand_in(finishes(speed={("peft", "16"): 1.5})), tmp_path / "out")
+    results = run_cases(CASES, stand_in(finishes(speed={("peft", "16"): 1.5})), tmp_path / "out")
     assert "stay with 4 bits" in conclude(results, "Card")[-1]
     path = tmp_path / "cache" / "lora_grpo" / "check-gpu.json"
     assert json.loads(path.read_text())["engine"] == "peft"
@@ -339,7 +339,7 @@ def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path
 )
 def test_only_vllm_with_peft_and_16_bits_may_be_refused(card, stand_in, tmp_path, condition, statuses):
     refusing = finishes().replace("folder = ", f"if {condition}:\n    sys.exit(2)\nfolder = ", 1)
-    results = run_rows(ROWS, stand_in(refusing), tmp_path / "out")
+    results = run_cases(CASES, stand_in(refusing), tmp_path / "out")
     assert [each["status"] for each in results] == statuses.split()
 
 
@@ -399,6 +399,6 @@ def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     wide = {**TINY, **heads}  # which vLLM's CPU build takes
     # The one combination that no other test trains by.
-    [result] = measure.run_rows([Row()], wide, Options(15, tmp_path / "out"), RECIPE, MACHINE, ON_CPU)
+    [result] = measure.run_cases([EngineCase()], wide, Options(15, tmp_path / "out"), RECIPE, MACHINE, ON_CPU)
     assert (result["status"], result["reason"]) == ("ran", None)
     assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]

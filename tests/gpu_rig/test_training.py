@@ -135,7 +135,7 @@ def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
 
 
 def test_one_chunk_is_compiled_and_the_loss_is_the_same(unsloth, train, tmp_path):
-    """As without recompute, Unsloth's default. The runs do not compile; the tool traces the functions they call."""
+    """As without recompute, Unsloth's default. The runs do not compile; a program traces the functions they call."""
     plain = train(
         *("unsloth", "float32", tmp_path / "run", "--model.bits", "16"),
         card=T4,
@@ -146,7 +146,7 @@ def test_one_chunk_is_compiled_and_the_loss_is_the_same(unsloth, train, tmp_path
     for ours, theirs in zip(unsloth.steps, plain.steps, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-7)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5) and theirs["grad_norm"] > 0.01
-    command = [PYTHON, ROOT / "tools" / "benchmark_compile.py", "2"]
+    command = [PYTHON, ROOT / "tests" / "gpu_rig" / "compiled_chunks.py", "2"]
     home = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, env=home, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -165,9 +165,9 @@ def scored_rows(config, plan):
     import torch
     from unsloth_zoo.rl_replacements import autotune_batch_and_chunks
 
-    free = plan.fit.device.free - sum(plan.fit.parts[name] for name in FIXED)
-    torch.cuda.mem_get_info = lambda *args: (free, plan.fit.device.total)
-    samples, lengths = plan.fit.max_num_seqs, config.model.max_sequence_tokens
+    free = plan.estimate.device.free - sum(plan.estimate.parts[name] for name in FIXED)
+    torch.cuda.mem_get_info = lambda *args: (free, plan.estimate.device.total)
+    samples, lengths = plan.estimate.max_num_seqs, config.model.max_sequence_tokens
     rows, chunks = autotune_batch_and_chunks(samples, lengths, plan.shape.hidden, plan.shape.vocabulary, 16)
     return -(-samples // (samples // rows)), chunks
 
@@ -184,7 +184,7 @@ def count(config, plan, scored, dtype):
     from lora_grpo.models import model_files
 
     values = {**model_files.read_config(config.model), "num_hidden_layers": LAYERS}
-    rows, length = plan.fit.micro_batch_size, config.model.max_sequence_tokens
+    rows, length = plan.estimate.micro_batch_size, config.model.max_sequence_tokens
     completion, (together, chunks) = config.sampling.max_completion_tokens, scored
     scratch, sizes = {}, {}
     replace_kernels(scratch)
@@ -252,7 +252,7 @@ def main():
         flags = ("--model.engine", "unsloth", "--sampling.backend", "vllm")
         config, plan = vllm_arguments.make_plan_on(name, mebibytes, folder, *flags)
         scored, is_old = scored_rows(config, plan), float(capability) < 8
-        key = (config.model.name, plan.fit.micro_batch_size, scored, is_old)
+        key = (config.model.name, plan.estimate.micro_batch_size, scored, is_old)
         alike.setdefault(key, []).append((name, gibibytes, capability, config, plan))
     for (_, _, scored, is_old), group in alike.items():
         if process := os.fork():  # Unsloth keeps buffers in its modules
@@ -261,9 +261,9 @@ def main():
         card.pretend(*group[0][:3])
         counted = count(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
         for name, _, _, _, plan in group:
-            fixed = sum(plan.fit.parts[part] for part in FIXED)
-            planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.fit.phases.items()}
-            planned["host"] = plan.fit.host
+            fixed = sum(plan.estimate.parts[part] for part in FIXED)
+            planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.estimate.phases.items()}
+            planned["host"] = plan.estimate.host_bytes
             print(json.dumps({"gpu": name, "fixed": fixed, "planned": planned, "counted": counted}), flush=True)
         os._exit(0)
 

@@ -128,7 +128,7 @@ def main():
                 "gpu": name,
                 "engine": engine,
                 "config": config.to_dict(),
-                "plan": plan.fit.record(),
+                "plan": plan.estimate.record(),
                 "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
                 "has_flashinfer": has_flashinfer(),
                 "flashinfer_sampler": topk_topp_sampler.flashinfer_sampler_supported(),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+LESSON = ROOT / "recipes" / "grpo_from_scratch.py"  # a program of its own, which trains without the pipeline
+
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.py") if path != LESSON)
 
 HEAVY = (
     "torch",

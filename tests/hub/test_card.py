@@ -31,7 +31,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.hub.files import CARD
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 
 GOLDEN = Path(__file__).with_name("golden_card.txt")
 LEFT_OUT = "measured other weights; it is left out"
@@ -471,4 +471,4 @@ def test_a_path_of_another_machine_is_not_shown_and_is_no_hub_id(tmp_path, base,
     assert not any(b"somebody" in file.read() for name, file in files.items() if name == CARD or "config" in name)
     alone = shutil.copytree(run / "adapter", tmp_path / "alone")
     with pytest.raises(UserError, match="does not exist here; pass it with --base"):
-        resolve(str(alone), Overrides())
+        resolve(str(alone), ModelFlags())

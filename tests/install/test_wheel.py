@@ -6,7 +6,7 @@ import sys
 import zipfile
 
 import pytest
-from helpers.fresh_imports import ROOT
+from helpers.fresh_imports import LESSON, ROOT
 
 from lora_grpo import commands
 
@@ -21,7 +21,8 @@ def test_the_wheel_trains_in_an_empty_folder(tmp_path):
         (entries,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert "lora-grpo = lora_grpo.__main__:main" in archive.read(entries).decode()
     recipes = {path.name for path in (tmp_path / "site" / "lora_grpo" / "recipes").iterdir()}
-    assert recipes == {*commands.RECIPES.values()} and (tmp_path / "site" / "lora_grpo" / "py.typed").is_file()
+    assert recipes == {*commands.RECIPES.values(), LESSON.name}
+    assert (tmp_path / "site" / "lora_grpo" / "py.typed").is_file()
 
     (tmp_path / "empty").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "CUDA_VISIBLE_DEVICES": ""}

@@ -38,12 +38,14 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     machine(script=f"echo '0, GPU-0abc, {gpu}, {total}, {total - 500}'")
     config, plan = planned("gsm8k_lora")
     assert (config.preset, config.model.name) == (preset, f"Qwen/{model}")
-    assert plan.fit.fits and plan.fit.max_num_seqs == 64
-    assert plan.fit.micro_batch_size == int(micro)
-    assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.03)
-    assert chunks == f"1 of {4 * plan.fit.micro_batch_size}"  # tests/gpu_rig/test_training.py counts the graph's
-    found = [sum(plan.fit.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
-    assert [float(cell.split()[0]) * GIB for cell in MEMORY[gpu]] == pytest.approx([*found, plan.fit.host], rel=0.02)
+    assert plan.estimate.fits and plan.estimate.max_num_seqs == 64
+    assert plan.estimate.micro_batch_size == int(micro)
+    assert plan.estimate.gpu_memory_share == pytest.approx(float(share), abs=0.03)
+    assert chunks == f"1 of {4 * plan.estimate.micro_batch_size}"  # tests/gpu_rig/test_training.py counts the graph's
+    found = [sum(plan.estimate.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
+    assert [float(cell.split()[0]) * GIB for cell in MEMORY[gpu]] == pytest.approx(
+        [*found, plan.estimate.host_bytes], rel=0.02
+    )
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -75,12 +77,12 @@ def test_a_listed_model_fits_its_gpu_with_the_listed_limits(machine, row):
     flags = ("--preset", preset, "--model.name", name, *engine)
     _, plan = planned("gsm8k_lora", *flags)
     assert f"{KNOWN_MODELS[name]['weights_bytes'] / 1e9:.2f} GB" == gigabytes
-    assert plan.fit.fits and plan.fit.sampler == ("vllm" if engine else "shared")
+    assert plan.estimate.fits and plan.estimate.sampler == ("vllm" if engine else "shared")
     assert plan.engine == ("peft" if engine else "unsloth")
-    assert (plan.fit.micro_batch_size, plan.fit.max_num_seqs) == (int(micro), int(parallel))
-    assert plan.fit.gpu_memory_share == pytest.approx(float(share), abs=0.05)
+    assert (plan.estimate.micro_batch_size, plan.estimate.max_num_seqs) == (int(micro), int(parallel))
+    assert plan.estimate.gpu_memory_share == pytest.approx(float(share), abs=0.05)
     assert plan.longest_context == pytest.approx(int(longest.replace(",", "")), rel=0.05)
     # A GPU reports less memory than its name says, and drives a desktop.
     machine(int(0.93 * 1024 * int(preset.removesuffix("gb"))))
     for command in (("code_lora",), ("gsm8k_lora", *LONG)):
-        assert planned(*command, *flags)[1].fit.fits
+        assert planned(*command, *flags)[1].estimate.fits

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
-from lora_grpo.memory.estimate import Step, optimizer_bytes, parts, weight_bytes
+from lora_grpo.memory.estimate import Step, memory_by_part, optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
 from lora_grpo.models.base_model import attention_implementation
 from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
@@ -244,7 +244,7 @@ def test_activations_are_those_that_torch_saves(config, on_cpu, checkpointing, r
     step = a_step(rows, *lengths, checkpointing=checkpointing, on_cpu=on_cpu, packed=group is not None)
     if group:
         step = dataclasses.replace(step, config=replace(step.config, {"sampling": {"num_generations": group}}))
-    planned = parts(Shape.of(config), step)
+    planned = memory_by_part(Shape.of(config), step)
     low, high = (0.99, 1.09) if group else (1.0, 1.2) if "layer_types" in config else (1.0, 1.05)
     assert low <= (planned["activations"] + planned["one_layer"]) / most_held(config, step, monkeypatch) <= high
 
@@ -267,7 +267,7 @@ def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on
             logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
             logps.backward(torch.ones_like(logps))
     step = a_step(1, 0, tokens, on_cpu=on_cpu)
-    planned = parts(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
+    planned = memory_by_part(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
     assert held.peak == pytest.approx(planned, rel=0.04)
     if vocabulary > 8192:
         assert held.largest < tokens * shape.vocabulary

@@ -11,7 +11,7 @@ from lora_grpo.config import RunConfig, check_fields, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import machine
 from lora_grpo.memory import GIB, KNOWN_MODELS, Shape
-from lora_grpo.memory.fit import USABLE_SHARE, Device, Planner, refusal
+from lora_grpo.memory.fit import USABLE_FRACTION, Device, Planner, refusal
 from lora_grpo.settings import check
 
 
@@ -48,12 +48,12 @@ def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size,
     config, shape = PRESETS[recipe][size]
     check(check_fields(config))
     found = fit(shape, config, card(size), sampler=sampler)
-    assert found.needed <= USABLE_SHARE * card(size).free
+    assert found.needed <= USABLE_FRACTION * card(size).free
     sizes = micro_batches(config)
     assert found.micro_batch_size in sizes
     larger = [other for other in sizes if other > found.micro_batch_size]
     if larger:
-        assert not Planner(shape, card(size), sampler).at(config, larger[-1], found.max_num_seqs).fits
+        assert not Planner(shape, card(size), sampler).estimate(config, larger[-1], found.max_num_seqs).fits
     assert found.max_num_seqs == sizes[0]  # all of a step's completions at once
     if sampler == "transformers":
         assert found.gpu_memory_share is None
@@ -114,9 +114,9 @@ def test_what_unsloth_moves_to_host_memory_must_fit_there():
     there = card(24)
     found = fit(SHAPE, CONFIG, there, sampler="shared", fused=True)
     inputs = 2 * 16 * CONFIG.model.max_sequence_tokens * SHAPE.hidden
-    assert len(SHAPE.layers) * inputs <= found.host < 2 * len(SHAPE.layers) * inputs
+    assert len(SHAPE.layers) * inputs <= found.host_bytes < 2 * len(SHAPE.layers) * inputs
     assert found.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
-    less = dataclasses.replace(there, host=found.host - 1)
+    less = dataclasses.replace(there, host=found.host_bytes - 1)
     assert fit(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
     with pytest.raises(UserError, match=r"needs 0.*GiB of host memory"):
         fit(SHAPE, CONFIG, dataclasses.replace(there, host=10**8), sampler="shared", fused=True)
@@ -126,8 +126,8 @@ def test_what_unsloth_moves_to_host_memory_must_fit_there():
 
     # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
     found = fit(SHAPE, CONFIG, there, sampler="vllm")
-    assert found.host == found.parts["vllm_weights"] + found.parts["vllm_adapter"]
-    assert fit(SHAPE, CONFIG, there, sampler="transformers").host == 0
+    assert found.host_bytes == found.parts["vllm_weights"] + found.parts["vllm_adapter"]
+    assert fit(SHAPE, CONFIG, there, sampler="transformers").host_bytes == 0
 
 
 @pytest.mark.parametrize(("taken", "helps"), [(20, True), (0.3, False)])
@@ -152,7 +152,7 @@ def test_a_smaller_evaluation_is_the_first_advice_on_a_cpu():
     config = replace(RunConfig(output_dir="out"), runpy.run_path(str(RECIPES[0]))["PRESETS"]["starter"])
     config = replace(config, {"train": {"micro_batch_size": 1, "prompts_per_step": 1}, "data": {"eval_limit": 400}})
     shape = PRESETS["gsm8k_lora"][8][1]
-    step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").at(config, 1, 32)
-    there = Device("this machine", 400 * GIB, int(step.needed / USABLE_SHARE) + GIB, on_cpu=True)
+    step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").estimate(config, 1, 32)
+    there = Device("this machine", 400 * GIB, int(step.needed / USABLE_FRACTION) + GIB, on_cpu=True)
     message = refusal(Planner(shape, there, "merged"), config)
     assert re.search(r"or pass --data\.eval-limit \d+ \(needs ", message), message

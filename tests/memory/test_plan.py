@@ -22,7 +22,7 @@ from lora_grpo.config.batch import micro_batches
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import fit_data, load_data
 from lora_grpo.errors import UserError
-from lora_grpo.memory import KNOWN_MODELS, Longest, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import KNOWN_MODELS, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.memory.estimate import GIB
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
@@ -96,7 +96,7 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
     _, record = planned(asked(model))
     assert record["free_gib"] == record["total_gib"]
     _, plan = make_plan(asked(model), Invocation())
-    assert plan.fit.device.host == psutil.virtual_memory().total // 2
+    assert plan.estimate.device.host == psutil.virtual_memory().total // 2
 
 
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
@@ -148,8 +148,8 @@ def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, ca
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
     _, plan = recipe(*flags)
     assert "planned for a GPU with 16 GB: none found" in capsys.readouterr().err
-    assert plan.fit.device.total == plan.fit.device.free == 16 * GIB
-    assert (plan.engine, plan.fit.sampler) == ("unsloth", "shared")
+    assert plan.estimate.device.total == plan.estimate.device.free == 16 * GIB
+    assert (plan.engine, plan.estimate.sampler) == ("unsloth", "shared")
     assert plan.assumptions[0].startswith("the GPU has 16 GiB, all of it free; no GPU was found")
     presets = {"16gb": {}, "starter": {}}
     with pytest.raises(UserError, match="needs a GPU with 16 GB"):
@@ -160,7 +160,7 @@ def test_the_longest_context_is_accepted_and_one_token_more_is_not(machine, tmp_
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
     longest = ["--sampling.max-completion-tokens", "512", "--model.max-sequence-tokens"]
     context = recipe(*flags)[1].longest_context
-    assert recipe(*flags, *longest, str(context))[1].fit.micro_batch_size == 1
+    assert recipe(*flags, *longest, str(context))[1].estimate.micro_batch_size == 1
     with pytest.raises(UserError, match="does not fit on a GPU with 8 GB"):
         recipe(*flags, *longest, str(context + 1))
 
@@ -187,14 +187,14 @@ def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
     of = {name: {**QWEN25_HALF, "vocab_size": 152064, **LARGE[name]} for name in (fits, refused)}
     asked = ["--preset", f"{size}gb", "--model.name", folder_of(tmp_path, of[fits])]
     settings = ["--sampling.backend", "vllm", "--model.engine", "unsloth", *changes.split()]
-    assert recipe(*asked, *settings[:4])[1].fit.fits
+    assert recipe(*asked, *settings[:4])[1].estimate.fits
     folder_of(tmp_path, of[refused])
     with pytest.raises(UserError) as error:
         recipe(*asked, *settings)
     message = str(error.value)
     assert "\n" not in message and " does not fit on Card 0: " in message
     [flags] = re.findall(r" are free\); (?:close .*, or )?pass (--.*) \(needs [\d.]+ GiB\)$", message)
-    assert recipe(*asked, *settings, *flags.split())[1].fit.fits
+    assert recipe(*asked, *settings, *flags.split())[1].estimate.fits
     parts = re.split(r" (?=--)", flags)
     for part in parts[1:] and [each for each in parts if "tokens" not in each]:  # none of several is superfluous
         rest = " ".join(each for each in parts if each != part)
@@ -207,7 +207,7 @@ def test_the_starter_beside_an_old_driver_is_planned_for_the_cpu(machine, model,
     monkeypatch.setattr("lora_grpo.hardware.nvidia._torch_build", lambda: ("2.13.0+cu130", 13))
     for preset, on_cpu in (("starter", True), ("24gb", False)):
         _, plan = make_plan(replace(asked(model), {"preset": preset}), Invocation(plan=True))
-        assert plan.fit.device.on_cpu is on_cpu
+        assert plan.estimate.device.on_cpu is on_cpu
 
 
 def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_by_a_run(
@@ -306,12 +306,12 @@ def test_a_gated_model_is_planned_if_it_is_listed(tmp_path, machine, monkeypatch
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):
     config, plan = recipe()
-    assert plan.fit.device.on_cpu and plan.fit.sampler == "merged"
-    assert {"merged_copy", "libraries"} <= plan.fit.phases["sampling"].keys()
-    assert plan.fit.max_num_seqs == 256  # in an evaluation
-    assert recipe("--data.eval-limit", "1")[1].fit.max_num_seqs == 128  # in a step
-    assert not {"context", "workspace"} & plan.fit.phases["loss"].keys()
-    assert "fragmentation" in plan.fit.phases["loss"] and "fragmentation" not in plan.fit.phases["sampling"]
+    assert plan.estimate.device.on_cpu and plan.estimate.sampler == "merged"
+    assert {"merged_copy", "libraries"} <= plan.estimate.phases["sampling"].keys()
+    assert plan.estimate.max_num_seqs == 256  # in an evaluation
+    assert recipe("--data.eval-limit", "1")[1].estimate.max_num_seqs == 128  # in a step
+    assert not {"context", "workspace"} & plan.estimate.phases["loss"].keys()
+    assert "fragmentation" in plan.estimate.phases["loss"] and "fragmentation" not in plan.estimate.phases["sampling"]
     assert (plan.work.steps, plan.work.completions_per_step, plan.work.evaluated) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.hardware.machine.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.50"):
@@ -347,7 +347,7 @@ def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machi
         data = fit_data(load_data(changed), tokenizer, changed)
         return complete_plan(draft_plan(changed, Invocation()), data.longest)
 
-    assert complete("fits.py")[1].fit.fits
+    assert complete("fits.py")[1].estimate.fits
     message = rf"uses token {count}, but the model has embeddings of 0 to {count - 1} only"
     with pytest.raises(UserError, match=message):
         complete("not.py")
@@ -359,9 +359,9 @@ def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machi
 def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(machine, model):
     config = asked(model)  # 256 of 1,024 tokens for the completion
     at_limit = make_plan(config, Invocation())[1]
-    plans = [planned_for(config, Longest(640, prompt))[1] for prompt in (61, 200, 768, 4000)]
-    needed = [plan.fit.training for plan in plans]
-    assert needed[0] < needed[1] < needed[2] == needed[3] == at_limit.fit.training
+    plans = [planned_for(config, RowLengths(640, prompt))[1] for prompt in (61, 200, 768, 4000)]
+    needed = [plan.estimate.training for plan in plans]
+    assert needed[0] < needed[1] < needed[2] == needed[3] == at_limit.estimate.training
     records = [plan.record()["memory"] for plan in (*plans, at_limit)]
     assert [record["length"] for record in records] == [317, 456, 1024, 1024, 1024]
     assert json.loads(json.dumps(records)) == records
@@ -375,8 +375,8 @@ def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model
     for backend in ("transformers", "vllm"):
         machine(8192)
         one = replace(config, {"sampling": {"backend": backend}, "train": {"micro_batch_size": 1}})
-        plans = [planned_for(one, Longest(640, 61, conversations=each))[1] for each in (False, True)]
-        sizes.append([plan.fit.parts["kv_cache"] / plan.fit.max_num_seqs for plan in plans])
+        plans = [planned_for(one, RowLengths(640, 61, has_conversations=each))[1] for each in (False, True)]
+        sizes.append([plan.estimate.parts["kv_cache"] / plan.estimate.max_num_seqs for plan in plans])
     assert sizes[0][1] == 2 * sizes[0][0]
     assert sizes[1][1] == sizes[1][0]
 
@@ -384,28 +384,28 @@ def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model
 def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(machine, model):
     machine(8192)
     config = replace(asked(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})
-    (short, _), (limit, _) = planned_for(config, Longest(640, 61)), make_plan(config, Invocation())
+    (short, _), (limit, _) = planned_for(config, RowLengths(640, 61)), make_plan(config, Invocation())
     assert short.train.micro_batch_size > limit.train.micro_batch_size
     assert short.model.max_sequence_tokens == 4096
     one = replace(config, {"train": {"prompts_per_step": 1}, "sampling": {"num_generations": 2}})
-    fits = [planned_for(one, longest)[1].fit for longest in (Longest(640, 61), Longest(640, 3840))]
+    fits = [planned_for(one, longest)[1].estimate for longest in (RowLengths(640, 61), RowLengths(640, 3840))]
     assert fits[0].parts["kv_cache"] == fits[1].parts["kv_cache"] / 2  # of one sequence of the maximum length
 
 
 def test_a_run_that_does_not_fit_with_the_longest_rows_is_planned_with_its_own(machine, model):
     machine(4096)
     config = replace(asked(model), {"model": {"max_sequence_tokens": 65536}})
-    assert planned_for(config, Longest(640, 61))[1].fit.fits
+    assert planned_for(config, RowLengths(640, 61))[1].estimate.fits
     with pytest.raises(UserError, match="does not fit on Card 0"):
-        planned_for(config, Longest(640, 65024))
+        planned_for(config, RowLengths(640, 65024))
 
 
 def test_sft_trains_on_prompts_with_their_reference_answers_and_samples_whole_completions(machine, model):
     config = replace(asked(model), {"method": "sft"})
-    plans = [planned_for(config, Longest(640, 61, answered))[1] for answered in (70, 150, 317)]
+    plans = [planned_for(config, RowLengths(640, 61, answered))[1] for answered in (70, 150, 317)]
     assert [plan.length for plan in plans] == [70, 150, 317]
-    assert plans[0].fit.training < plans[1].fit.training < plans[2].fit.training
-    assert len({plan.fit.parts["kv_cache"] for plan in plans}) == 1
+    assert plans[0].estimate.training < plans[1].estimate.training < plans[2].estimate.training
+    assert len({plan.estimate.parts["kv_cache"] for plan in plans}) == 1
     assert make_plan(config, Invocation())[1].length == 1024
 
 
@@ -417,7 +417,7 @@ def test_a_dry_run_reads_its_rows_and_plans_the_same_when_it_is_resumed(machine,
     lines = {name: re.findall(rf"^{name} +([\d.]+)", ended.stderr, re.MULTILINE) for name in ("length", "memory")}
     for fresh, resumed, longer in lines.values():
         assert fresh == resumed and float(fresh) < float(longer)
-    assert float(lines["memory"][2]) < recipe(*flags[1:])[1].fit.training / GIB
+    assert float(lines["memory"][2]) < recipe(*flags[1:])[1].estimate.training / GIB
 
 
 # The work of a run that resumes, or has hours

@@ -10,7 +10,7 @@ from lora_grpo.files import model_tensors
 from lora_grpo.files.tensors import BLOCK_ELEMENTS
 from lora_grpo.merging import empty_model
 from lora_grpo.merging.divergence import States, StreamedModel, between
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import plan_merge
 
 TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
 
@@ -32,7 +32,7 @@ def test_one_pass_for_each_of_several_models_gives_their_own_logits(tmp_path):
         ("embedding", {"target_modules": ["embed_tokens", "q_proj"]}),
     ):
         adapter = make_adapter(base, tmp_path / name, **options)
-        plan = make_plan(model_tensors(base), adapter, empty_model(base))
+        plan = plan_merge(model_tensors(base), adapter, empty_model(base))
         check_logits(streamed.states(plan.outputs, TEXTS, keep=2), live(base, adapter))
     for folder in (base, other):
         check_logits(streamed.states(model_tensors(folder), TEXTS, keep=2), load(folder))

@@ -14,7 +14,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge, merge_model, read_report
 from lora_grpo.merging.report import Divergences
-from lora_grpo.models import Overrides, completion_ends, resolve, tokenizer_of
+from lora_grpo.models import ModelFlags, completion_ends, resolve, tokenizer_of
 from lora_grpo.sampling import build
 
 TEXT_END, TURN_END, MORE = "<|endoftext|>", "<|im_end|>", "<|end|>"
@@ -107,7 +107,7 @@ def test_a_merged_model_stops_at_every_token_that_ended_completions(base, adapte
     assert {*([declared_ids] if isinstance(declared_ids, int) else declared_ids)} == {ids(token) for token in expected}
     assert new_tokens(folder) == [ids(TURN_END)]
     # An evaluation of the adapter ends where the merged model does.
-    spec = resolve(str(adapter), Overrides(base=str(base)))
+    spec = resolve(str(adapter), ModelFlags(base=str(base)))
     assert {*completion_ends(spec, tokenizer_of(spec))} == {ids(token) for token in expected}
 
 
@@ -213,7 +213,7 @@ def test_the_merged_model_has_the_chat_template_of_training(
     assert read_report(folder).chat_template == origin
     assert ("template  " in capsys.readouterr().out) == (origin != "adapter")
     # Chat and evaluations of the adapter render the same.
-    assert build.load_tokenizer(resolve(str(adapter), Overrides(base=str(base)))).chat_template == expected
+    assert build.load_tokenizer(resolve(str(adapter), ModelFlags(base=str(base)))).chat_template == expected
 
 
 def test_a_run_trained_without_a_template_stays_without_one(base, adapter, tmp_path):
@@ -238,11 +238,11 @@ def test_other_templates_come_along_and_change_the_identity_of_a_tokenizer(base,
     assert AutoTokenizer.from_pretrained(merged(base, adapter)).chat_template == templates
 
     (adapter / "tokenizer.json").unlink()
-    spec = resolve(str(adapter), Overrides(base=str(base)))
+    spec = resolve(str(adapter), ModelFlags(base=str(base)))
     assert tokenizer_of(spec).chat_template == templates
     before = spec.identity["tokenizer_sha256"]
     (adapter / "chat_template.jinja").write_text(CHATML)
-    assert resolve(str(adapter), Overrides(base=str(base))).identity["tokenizer_sha256"] != before
+    assert resolve(str(adapter), ModelFlags(base=str(base))).identity["tokenizer_sha256"] != before
 
 
 def test_a_tokenizer_model_alone_is_no_tokenizer(base, adapter):

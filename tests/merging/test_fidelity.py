@@ -10,7 +10,7 @@ from lora_grpo.files import tensors
 from lora_grpo.merging import fidelity
 from lora_grpo.merging.base_weights import base_tensors, empty_model
 from lora_grpo.merging.fidelity import choose, measure
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import plan_merge
 from lora_grpo.merging.outputs import LowRank
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -28,7 +28,7 @@ def planned(base, adapter, *, size=1.0, edit=None):
             edit(weights)
         save_file(weights, path)
     model = empty_model(base)
-    return make_plan(base_tensors(base, "full", model), adapter, model)
+    return plan_merge(base_tensors(base, "full", model), adapter, model)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub.push import prepare
 from lora_grpo.merging import MergeOptions, merge, merge_model
 from lora_grpo.merging.report import Divergences
-from lora_grpo.models import Overrides, resolve, tokenizer_of
+from lora_grpo.models import ModelFlags, resolve, tokenizer_of
 from lora_grpo.models.start_adapter import prepare_tokenizer
 from lora_grpo.sampling import build
 
@@ -57,7 +57,7 @@ def change_json(path, **values):
 
 
 def sampler(folder):
-    spec = resolve(str(folder), Overrides())
+    spec = resolve(str(folder), ModelFlags())
     build.load_sampler(spec, "transformers", tokenizer_of(spec), 64, seed=0)
 
 
@@ -123,7 +123,7 @@ def test_an_end_without_a_token_has_a_name_in_errors(base, tmp_path):
     """An embedding may have rows without a token."""
     change_json(base / "generation_config.json", eos_token_id=[0, 402])
     config = replace(RunConfig(), {"model": {"name": str(base), "chat_template": "llama3"}})
-    tokenizer = tokenizer_of(resolve(str(base), Overrides()))
+    tokenizer = tokenizer_of(resolve(str(base), ModelFlags()))
     with pytest.raises(UserError, match="token 402"):
         prepare_tokenizer(tokenizer, config, None)
 

@@ -15,14 +15,14 @@ from lora_grpo.errors import UserError
 from lora_grpo.files.tensors import model_tensors
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import base_tensors, empty_model
-from lora_grpo.merging.mapping import make_plan
+from lora_grpo.merging.mapping import plan_merge
 from lora_grpo.models import base_model
 
 
 def merged(base, adapter, output, dtype="fp32", onto="full"):
     """Run the merge without the report and the command."""
     model = empty_model(base)
-    plan = make_plan(base_tensors(base, onto, model), adapter, model)
+    plan = plan_merge(base_tensors(base, onto, model), adapter, model)
     shards = writer.lay_out(plan, dtype)
     output.mkdir()
     writer.write_shards(output, shards)

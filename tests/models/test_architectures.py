@@ -28,7 +28,7 @@ from lora_grpo.hub.push import prepare
 from lora_grpo.memory.shape import Shape, UnknownFamily
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.models import Overrides, base_model, resolve, with_start
+from lora_grpo.models import ModelFlags, base_model, resolve, with_start
 from lora_grpo.models.architectures import TRAINABLE, check_architecture, with_supported
 from lora_grpo.models.policy import load_policy
 from lora_grpo.sampling.build import load_sampler, load_tokenizer
@@ -304,7 +304,7 @@ def test_a_missing_chat_template_is_noted(tmp_path, capsys):
     load_policy(replace(RunConfig(), settings))
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"note: {folder} has no chat template, so prompts are plain text")
-    spec = resolve(str(folder), Overrides())
+    spec = resolve(str(folder), ModelFlags())
     load_sampler(spec, "transformers", load_tokenizer(spec), 256, seed=0)
     assert capsys.readouterr().err == f"note: {folder} has no chat template, so prompts are plain text\n"
 
@@ -325,10 +325,10 @@ def test_code_in_a_model_folder_does_not_run(tmp_path, monkeypatch):
     ends = functools.partial(base_model.eos_token_ids, tokenizer=tokenizer, name="trap")
     for load in (base_model.load_base, base_model.load_tokenizer, ends):
         with contextlib.suppress(UserError):
-            load(resolve(str(model), Overrides()).base)
+            load(resolve(str(model), ModelFlags()).base)
     with pytest.raises(UserError, match="contains custom code"):
         empty_model(model)
     assert not (tmp_path / "ran").exists()
     with pytest.raises(UserError):  # a trap is no model
-        base_model.load_base(resolve(str(model), Overrides(trust_remote_code=True)).base)
+        base_model.load_base(resolve(str(model), ModelFlags(trust_remote_code=True)).base)
     assert (tmp_path / "ran").exists()

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.models import Overrides, load_policy, resolve, save_adapter
+from lora_grpo.models import ModelFlags, load_policy, resolve, save_adapter
 from lora_grpo.models import policy as policy_module
 
 NAME, OLD, NEW = "owner/tiny", "0" * 39 + "1", "0" * 39 + "2"
@@ -86,7 +86,7 @@ def test_the_base_is_that_of_the_revision_and_keeps_its_name(load, cache, tmp_pa
     save_adapter(policy.model, policy.tokenizer, tmp_path / "adapter")
     for file in (tmp_path / "adapter").glob("*.json"):
         assert str(tmp_path / "hub") not in file.read_text(), file
-    target = resolve(str(tmp_path / "adapter"), Overrides())
+    target = resolve(str(tmp_path / "adapter"), ModelFlags())
     assert (target.base_name, target.base.name) == (NAME, str(cache / commit))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import Overrides, Policy, base_model, load_policy, resolve
+from lora_grpo.models import ModelFlags, Policy, base_model, load_policy, resolve
 from lora_grpo.sampling import build
 
 LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or directory"
@@ -107,7 +107,7 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
 def test_a_start_of_vllm_fails(broken, statement, said):
     start = f"import torch\nclass LLM:\n    def __init__(self, *_, **options):\n        {statement}\n"
     broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=start)
-    target = resolve("starter", Overrides())
+    target = resolve("starter", ModelFlags())
     choices = {
         "--sampling.backend transformers": lambda: sampler(config()),
         "--backend transformers": lambda: build.load_sampler(target, "vllm", build.load_tokenizer(target), 64, 0),

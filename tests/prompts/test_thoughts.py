@@ -242,7 +242,7 @@ def test_what_a_template_opens_belongs_to_the_completion(name):
     episode = Episode(row, prompt, [1, 2], tokenizer, [2], 64)
     episode.take([5, 6, 2], "The answer is 18.", [-0.1, -0.2, -0.3], truncated=False)
     assert episode.text == f"{begun}The answer is 18."
-    assert (episode.token_ids, episode.from_model, episode.logprobs) == ([5, 6, 2], [1, 1, 1], [-0.1, -0.2, -0.3])
+    assert (episode.token_ids, episode.loss_mask, episode.logprobs) == ([5, 6, 2], [1, 1, 1], [-0.1, -0.2, -0.3])
     [verdict] = grade_all("gsm8k", [episode.text], [row])
     assert verdict.reason == ("unfinished_thought" if begun else "correct")
 

@@ -87,7 +87,7 @@ def test_logprobs_of_2_to_8_turns_are_those_of_one_pass(quiz, starter_sampler):
     episodes = [each for group in played(starter_sampler, rows) for each in group]
     assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
     for episode in episodes:
-        own = torch.tensor(episode.from_model).bool()
+        own = torch.tensor(episode.loss_mask).bool()
         expected = forward_logprobs(starter_sampler.model, episode)
         assert (torch.tensor(episode.logprobs) - expected)[own].abs().max() < 1e-4
         assert not torch.tensor(episode.logprobs)[~own].any()
@@ -103,7 +103,7 @@ def test_tokens_are_those_of_the_rendered_conversation(quiz, starter_sampler):
             rendered = chat.render(tokenizer, [*episode.row["prompt"], *episode.messages])
             assert rendered.startswith(text)
             turns, inside = [], 0
-            for own in episode.from_model:
+            for own in episode.loss_mask:
                 turns += [[]] if own and not inside else []
                 inside = own
             assert len(turns) == episode.turns
@@ -169,7 +169,7 @@ def test_the_environments_text_changes_only_what_follows(quiz, starter_sampler, 
     (tmp_path / "quiz.py").write_text(QUIZ.replace("Count again", "Count once more"))
     other = load_data(replace(RunConfig(), {"data": {"task": str(tmp_path / "quiz.py")}})).train
     for [one, _], [two, _] in zip(*(played(starter_sampler, rows) for rows in (quiz, other)), strict=True):
-        first = one.from_model.index(0)
+        first = one.loss_mask.index(0)
         assert one.token_ids[:first] == two.token_ids[:first] and one.logprobs[:first] == two.logprobs[:first]
         assert one.token_ids != two.token_ids
 
@@ -180,12 +180,12 @@ def test_limits(quiz, starter_sampler):
     budget = sorted(len(episode.token_ids) for episode in longest)[len(longest) // 2]
     for episode in [each for group in played(starter_sampler, rows, budget=budget) for each in group]:
         assert len(episode.token_ids) <= budget
-        assert episode.from_model[-1] == 1, "the environment's messages are left out if no turn can follow"
+        assert episode.loss_mask[-1] == 1, "the environment's messages are left out if no turn can follow"
         assert (episode.ended_by == "budget") == (episode.verdict.score == 0.25)
         assert episode.verdict.reason in ("correct", "token_limit")
     short = [each for group in played(starter_sampler, rows, turn=5) for each in group]
     assert all(each.turns == 1 and each.truncated and each.ended_by == "budget" for each in short)
-    assert all(sum(each.from_model) == 5 for each in short)
+    assert all(sum(each.loss_mask) == 5 for each in short)
 
 
 def test_groups_are_yielded_when_they_are_over(quiz, starter_sampler):
@@ -215,7 +215,7 @@ def test_vllm_takes_turns_with_the_logprobs_of_one_pass(quiz, starter_sampler):
         by_vllm.close()
     assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
     for episode in episodes:
-        own = torch.tensor(episode.from_model).bool()
+        own = torch.tensor(episode.loss_mask).bool()
         expected = forward_logprobs(starter_sampler.model, episode)
         assert (torch.tensor(episode.logprobs) - expected)[own].abs().mean() < 1e-4
 

@@ -11,7 +11,7 @@ from lora_grpo.cli import verbs
 from lora_grpo.config import RunConfig
 from lora_grpo.config import replace as config_with
 from lora_grpo.data import load_data
-from lora_grpo.models import Overrides, resolve
+from lora_grpo.models import ModelFlags, resolve
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs
 from lora_grpo.rewards import resolve as resolve_rewards
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sampler(folder):
-    model = resolve(folder, Overrides(), bits=16)
+    model = resolve(folder, ModelFlags(), bits=16)
     return build.load_sampler(model, "transformers", build.load_tokenizer(model), 0, 0)
 
 
@@ -61,7 +61,7 @@ def test_an_evaluation_grades_the_answer_and_not_that_of_the_invented_question(s
     for episode in episodes:
         assert (episode.truncated, episode.ended_by, episode.asked_next_question) == (False, "reply", True)
         assert sampler.tokenizer.decode(episode.token_ids) == f"{episode.text}Question:"
-        assert episode.from_model == [1] * len(episode.token_ids)
+        assert episode.loss_mask == [1] * len(episode.token_ids)
 
 
 def test_the_command_evaluates_a_base_model(folder, tmp_path):

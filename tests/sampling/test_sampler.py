@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy, save_adapter
-from lora_grpo.models.target import Overrides, resolve
+from lora_grpo.models.target import ModelFlags, resolve
 from lora_grpo.prompts.chat import SYSTEM_PROMPTS, render
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
@@ -96,7 +96,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path, policy, harm):
         weights |= {f"x.{name}": weights.pop(name)} if harm == "other names" else {}
         weights.pop(name, None)
     save_file(weights, tmp_path / "adapter" / "adapter_model.safetensors")
-    target = resolve(str(tmp_path / "adapter"), Overrides())
+    target = resolve(str(tmp_path / "adapter"), ModelFlags())
     with pytest.raises(UserError, match="does not fit this base or is damaged"):
         build.load_sampler(target, "transformers", policy.tokenizer, 64, 0)
 
@@ -106,7 +106,7 @@ def test_an_adapter_that_does_not_load_is_one_line(tmp_path, harm):
     folder = make_adapter(tmp_path / "adapter", width=256 if harm == "another base" else WIDTH, base="starter")
     if harm == "torn file":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 99)
-    target = resolve(str(folder), Overrides())
+    target = resolve(str(folder), ModelFlags())
     with pytest.raises(UserError, match=r"cannot be loaded into its base model.*--base") as caught:
         build.load_sampler(target, "transformers", build.load_tokenizer(target), 64, 0)
     assert "\n" not in str(caught.value)

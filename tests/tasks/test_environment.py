@@ -195,7 +195,7 @@ def test_a_call_is_run_and_its_result_follows_as_the_template_renders_it(begin):
     assert rendered.startswith(whole.replace("Well. <tool_call>", "Well.\n<tool_call>"))
     own = episode.tokenizer.decode(episode.sampled_ids)
     assert own == f"{call('add', a=0, b=1)}<|im_end|>Well. {call('answer', number=1)}<|im_end|>Done.<|im_end|>"
-    assert [bool(each) for each in episode.logprobs] == [bool(each) for each in episode.from_model]
+    assert [bool(each) for each in episode.logprobs] == [bool(each) for each in episode.loss_mask]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_replies_and_the_limit_of_turns(begin):
     assert (episode.ended_by, episode.turns, episode.verdict.reason) == ("limit", 3, "turn_limit")
     episode = begin(REPLY)
     take(episode, "1")
-    assert episode.ended_by == "reply" and episode.verdict.passed and episode.from_model == [1] * len(episode.token_ids)
+    assert episode.ended_by == "reply" and episode.verdict.passed and episode.loss_mask == [1] * len(episode.token_ids)
 
 
 def test_what_leaves_no_room_is_left_out(begin):

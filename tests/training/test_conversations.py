@@ -128,7 +128,7 @@ def test_a_run_counts_only_the_models_tokens(task, tmp_path):
     metrics = read_metrics(run.folder)
     assert len(metrics) == len(played) == 3
     for line, episodes in zip(metrics, played, strict=True):
-        own = [sum(each.from_model) for each in episodes]
+        own = [sum(each.loss_mask) for each in episodes]
         assert line["completions/mean_length"] == pytest.approx(sum(own) / len(own))
         assert line["completions/max_length"] == max(own)
         assert line[LOGPROB_MISMATCH] < 1e-4
@@ -137,7 +137,7 @@ def test_a_run_counts_only_the_models_tokens(task, tmp_path):
         assert line["completions/clipped_ratio"] == sum(each.truncated for each in episodes) / len(episodes)
     lines = [json.loads(line) for line in (run.completions / "step-00001.jsonl").read_text().splitlines()]
     assert [line["messages"] for line in lines] == [episode.messages for episode in played[0]]
-    assert [line["num_tokens"] for line in lines] == [sum(episode.from_model) for episode in played[0]]
+    assert [line["num_tokens"] for line in lines] == [sum(episode.loss_mask) for episode in played[0]]
 
 
 SUMS = """

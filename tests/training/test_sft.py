@@ -89,11 +89,11 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
     ]
     said = capsys.readouterr().err
     assert f"dropped {8 - len(kept)} of 8 train rows: their reference answers have more than {limit} tokens" in said
-    assert fitted.eval == data.eval and fitted.longest.rows == len(kept) + len(fitted.eval)
+    assert fitted.eval == data.eval and fitted.row_lengths.rows == len(kept) + len(fitted.eval)
     answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept]
-    assert fitted.longest.answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
+    assert fitted.row_lengths.longest_answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
     prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept, *fitted.eval)]
-    assert fitted.longest.prompt == max(prompts)
+    assert fitted.row_lengths.longest_prompt == max(prompts)
     with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_data(data, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}))
 

@@ -1,6 +1,6 @@
 """Measure how long torch.compile traces the logprobs of Unsloth's loss pass, with and without recompute.
 
-    python tools/benchmark_compile.py 8 16 32  # rows of the batch; needs the extra `gpu`, but no GPU
+    python tests/gpu_rig/compiled_chunks.py 8 16 32  # rows of the batch; needs the extra `gpu`, but no GPU
 
 Prints one JSON line per pass, size and variant: `chunks` in the largest traced graph, and the CPU seconds of the
 first call: Dynamo and AOTAutograd, without code generation. They do not depend on the GPU or the model's size.
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOKENS, HIDDEN, VOCABULARY = 64, 16, 32
 
 

@@ -1,0 +1,293 @@
+"""GRPO in one file: the whole method in plain PyTorch, without TRL, to be read from top to bottom.
+
+    python recipes/grpo_from_scratch.py              # trains the bundled model on a CPU: minutes
+    python recipes/grpo_from_scratch.py --seed 1
+
+GRPO (Shao et al. 2024, arXiv:2402.03300) learns from the comparison of completions, without a value network. For each
+prompt, the model samples a group of completions, and a grader scores them. A completion that scored above the mean of
+its group becomes more probable, one below it less. Where all completions of a group score the same, there is no
+gradient.
+
+This file trains what `recipes/gsm8k_lora.py` trains: a LoRA adapter on a frozen 4-bit model, on grade-school problems.
+The recipe uses TRL's GRPOTrainer and this package's sampler, and adds what a run needs: checkpoints, validation,
+alarms, other samplers. tests/test_grpo_from_scratch.py compares loss and gradient of the two. docs/one-step.md follows
+one step of the recipe's trainer.
+
+The letters at the end of a tensor's name are its shape:
+
+    B  prompts of a step         G  completions of each prompt (the group)      R = B * G  rows
+    P  tokens of a prompt        T  tokens of a completion                      L = P + T  tokens of a row
+    V  vocabulary                N  input features of a layer
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from lora_grpo import starter
+from lora_grpo.evaluation import estimate_pass_at_k
+from lora_grpo.prompts import chat
+from lora_grpo.tasks import get_task, grade_all
+
+TASK = "starter"  # bundled word problems; `get_task` lists others
+
+STEPS = 60
+PROMPTS_PER_STEP = 8  # B
+GROUP_SIZE = 16  # G
+MAX_COMPLETION_TOKENS = 64  # the largest T
+TEMPERATURE = 1.0  # the policy that samples must be the policy that is trained, so no top-p and no other temperature
+
+LORA_RANK = 16
+LORA_ALPHA = 32
+LEARNING_RATE = 5e-4
+MAX_GRADIENT_NORM = 1.0
+CLIP_RANGE = 0.2  # epsilon: how far one update may move the probability of a token
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer W with a trainable update of low rank: y = W x + (alpha / rank) B A x.
+
+    Hu et al. 2021 (arXiv:2106.09685). B starts at zero, so that training starts from the model as it is.
+    """
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base = base
+        self.lora_a = nn.Parameter(torch.empty(LORA_RANK, base.in_features))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, LORA_RANK))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+
+    def forward(self, x_RLN: Tensor) -> Tensor:
+        update = linear(linear(x_RLN, self.lora_a), self.lora_b)
+        return self.base(x_RLN) + LORA_ALPHA / LORA_RANK * update
+
+
+def load_model(path: str) -> nn.Module:
+    """Return the model with its weights frozen in 4 bits (NF4) and an adapter on every linear layer but the head."""
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    model = AutoModelForCausalLM.from_pretrained(path, quantization_config=quantization, dtype=torch.float32)
+    model.requires_grad_(False)
+    adapted_layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not model.get_output_embeddings()
+    ]
+    for name, layer in adapted_layers:
+        model.set_submodule(name, LoraLinear(layer))
+    # In evaluation mode, bitsandbytes packs the weights for inference, without a backward pass.
+    return model.train()
+
+
+@dataclass
+class Rollouts:
+    """R completions, each in a row after its prompt. Prompts are padded on the left, completions on the right."""
+
+    tokens_RL: Tensor
+    mask_RL: Tensor
+    """1 for tokens, 0 for padding."""
+    sampling_logprobs_RT: Tensor
+    """Logprob of each sampled token under the model that sampled it."""
+    prompt_length: int
+    """P."""
+
+    @property
+    def completion_mask_RT(self) -> Tensor:
+        return self.mask_RL[:, self.prompt_length :]
+
+    def texts(self, tokenizer) -> list[str]:
+        """Return the completions as text."""
+        completions_RT = self.tokens_RL[:, self.prompt_length :]
+        return tokenizer.batch_decode(completions_RT, skip_special_tokens=True)
+
+
+def positions(mask_RL: Tensor) -> Tensor:
+    """Return the position of each token in its row, from 0, without the padding on its left."""
+    return (mask_RL.cumsum(dim=1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def sample(model, tokenizer, prompts: list[str], temperature: float, generator: torch.Generator) -> Rollouts:
+    """Sample one completion of each prompt, token by token; with temperature 0, the most probable tokens."""
+    encoded = tokenizer(prompts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
+    tokens_RL = encoded["input_ids"]
+    mask_RL = encoded["attention_mask"]
+    prompt_length = tokens_RL.shape[1]
+    is_finished_R = torch.zeros(len(prompts), dtype=torch.bool)
+    sampled_logprobs = []  # T tensors of R logprobs
+
+    # The first pass reads the prompts. Every later one reads one token; the cache holds the keys and values of the
+    # tokens before it.
+    new_tokens = tokens_RL
+    cache = None
+    for _ in range(MAX_COMPLETION_TOKENS):
+        new_positions = positions(mask_RL)[:, -new_tokens.shape[1] :]
+        output = model(
+            input_ids=new_tokens,
+            attention_mask=mask_RL,
+            position_ids=new_positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        logprobs_RV = output.logits[:, -1].log_softmax(dim=-1)
+
+        if temperature == 0:
+            next_R = logprobs_RV.argmax(dim=-1)
+        else:
+            probabilities_RV = (logprobs_RV / temperature).softmax(dim=-1)
+            next_R = torch.multinomial(probabilities_RV, 1, generator=generator).squeeze(1)
+
+        # Rows that have ended get padding, which the mask excludes from everything that follows.
+        next_R = torch.where(is_finished_R, tokenizer.pad_token_id, next_R)
+        sampled_logprobs.append(logprobs_RV.gather(1, next_R[:, None]).squeeze(1))
+        tokens_RL = torch.cat([tokens_RL, next_R[:, None]], dim=1)
+        mask_RL = torch.cat([mask_RL, (~is_finished_R).long()[:, None]], dim=1)
+
+        # The token that ends a completion is part of it: the model must learn when to stop.
+        is_finished_R = is_finished_R | (next_R == tokenizer.eos_token_id)
+        if is_finished_R.all():
+            break
+        new_tokens = next_R[:, None]
+
+    return Rollouts(tokens_RL, mask_RL, torch.stack(sampled_logprobs, dim=1), prompt_length)
+
+
+def score(completions: list[str], rows: list[dict]) -> Tensor:
+    """Return the reward of each completion (R,): 2 for the right answer, and 1 for the requested format.
+
+    The format alone is worth less than the answer, and helps a model that rarely answers at first.
+    """
+    verdicts = grade_all(TASK, completions, rows)
+    return torch.tensor([2.0 * verdict.passed + 1.0 * verdict.rules["strict"] for verdict in verdicts])
+
+
+def group_advantages(rewards_R: Tensor) -> Tensor:
+    """Return how much better each completion is than the others of its group, in standard deviations (R,)."""
+    rewards_BG = rewards_R.view(-1, GROUP_SIZE)
+    mean_B1 = rewards_BG.mean(dim=1, keepdim=True)
+    deviation_B1 = rewards_BG.std(dim=1, keepdim=True)
+    advantages_BG = (rewards_BG - mean_B1) / (deviation_B1 + 1e-4)
+    return advantages_BG.view(-1)
+
+
+def completion_logprobs(model, rollouts: Rollouts) -> Tensor:
+    """Return the logprob of each completion token under the current model, with its gradient (R, T)."""
+    output = model(
+        input_ids=rollouts.tokens_RL,
+        attention_mask=rollouts.mask_RL,
+        position_ids=positions(rollouts.mask_RL),
+        use_cache=False,
+    )
+    # The logits at a position predict the token after it.
+    logits_RTV = output.logits[:, rollouts.prompt_length - 1 : -1]
+    completions_RT = rollouts.tokens_RL[:, rollouts.prompt_length :]
+    return logits_RTV.log_softmax(dim=-1).gather(2, completions_RT[:, :, None]).squeeze(2)
+
+
+def grpo_loss(logprobs_RT: Tensor, rollouts: Rollouts, advantages_R: Tensor) -> Tensor:
+    """Return the clipped policy-gradient loss, a mean over all completion tokens of the step.
+
+    With one update per batch, the ratio is 1 and its gradient is that of the logprob: the loss is REINFORCE with the
+    group's mean as the baseline. The clipping matters when a batch is used again, after the policy has moved: it ends
+    the gradient of a token whose probability has changed by more than CLIP_RANGE (PPO; Schulman et al. 2017,
+    arXiv:1707.06347). A mean over tokens, not over completions, gives every token the same weight, also in long
+    completions (DAPO; Yu et al. 2025, arXiv:2503.14476). There is no KL penalty: the reward is a program that the
+    model cannot flatter.
+    """
+    ratio_RT = (logprobs_RT - rollouts.sampling_logprobs_RT).exp()
+    clipped_RT = ratio_RT.clamp(1 - CLIP_RANGE, 1 + CLIP_RANGE)
+    advantages_R1 = advantages_R[:, None]
+    objective_RT = torch.minimum(ratio_RT * advantages_R1, clipped_RT * advantages_R1)
+
+    mask_RT = rollouts.completion_mask_RT
+    return -(objective_RT * mask_RT).sum() / mask_RT.sum()
+
+
+def train(model, tokenizer, rows: list[dict], steps: int, generator: torch.Generator) -> None:
+    """Train the adapter in place, and print one line per step."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
+
+    for step in range(1, steps + 1):
+        # 1. Roll out: G completions of each of B problems.
+        chosen = torch.randperm(len(rows), generator=generator)[:PROMPTS_PER_STEP].tolist()
+        group_rows = [rows[index] for index in chosen for _ in range(GROUP_SIZE)]
+        prompts = [chat.render_row(tokenizer, row) for row in group_rows]
+        rollouts = sample(model, tokenizer, prompts, TEMPERATURE, generator)
+
+        # 2. Grade, and compare each completion with its group.
+        rewards_R = score(rollouts.texts(tokenizer), group_rows)
+        advantages_R = group_advantages(rewards_R)
+
+        # 3. One gradient step. A larger model would add up the gradients of smaller parts of the batch.
+        loss = grpo_loss(completion_logprobs(model, rollouts), rollouts, advantages_R)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        optimizer.step()
+
+        flat_groups = (rewards_R.view(-1, GROUP_SIZE).std(dim=1) == 0).float().mean()
+        print(
+            f"step {step:3}   reward {rewards_R.mean():.2f}   groups without a gradient {flat_groups:.0%}   "
+            f"tokens per completion {rollouts.completion_mask_RT.sum() / len(group_rows):.1f}",
+            flush=True,
+        )
+
+
+def evaluate(model, tokenizer, rows: list[dict], seed: int) -> dict[str, str]:
+    """Return the accuracy on held-out problems in percent, with 95% intervals, as text: sampled and greedy."""
+    generator = torch.Generator().manual_seed(seed)
+    accuracy = {}
+    for name, num_samples, temperature in (("pass@1", 4, 1.0), ("greedy", 1, 0.0)):
+        sampled_rows = [row for row in rows for _ in range(num_samples)]
+        passed = []
+        for start in range(0, len(sampled_rows), 200):
+            batch = sampled_rows[start : start + 200]
+            prompts = [chat.render_row(tokenizer, row) for row in batch]
+            completions = sample(model, tokenizer, prompts, temperature, generator).texts(tokenizer)
+            passed += [verdict.passed for verdict in grade_all(TASK, completions, batch)]
+
+        passes_per_problem = torch.tensor(passed).view(-1, num_samples).sum(dim=1).tolist()
+        counts = [(num_samples, passes) for passes in passes_per_problem]
+        values, interval = estimate_pass_at_k(counts, k=1)
+        accuracy[name] = f"{100 * values.mean():.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return accuracy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the adapter, of the problems and of all samples")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, default {STEPS}")
+    parser.add_argument("--eval-rows", type=int, default=400, help="held-out problems, default 400")
+    arguments = parser.parse_args()
+
+    torch.manual_seed(arguments.seed)  # of the adapter's initialization
+    generator = torch.Generator().manual_seed(arguments.seed)
+    tokenizer = AutoTokenizer.from_pretrained(starter.model_path())
+    model = load_model(str(starter.model_path()))
+    task = get_task(TASK)
+    train_rows = chat.add_prompts(task.load("train"), "xml")  # messages that ask for <answer>...</answer>
+    eval_rows = chat.add_prompts(task.load("eval")[: arguments.eval_rows], "xml")
+
+    before = evaluate(model, tokenizer, eval_rows, arguments.seed)
+    train(model, tokenizer, train_rows, arguments.steps, generator)
+    after = evaluate(model, tokenizer, eval_rows, arguments.seed)
+
+    print(f"\n{'':8} {'base':22} trained")
+    for name in before:
+        print(f"{name:8} {before[name]:22} {after[name]}")
+
+
+if __name__ == "__main__":
+    main()
