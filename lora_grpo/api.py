@@ -16,12 +16,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from lora_grpo import commands, console, process_state, python_objects
+from lora_grpo import commands, console, distributed, process_state, python_objects
 from lora_grpo.audit import Findings
 from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
 from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
-from lora_grpo.files import disk
 from lora_grpo.flags import convert
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub import PushedFiles, PushOptions, push_to_hub
@@ -32,7 +31,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.pipeline import audit_run, plan_run, preview_run, train_run
 from lora_grpo.preview import Preview
 from lora_grpo.report import write_report
-from lora_grpo.runs import Line, begun_run, close_run, leave_run, read_metrics, read_record
+from lora_grpo.runs import Line, close_run, known_error, leave_run, read_metrics, read_record
 from lora_grpo.settings import Recipe, read_recipe, recipe_of_task, settle
 from lora_grpo.tasks import of_object
 
@@ -239,6 +238,7 @@ def train(
         invocation = Invocation(resume=resume, overwrite=overwrite)
         settings = settle(given, invocation, of_recipe)
         run = train_run(settings, invocation, of_recipe, callbacks, resources)
+        distributed.barrier()  # until rank 0 has written the report
         report = read_report(run.evaluation)
         assert report
         return TrainedRun(
@@ -427,7 +427,13 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
     Yields:
         A stack for engines, which are closed at the end.
     """
-    listener = console.Terminal() if progress is True else progress or None
+    listener: console.Listener | None = None
+    if progress is True:
+        listener = console.Terminal()
+    elif progress:
+        listener = progress
+    if not distributed.is_main():  # rank 0 tells the same
+        listener = None
     with (
         process_state.restored(),
         contextlib.ExitStack() as resources,
@@ -437,27 +443,26 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
     ):
         try:
             yield resources
+            distributed.leave()
         except BaseException as error:
-            _close_failed_run(error)
-            raise AssertionError from error
+            known = _closed_run(error)
+            if known is error:
+                raise
+            raise known from error
         finally:
             leave_run()
 
 
-def _close_failed_run(error: BaseException) -> None:
-    """Record in run.json how the open run ended, and raise the error as one of the API."""
-    run = begun_run()
-    error = disk.disk_full(error) or error
-    if isinstance(error, OSError) and error.filename:
-        message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
-        close_run("failed", message)
-        raise (RunError if run else UserError)(message) from error
+def _closed_run(error: BaseException) -> BaseException:
+    """Record in run.json how the open run ended, and return the error that the caller gets."""
+    error = known_error(error)
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("interrupted")
-        raise KeyboardInterrupt(str(error) or "interrupted") from None
-    is_known = isinstance(error, (UserError, RunError))
-    close_run("failed", str(error) if is_known else repr(error))
-    raise error
+        return KeyboardInterrupt(str(error) or "interrupted")
+    message = str(error) if isinstance(error, (UserError, RunError)) else repr(error)
+    close_run("failed", message)
+    distributed.report_error(message)
+    return error
 
 
 def _recipe_and_settings(

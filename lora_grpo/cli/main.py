@@ -17,7 +17,7 @@ from lora_grpo.commands import to_start_again
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
-from lora_grpo.runs import Run, begun_run, close_run
+from lora_grpo.runs import Run, begun_run, close_run, known_error
 from lora_grpo.settings import named_code, resolved_path
 
 
@@ -72,29 +72,32 @@ def _end(error: BaseException) -> int | None:
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
-    error = disk.disk_full(error) or error
-    if isinstance(error, OSError) and error.filename:
-        message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
-        error = RunError(message) if run else UserError(message)
+    error = known_error(error)
     resume = resume_command(run.config) if run else None
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         distributed.report_error(str(error))
         fix = ""
         if isinstance(error, disk.DiskFullError):
-            fix = f"; free some space, then {f'resume with: {resume}' if resume else 'run the command again'}"
+            again = f"resume with: {resume}" if resume else "run the command again"
+            fix = f"; free some space, then {again}"
         else:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
+
     # Report the error of another process first, because this one may only be the lost connection to it.
     first_failure = distributed.reported_error()
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)
         if distributed.is_main() and not first_failure:
-            print((str(error) or "interrupted") + (f"; resume with: {resume}" if resume else ""), file=sys.stderr)
-        return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
+            how_to_resume = f"; resume with: {resume}" if resume else ""
+            print(f"{str(error) or 'interrupted'}{how_to_resume}", file=sys.stderr)
+        signal_number = error.signal_number if isinstance(error, Interrupted) else signal.SIGINT
+        return 128 + signal_number
+
+    # An unexpected error keeps its traceback, unless it follows from one that another process reports.
     close_run("failed", first_failure or repr(error))
     if not first_failure:
         distributed.report_error(repr(error))

@@ -7,10 +7,12 @@
 
 run.py          the open run: creates, resumes and closes its folder
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
+failure.py      errors of the disk as errors of this package
 reader.py       the schema of run.json, and the versions in it; reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
+from lora_grpo.runs.failure import known_error
 from lora_grpo.runs.reader import (
     Line,
     RunFiles,
