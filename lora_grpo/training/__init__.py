@@ -32,7 +32,7 @@ packing.py           layout of a packed micro-batch: the position of each token,
 difficulty.py        --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_grpo.training.completions import ScoredRollouts, StepMetrics
 from lora_grpo.training.difficulty import filter_by_difficulty
@@ -42,6 +42,9 @@ from lora_grpo.training.time_budget import TimeBudget
 from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
 from lora_grpo.training.trainer import make_trainer
 from lora_grpo.training.trl_compat import TrlHooks
+
+if TYPE_CHECKING:
+    from lora_grpo.training.fast_trainer import FastGRPOTrainer
 
 
 def __getattr__(name: str) -> Any:
