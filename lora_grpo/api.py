@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from lora_grpo import commands, console, distributed, process_state, python_objects
 from lora_grpo.audit import Findings
+from lora_grpo.cli import do_not_track, limit_spinning
 from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
 from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
@@ -441,6 +442,8 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         console.listening(listener),
         python_objects.known(objects),
     ):
+        limit_spinning()
+        do_not_track()
         try:
             yield resources
             distributed.leave()

@@ -27,9 +27,7 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    # huggingface_hub, TRL and vLLM send usage statistics otherwise. huggingface_hub (1.33) also requests a list of
-    # agents before anything else, for 3 s if there is no answer.
-    os.environ.setdefault("DO_NOT_TRACK", "1")
+    do_not_track()
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode
@@ -52,6 +50,14 @@ def run_command(main: Callable[[], None]) -> int:
         _handle_sigterm(signal.SIG_DFL)
     distributed.leave()
     return 0
+
+
+def do_not_track() -> None:
+    """Keep huggingface_hub, TRL and vLLM from sending usage statistics.
+
+    huggingface_hub (1.33) also requests a list of agents before anything else, for 3 s if there is no answer.
+    """
+    os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
 def limit_spinning() -> None:

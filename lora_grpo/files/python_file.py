@@ -27,8 +27,9 @@ def load(path: Path, expected: str) -> ModuleType:
 
 def forget() -> None:
     """Forget the files that were run, and the modules of their folders, so that the next call reads them again."""
-    for name in _loaded_modules:
-        sys.modules.pop(name, None)
+    for name in list(sys.modules):
+        if name in _loaded_modules or name.partition(".")[0] in _loaded_modules:
+            del sys.modules[name]
     _loaded_modules.clear()
     for folder in _added_folders:
         if folder in sys.path:

@@ -114,8 +114,6 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
         if python_objects.is_name(spec.name):
             label = python_objects.title(spec.name)
             function = python_objects.find(spec.name)
-            if not callable(function) or not _takes_columns(function):
-                raise UserError(f"reward {label!r} is {function!r:.60}; expected a function (completions, **columns)")
         elif file:
             label = spec.name.rpartition(":")[2]
             function = getattr(python_file.load(file, "a file with reward functions"), label, None)
@@ -153,7 +151,11 @@ def _parse(item: str) -> RewardSpec:
         raise UserError(f"reward {item!r}: weight {text!r} is not a finite number; write {name}=1.0")
     spec = RewardSpec(name, weight)
     if python_objects.is_name(name):
-        python_objects.find(name)
+        function = python_objects.find(name)
+        if not callable(function) or not _takes_columns(function):
+            raise UserError(
+                f"reward {function!r:.60} takes other arguments; expected a function (completions, **columns)"
+            )
     elif spec.file:
         _check_file(Path(spec.file).expanduser(), name.rpartition(":")[2])
     else:
