@@ -32,7 +32,9 @@ models/        resolves names (run, adapter, folder, Hub id); base model, adapte
 memory/        the memory that a run needs, and the settings that make it fit: --plan
 sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
 rollouts/      episodes: completions and conversations, and the loop that plays them
-training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
+loss/          the exact loss pass: logprobs from fewer tokens, in less memory
+monitoring/    metrics of steps, alarms, validation and the best adapter, --hours, trackers
+training/      TRL's GRPO and SFT trainers, the run, the logprob check
 audit/         attacks on a grader: --audit
 preview/       what the model answers before training, and whether GRPO can learn from it: --preview, --dry-run
 gpu_check/     which engine is the fastest on this GPU

@@ -22,15 +22,15 @@ def finished_together(returned: Sequence[Any]) -> list[Any]:
 
     An awaitable that raises has its exception as its result, so that the others are not interrupted.
     """
-    waiting = [index for index, value in enumerate(returned) if inspect.isawaitable(value)]
-    if not waiting:
-        return list(returned)
+    results = list(returned)
+    awaited = [index for index, value in enumerate(returned) if inspect.isawaitable(value)]
+    if not awaited:
+        return results
 
     async def run_all() -> list[Any]:
-        return await asyncio.gather(*(returned[index] for index in waiting), return_exceptions=True)
+        return await asyncio.gather(*(returned[index] for index in awaited), return_exceptions=True)
 
-    results = list(returned)
-    for index, result in zip(waiting, _in_event_loop(run_all()), strict=True):
+    for index, result in zip(awaited, _in_event_loop(run_all()), strict=True):
         results[index] = result
     return results
 

@@ -21,13 +21,14 @@ from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
 from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
+from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
-from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
+from lora_grpo.training import filter_by_difficulty, prepare_training, train
 
 
 def run_recipe(
@@ -170,19 +171,19 @@ def train_and_evaluate(
     if resources:
         resources.callback(sampler.close)
     budget = TimeBudget(run)
-    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
+    training = prepare_training(run, policy, train_rows, sampler, validation_rows, budget)
     for callback in callbacks:
-        trainer.add_callback(callback)
+        training.trainer.add_callback(callback)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
     before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
-    train(run, policy, trainer, rows)
+    train(training, rows)
     after = evaluate(run, sampler, data.eval, "trained", data.also)
     finish_run(run, before, after)
-    trainer.trackers.finish()
+    training.trackers.finish()
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:

@@ -15,50 +15,67 @@ import re
 from lora_grpo.config import gpu_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
-HIGHEST, MAX_TURNS = 20, 8
+HIGHEST = 20
+MAX_TURNS = 8
 THRESHOLD = 0.1  # every game that is won passes
 QUESTION = f"Guess my number from 1 to {HIGHEST}. Answer with one number."
 
 
 def load(split):
     """Return rows with a number each, and a name that makes games different."""
-    games = [f"{split} {n}" for n in range(800 if split == "train" else 400)]
-    return [{"question": QUESTION, "game": game, "number": random.Random(game).randint(1, HIGHEST)} for game in games]
+    rows = []
+    for index in range(800 if split == "train" else 400):
+        game = f"{split} {index}"
+        rows.append({"question": QUESTION, "game": game, "number": random.Random(game).randint(1, HIGHEST)})
+    return rows
 
 
 class Environment:
     """One game."""
 
     def reset(self, number, **row):
-        self.number, self.guesses, self.found = number, 0, False
+        self.number = number
+        self.guesses = 0
+        self.is_won = False
 
     def reply(self, text):
         self.guesses += 1
-        guess = re.fullmatch(r"\s*(\d{1,3})\s*", text)
-        self.found = guess is not None and int(guess[1]) == self.number
-        if self.found:
-            return None
-        return "One number." if guess is None else "Higher." if int(guess[1]) < self.number else "Lower."
+        answer = re.fullmatch(r"\s*(\d{1,3})\s*", text)
+        if answer is None:
+            return "One number."
+        guess = int(answer[1])
+        if guess < self.number:
+            return "Higher."
+        if guess > self.number:
+            return "Lower."
+        self.is_won = True
+        return None
 
     def get_reward(self):
-        return 1.1 - 0.1 * self.guesses if self.found else 0.0
+        return 1.1 - 0.1 * self.guesses if self.is_won else 0.0
 
 
 def gold(row):
     """Return a game whose guesses are possible numbers, at random but not at the ends of the interval."""
-    generator, low, high, guesses = random.Random(row["game"]), 1, HIGHEST, []
-    while not guesses or guesses[-1] != row["number"]:
+    generator = random.Random(row["game"])
+    low, high = 1, HIGHEST
+    guesses = []
+    while row["number"] not in guesses:
         margin = (high - low + 1) // 3
         guess = generator.randint(low + margin, high - margin)
         guesses.append(guess)
-        low, high = (guess + 1, high) if guess < row["number"] else (low, guess - 1)
+        if guess < row["number"]:
+            low = guess + 1
+        else:
+            high = guess - 1
     return [{"role": "assistant", "content": str(guess)} for guess in guesses]
 
 
-TASK, GAME = {"task": __file__}, {"max_completion_tokens": 160, "max_turn_tokens": 8}
+TASK = {"task": __file__}
+ON_CPU = {"max_completion_tokens": 160, "max_turn_tokens": 8}
 ON_GPU = {"max_completion_tokens": 256, "max_turn_tokens": 16}
 PRESETS = {
-    "starter": starter_preset(data={**TASK, "eval_limit": 200}, sampling=GAME),
+    "starter": starter_preset(data={**TASK, "eval_limit": 200}, sampling=ON_CPU),
     "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data=TASK, sampling=ON_GPU),
     "12gb": gpu_preset("Qwen/Qwen2.5-1.5B-Instruct", data=TASK, sampling=ON_GPU),
     "16gb": gpu_preset("Qwen/Qwen2.5-1.5B-Instruct", data=TASK, sampling=ON_GPU),

@@ -12,61 +12,132 @@ the reward is 1 if the answer is the result of the reference query, else 0. Quer
 import random
 import re
 import sqlite3
+from typing import NamedTuple
 
 from lora_grpo.config import gpu_preset, laptop_preset
 from lora_grpo.pipeline import run_recipe
 
 SYSTEM_PROMPT = "Find the answer in the database. Reply with the answer alone."
 MAX_TURNS = 6
+TRAIN_SEEDS = range(600)
+EVAL_SEEDS = range(600, 900)
+
+# What the words of a row are drawn from
 GROUPS = "team club school shop firm farm hotel library museum studio"
 MEMBERS = "player singer pupil clerk driver guide baker painter nurse pilot"
 VALUES = "points wage age score height weight bonus rank"
 TITLES = "Amber Bravo Cedar Delta Ember Falcon Granite Harbor Indigo Juniper"
 NAMES = "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Rosa Simon"
+
+# How tables and columns are called after them
+TABLES = "{}s all_{}s {}_list"
+NAME_COLUMNS = "name full_name"
+GROUP_COLUMNS = "{} {}_title {}_name"
+VALUE_COLUMNS = "{} num_{} {}_now"
+
+
+class Question(NamedTuple):
+    """A question, and its answer as a query: SELECT selected FROM the table of the members, condition."""
+
+    text: str
+    selected: str
+    condition: str
+
+
 QUESTIONS = (
-    ("How many {member}s have {value} above {limit}?", "COUNT(*)", "WHERE {number} > {limit}"),
-    ("What is the total {value} of {member}s in the {group} {title}?", "SUM({number})", "WHERE {label} = '{title}'"),
-    ("What is the highest {value} of {member}s in the {group} {title}?", "MAX({number})", "WHERE {label} = '{title}'"),
-    ("Which {member} has the lowest {value}?", "{who}", "ORDER BY {number} LIMIT 1"),
-    ("In which {group} is the {member} {name}?", "{label}", "WHERE {who} = '{name}'"),
+    Question("How many {member}s have {value} above {limit}?", "COUNT(*)", "WHERE {value_column} > {limit}"),
+    Question(
+        "What is the total {value} of {member}s in the {group} {title}?",
+        "SUM({value_column})",
+        "WHERE {group_column} = '{title}'",
+    ),
+    Question(
+        "What is the highest {value} of {member}s in the {group} {title}?",
+        "MAX({value_column})",
+        "WHERE {group_column} = '{title}'",
+    ),
+    Question("Which {member} has the lowest {value}?", "{name_column}", "ORDER BY {value_column} LIMIT 1"),
+    Question("In which {group} is the {member} {name}?", "{group_column}", "WHERE {name_column} = '{name}'"),
 )
-READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 
 def load(split):
     """Return rows with a question, the script of its database, and the reference query."""
-    return [make_row(random.Random(seed)) for seed in (range(600) if split == "train" else range(600, 900))]
+    seeds = TRAIN_SEEDS if split == "train" else EVAL_SEEDS
+    return [make_row(random.Random(seed)) for seed in seeds]
 
 
 def make_row(generator):
-    """Return a row about people in groups, such as the players of clubs. Two other tables are distractors."""
+    """Return a row about members of groups, such as the players of clubs. Two other tables are distractors."""
 
-    def some(words, number):
-        return generator.sample(words.split(), number)
+    def draw(words):
+        [word] = generator.sample(words.split(), 1)
+        return word
 
-    (member, *others), [group], [value] = some(MEMBERS, 3), some(GROUPS, 1), some(VALUES, 1)
-    table, *tables = (some("{}s all_{}s {}_list", 1)[0].format(each, each, each) for each in (member, *others))
-    [who], [label] = some("name full_name", 1), some("{} {}_title {}_name", 1)
-    label, number = label.format(group), some("{} num_{} {}_now", 1)[0].format(value)
-    titles, numbers = some(TITLES, 3), generator.sample(range(10, 100), 9)
-    members = [*zip(some(NAMES, 8), numbers[1:], generator.sample(titles * 3, 8), strict=True)]
-    words = {"member": member, "group": group, "value": value, "title": members[0][2], "name": members[1][0]}
-    words |= {"who": who, "number": number, "label": label, "limit": numbers[0]}
-    question, selected, condition = (text.format(**words) for text in generator.choice(QUESTIONS))
-    created = {f"{table} ({who}, {number}, {label})": members}
-    for other, (name, _, title) in zip(tables, members[2:4], strict=True):  # never the member of the question
-        created[f"{other} ({who}, {label})"] = [(name, title)]
-    script = [f"CREATE TABLE {each}; INSERT INTO {each} VALUES {str(rows)[1:-1]};" for each, rows in created.items()]
-    return {"question": question, "database": "\n".join(script), "query": f"SELECT {selected} FROM {table} {condition}"}
+    # The words, and the names of the tables and columns
+    member, *other_members = generator.sample(MEMBERS.split(), 3)
+    group = draw(GROUPS)
+    value = draw(VALUES)
+    table = draw(TABLES).format(member)
+    other_tables = [draw(TABLES).format(other) for other in other_members]
+    name_column = draw(NAME_COLUMNS)
+    group_column = draw(GROUP_COLUMNS).format(group)
+    value_column = draw(VALUE_COLUMNS).format(value)
+
+    # Eight members, each with a number and one of three groups
+    titles = generator.sample(TITLES.split(), 3)
+    limit, *numbers = generator.sample(range(10, 100), 9)
+    names = generator.sample(NAMES.split(), 8)
+    members = list(zip(names, numbers, generator.sample(titles * 3, 8), strict=True))
+
+    # A question about the group of the first member, or about the second member
+    question = generator.choice(QUESTIONS)
+    words = {
+        "member": member,
+        "group": group,
+        "value": value,
+        "title": members[0][2],
+        "name": members[1][0],
+        "limit": limit,
+        "name_column": name_column,
+        "group_column": group_column,
+        "value_column": value_column,
+    }
+    selected = question.selected.format(**words)
+    condition = question.condition.format(**words)
+
+    # The distractors have the third and the fourth member, never the one of the question
+    script = [create_table(table, [name_column, value_column, group_column], members)]
+    for other_table, (name, _, title) in zip(other_tables, members[2:4], strict=True):
+        script.append(create_table(other_table, [name_column, group_column], [(name, title)]))
+    return {
+        "question": question.text.format(**words),
+        "database": "\n".join(script),
+        "query": f"SELECT {selected} FROM {table} {condition}",
+    }
+
+
+def create_table(name, columns, rows):
+    """Return the SQL that makes a table."""
+    table = f"{name} ({', '.join(columns)})"
+    values = ", ".join(str(row) for row in rows)  # tuples of Python are written as in SQL
+    return f"CREATE TABLE {table}; INSERT INTO {table} VALUES {values};"
+
+
+def only_read(action, *_):
+    """Return whether SQLite may take an action in a query."""
+    return sqlite3.SQLITE_OK if action in ALLOWED_ACTIONS else sqlite3.SQLITE_DENY
 
 
 class Environment:
     """A database in memory that the model can only read."""
 
     def reset(self, database, query, **row):
-        self._database, self._answer = sqlite3.connect(":memory:"), None
+        self._answer = None
+        self._database = sqlite3.connect(":memory:")
         self._database.executescript(database)
-        self._database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY)
+        self._database.set_authorizer(only_read)
         self._database.set_progress_handler(lambda: True, 100_000)  # stops a query after as many instructions
         self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)  # bytes of a value
         self._expected = self.query(query)
@@ -81,8 +152,10 @@ class Environment:
         Args:
             table: name
         """
-        found = self._database.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-        return found[0].removeprefix("CREATE TABLE ") if found else f"no table {table}"
+        definition = self._database.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        if definition is None:
+            return f"no table {table}"
+        return definition[0].removeprefix("CREATE TABLE ")
 
     def query(self, sql: str):
         """Run a SELECT.
@@ -91,7 +164,8 @@ class Environment:
             sql: query
         """
         rows = self._database.execute(sql).fetchmany(5)
-        return "\n".join(", ".join(map(str, row)) for row in rows)[:200] or "no rows"
+        lines = [", ".join(str(value) for value in row) for row in rows]
+        return "\n".join(lines)[:200] or "no rows"
 
     def reply(self, text):
         self._answer = text.strip()  # and the conversation ends
@@ -105,11 +179,18 @@ def gold(row):
     environment = Environment()
     environment.reset(**row)
     table = re.search(r"FROM (\w+)", row["query"])[1]
-    messages = []
-    for name, given in (("tables", {}), ("describe", {"table": table}), ("query", {"sql": row["query"]})):
-        call = {"type": "function", "function": {"name": name, "arguments": given}}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    return [*messages, {"role": "assistant", "content": environment._expected}]
+    return [
+        calling("tables"),
+        calling("describe", table=table),
+        calling("query", sql=row["query"]),
+        {"role": "assistant", "content": environment._expected},
+    ]
+
+
+def calling(name, **arguments):
+    """Return a message that calls a tool."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def gpu(model: str) -> dict:

@@ -36,11 +36,13 @@ def load(split):
 def check(completion, row):
     """Return the fraction of correct calculations; 0 if they do not use every number of the question."""
     calculations = CALCULATION.findall(completion)
-    used = {number for first, _, second, _ in calculations for number in (first, second)}
+    used = set()
+    for first, _, second, _ in calculations:
+        used |= {first, second}
     if not calculations or not used.issuperset(numbers(row)):
         return 0.0
-    right = [HOLDS[sign](int(a), int(b), int(result)) for a, sign, b, result in calculations]
-    return sum(right) / len(right)
+    are_correct = [HOLDS[sign](int(a), int(b), int(result)) for a, sign, b, result in calculations]
+    return sum(are_correct) / len(are_correct)
 
 
 def gold(row):

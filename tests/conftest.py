@@ -28,7 +28,7 @@ LONGEST_FIRST = (
     "hub/test_run_to_hub.py",
     "training/test_resume.py",
     "sandbox/test_attacks.py",
-    "training/test_monitor.py",
+    "monitoring/test_monitor.py",
     "training/test_several_processes.py",
     "gpu_check/test_gpu_check.py",
     "training/test_run.py",

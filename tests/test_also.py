@@ -13,6 +13,7 @@ from lora_grpo.data import fit_data, load_data, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Joint, read_also
 from lora_grpo.hub.push import prepare
+from lora_grpo.memory.show import work_text
 from lora_grpo.memory.work import Work
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.pipeline import train_and_evaluate
@@ -133,4 +134,4 @@ def test_a_task_file_runs_only_if_the_command_names_it(tmp_path):
 
 def test_the_plan_counts_their_completions():
     config = options("--eval.also", "math500", "mbpp", "--eval.also-limit", "40")
-    assert "80 more" in Work.of(config).text(config, 64)
+    assert "80 more" in work_text(Work.of(config), config, 64)

@@ -20,7 +20,7 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.training.run import StopOnSignal
+from lora_grpo.training.stop_signal import StopOnSignal
 folder = Path(sys.argv[1])
 
 def write(text):

@@ -287,7 +287,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     rewards = resolve(parse_reward_specs(config.rewards))
     if environment:  # TRL gives `reset` the columns of the dataset, and adds its text to the prompt
         rows = [{**row["loaded_row"], "prompt": before_reset(row)} for row in rows]
-        factory, final_reward = in_two_parts(environment.kind)
+        factory, final_reward = in_two_parts(environment.python_class)
     trainer = (FastGRPOTrainer if side == "fast" else GRPOTrainer)(
         model=load_unsloth(config) if side == "unsloth" else load_model(config),
         processing_class=tokenizer,

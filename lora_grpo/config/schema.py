@@ -27,11 +27,17 @@ STARTER = "starter"
 MIN_VALIDATION_ROWS = 16
 """Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
-_STEPS_PER_HOUR, _COMMON_MULTIPLE = 10_800, 840
-"""More steps than any model trains in an hour. Divisible by every `num_iterations` up to 8."""
+_STEPS_PER_HOUR = 10_800
+"""More steps than any model trains in an hour."""
+_COMMON_MULTIPLE = 840
+"""Divisible by every `num_iterations` up to 8."""
 
 UNUSED_BY_SFT = (
-    *("rewards", "grpo", "train.beta", "train.completions_steps", "sampling.num_generations"),
+    "rewards",
+    "grpo",
+    "train.beta",
+    "train.completions_steps",
+    "sampling.num_generations",
     "data.filter_by_difficulty",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
@@ -189,7 +195,7 @@ AlarmName = Literal[
 @dataclass(frozen=True)
 class MonitorConfig:
     stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "policy_ratio", "collapse")
-    """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
+    """Alarms that end the run; the others print a warning. lora_grpo/monitoring/alarms.py defines each."""
     rows: NonNegativeInt = 64
     """Size of the validation set, which is split from the training rows: at least 16, and at most a tenth of the rows.
     0 disables validation."""
@@ -253,7 +259,8 @@ class RunConfig:
     @property
     def step_limit(self) -> int | None:
         """`train.max_steps`, or None if only `hours` limits the number of steps."""
-        return None if self.hours and self.train.max_steps == endless_steps(self.hours) else self.train.max_steps
+        is_endless = self.hours is not None and self.train.max_steps == endless_steps(self.hours)
+        return None if is_endless else self.train.max_steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""
@@ -281,7 +288,8 @@ class Invocation:
 
 def endless_steps(hours: float) -> int:
     """Return a `train.max_steps` that no run reaches, for a run that only its hours limit."""
-    return math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE) * _COMMON_MULTIPLE
+    multiples = math.ceil(hours * _STEPS_PER_HOUR / _COMMON_MULTIPLE)
+    return multiples * _COMMON_MULTIPLE
 
 
 def _as_dict(config: Any) -> dict[str, Any]:
@@ -291,19 +299,21 @@ def _as_dict(config: Any) -> dict[str, Any]:
 
 def replace(config: Any, changes: ConfigChanges, prefix: str = "") -> Any:
     """Return a copy of a nested frozen dataclass with nested changes applied. Only keys are checked."""
-    names = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
+    attributes = {entry.name.rstrip("_"): entry.name for entry in dataclasses.fields(config)}
     values = {}
     for key, value in changes.items():
-        if key not in names:
-            known = [prefix + name for name in names]
-            hint = suggestion(f"{prefix}{key}", known, otherwise="the recipe's --help-all lists all")
-            raise UserError(f"unknown key {prefix}{key}; {hint}")
-        section = getattr(config, names[key])
+        name = f"{prefix}{key}"  # dotted, for messages
+        if key not in attributes:
+            known = [prefix + attribute for attribute in attributes]
+            hint = suggestion(name, known, otherwise="the recipe's --help-all lists all")
+            raise UserError(f"unknown key {name}; {hint}")
+        attribute = attributes[key]
+        section = getattr(config, attribute)
         if dataclasses.is_dataclass(section):
             if not isinstance(value, Mapping):
-                raise UserError(f"{prefix}{key} is {value!r}; expected a mapping of settings")
-            value = replace(section, value, f"{prefix}{key}.")
-        values[names[key]] = value
+                raise UserError(f"{name} is {value!r}; expected a mapping of settings")
+            value = replace(section, value, f"{name}.")
+        values[attribute] = value
     return dataclasses.replace(config, **values)
 
 

@@ -13,21 +13,23 @@ from lora_grpo.errors import UserError, suggestion
 from lora_grpo.flags import flag
 
 _OTHER_NAMES = {
-    "--resume": "resume_from_checkpoint",
-    "--seed": "data_seed shuffle_dataset",
-    "--train.max-steps": "num_train_epochs",
-    "--train.micro-batch-size": "per_device_train_batch_size",
-    "--train.prompts-per-step": "gradient_accumulation_steps steps_per_generation generation_batch_size",
-    "--train.lr-scheduler": "lr_scheduler_type",
-    "--train.optimizer": "optim",
-    "--train.checkpoint-steps": "save_steps save_strategy save_only_model",
-    "--train.keep-checkpoints": "save_total_limit",
-    "--train.completions-steps": "log_completions log_unique_prompts log_multimodal num_completions_to_print "
-    "log_completions_hub_repo",
-    "--rewards": "reward_weights",
-    "--sampling.max-completion-tokens": "max_completion_length",
-    "nothing: every process needs the whole model": "fsdp deepspeed parallelism_config",
-    "lora_grpo": "logging_strategy logging_steps remove_unused_columns",
+    "--resume": ("resume_from_checkpoint",),
+    "--seed": ("data_seed", "shuffle_dataset"),
+    "--train.max-steps": ("num_train_epochs",),
+    "--train.micro-batch-size": ("per_device_train_batch_size",),
+    "--train.prompts-per-step": ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+    "--train.lr-scheduler": ("lr_scheduler_type",),
+    "--train.optimizer": ("optim",),
+    "--train.checkpoint-steps": ("save_steps", "save_strategy", "save_only_model"),
+    "--train.keep-checkpoints": ("save_total_limit",),
+    "--train.completions-steps": (
+        *("log_completions", "log_unique_prompts", "log_multimodal", "num_completions_to_print"),
+        "log_completions_hub_repo",
+    ),
+    "--rewards": ("reward_weights",),
+    "--sampling.max-completion-tokens": ("max_completion_length",),
+    "nothing: every process needs the whole model": ("fsdp", "deepspeed", "parallelism_config"),
+    "lora_grpo": ("logging_strategy", "logging_steps", "remove_unused_columns"),
 }
 """Flag -> the fields of GRPOConfig that it sets and that have another name."""
 
@@ -40,8 +42,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Allowed values of fields that TRL 1.14 checks only after sampling the first step."""
 
-UNREAD_FIELDS = {"top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"}
-UNREAD_FIELDS |= {"use_transformers_continuous_batching", "max_tool_calling_iterations"}
+UNREAD_FIELDS = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "generation_kwargs",
+    "cache_implementation",
+    "use_transformers_continuous_batching",
+    "max_tool_calling_iterations",
+}
 """Fields that TRL's generation uses and the samplers of lora_grpo ignore."""
 
 
@@ -51,11 +60,15 @@ def owner_of(field: str) -> str | None:
         return "--sampling.backend, --sampling.server-url and --model.gpu-memory-share"
     if field.startswith(("push_to_hub", "hub_")):
         return "nothing: `lora-grpo push` uploads the finished adapter"
-    sections = ("", RunConfig), ("train.", TrainConfig), ("sampling.", SamplingConfig), ("model.", ModelConfig)
+    # A setting with the same name.
+    sections = (("", RunConfig), ("train.", TrainConfig), ("sampling.", SamplingConfig), ("model.", ModelConfig))
     for prefix, section in sections:
         if field in section.__dataclass_fields__:
             return flag(prefix + field)
-    return next((name for name, fields in _OTHER_NAMES.items() if field in fields.split()), None)
+    for owner, fields in _OTHER_NAMES.items():
+        if field in fields:
+            return owner
+    return None
 
 
 def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -72,7 +85,8 @@ def parse_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
         key = key.strip()
         if not equals or not key:
             raise UserError(f"--grpo {item!r} is not KEY=VALUE, e.g. --grpo loss_type=dr_grpo")
-        if owner := owner_of(key):
+        owner = owner_of(key)
+        if owner:
             raise UserError(f"--grpo {key} is set by {owner}")
         if key in overrides:
             raise UserError(f"--grpo {key} is repeated")
@@ -103,12 +117,12 @@ def typed_grpo_overrides(items: Sequence[str]) -> dict[str, Any]:
         if key not in types:
             hint = suggestion(key, types, otherwise="see TRL's GRPOConfig for its fields")
             raise UserError(f"--grpo {key!r} is not a field of the installed GRPOConfig; {hint}")
-        adapter = TypeAdapter(types[key])
+        field_type = TypeAdapter(types[key])
         try:
-            overrides[key] = adapter.validate_python(overrides[key])
+            overrides[key] = field_type.validate_python(overrides[key])
         except ValidationError:
             try:
-                overrides[key] = adapter.validate_python(text)  # run_name=2026-11-21 is a name, not a date
+                overrides[key] = field_type.validate_python(text)  # run_name=2026-11-21 is a name, not a date
             except ValidationError as error:
                 raise UserError(f"--grpo {key}={text}: {error.errors()[0]['msg']}") from None
     return overrides

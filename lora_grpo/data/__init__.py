@@ -4,21 +4,24 @@
     data = fit_data(data, tokenizer, config)             # drops rows that do not fit the context
     train, validation = split_validation(data.train, config)
 
-loading.py   loads and checks the splits, and measures the rows
+loading.py       the rows of a run: disjoint splits with prompts
+split_rows.py    the rows of one split, as their task loads them
+duplicates.py    rows with the same problem, within a split or in both
+fingerprints.py  the SHA-256 of rows
+lengths.py       drops rows that do not fit the context, and measures the rest
+references.py    episodes of the reference answers, as SFT trains them
+order.py         the order of prompts in training, and the validation rows
 """
 
+from lora_grpo.data.fingerprints import fingerprint
+from lora_grpo.data.lengths import fit_data
 from lora_grpo.data.loading import (
     Data,
-    columns_of,
-    fingerprint,
-    fit_data,
-    gold_episodes,
     load_data,
     load_evaluation_rows,
-    load_split,
     other_task,
-    prompt_order,
-    sft_command,
-    split_validation,
     start_sandbox,
 )
+from lora_grpo.data.order import prompt_order, split_validation
+from lora_grpo.data.references import gold_episodes, sft_command
+from lora_grpo.data.split_rows import columns_of, load_split

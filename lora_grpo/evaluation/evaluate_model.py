@@ -26,7 +26,7 @@ from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.grading import Row
 from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build, read_gguf
 from lora_grpo.tasks import CODE_TASKS
 
@@ -142,7 +142,9 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[ModelSamples | Sa
     first = next((model for model in models if model), None)
     options.check_used(of_weights=any(isinstance(model, ModelSpec) for model in models), of_sampling=first is not None)
     if options.chat_template_kwargs and all(model is None or model.run for model in models):
-        raise UserError(f"{chat.KWARGS_FLAG} is for models without a run; leave it out to use those of its training")
+        raise UserError(
+            f"{template_variables.KWARGS_FLAG} is for models without a run; leave it out to use those of its training"
+        )
     settings = choose_settings(options, first.run if first else None)
     if first:
         start_sandbox(settings.data, options.sandbox)
@@ -213,7 +215,7 @@ class Loader:
         else:
             tokenizer = build.load_tokenizer(model)
         if model.run is None:  # the template of a run's model has the variables of its training
-            chat.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
+            template_variables.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
         tokens = max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self.rows)
         if isinstance(model, GgufModel):
             return file_sampler

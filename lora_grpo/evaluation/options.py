@@ -17,7 +17,7 @@ from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
 from lora_grpo.models import ModelFlags, choose_adapter
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import template_variables
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import TASK_NAMES, get_task, is_task_file, same_task
 
@@ -168,7 +168,7 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         data=data,
         sampling=SamplingParams(num_samples, temperature, top_p, max_tokens, config.sampling.max_turn_tokens),
         seed=seed,
-        chat_template_kwargs=chat.parse_kwargs(options.chat_template_kwargs),
+        chat_template_kwargs=template_variables.parse_kwargs(options.chat_template_kwargs),
         train_seed=config.seed if is_same else seed,
         limit=options.limit if options.limit and (usual_rows is None or options.limit < usual_rows) else None,
     )

@@ -28,7 +28,7 @@ from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
 from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, start, task_id
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row, Verdict, programs
-from lora_grpo.tasks import CODE_TASKS, grade_all, mbpp, task_sha256, task_title
+from lora_grpo.tasks import CODE_TASKS, MBPP, grade_all, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
@@ -87,7 +87,7 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
     task, data = settings.task, settings.data
     style = options.style or ("hashes" if task == "gsm8k" else "xml")
     all_splits = task == "mbpp"
-    rows = mbpp.read(data.eval, columns=columns_of(data, "eval")) if all_splits else load_split(data, "eval")
+    rows = MBPP().load_all_splits(data.eval, columns_of(data, "eval")) if all_splits else load_split(data, "eval")
     if task in CODE_TASKS:
         graded_with = {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
     else:

@@ -4,19 +4,22 @@
 
     config.json ── architecture ──► hyperparameters and llama.cpp tensor names
     tokenizer   ── tokenizer ─────► vocabulary, merges, special tokens, chat template
+    README.md   ── metadata ──────► license, base model, sampling settings
     weights     ── types ─────────► Q8_0, F16, ..., in blocks of rows
                                     K-quants: a 16-bit file, then llama.cpp's llama-quantize
 
 The gguf package writes the format and quantizes. The export fails if llama.cpp would compute something differently from
 transformers.
 
-cli.py             command-line flags and printed output
-writer.py          writes a model
-files.py           the checks before a push, and one table of the files of a run
+export_model.py    `lora-grpo export-gguf`: its flags, where the files go, and what is printed
+writer.py          writes the GGUF files of a model
 architecture.py    maps Llama, Mistral, Qwen2, and Qwen3 to llama.cpp architectures
 types.py           chooses the type of each tensor, and converts it while it is written
 tokenizer.py       byte-level BPE and SentencePiece tokenizers
-modelfile.py       Ollama's Modelfile and its files for the Hub, with the chat template translated to Go
+metadata.py        license, base model, data sets and sampling settings, without local paths
+modelfile.py       Ollama's Modelfile and its files for the Hub
+chat_template.py   a chat template as Ollama's Go template
+files.py           the checks before a push, and one table of the files of a run
 """
 
 from lora_grpo.gguf.export_model import ExportOptions, export

@@ -20,7 +20,8 @@ ARCHITECTURES = {
 }
 """Map a transformers class to a llama.cpp architecture."""
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,45 @@ def read_model(folder: Path) -> Any:
         raise UserError(f"{folder} contains no config.json; pass the folder of a merged transformers model")
     model = empty_model(folder)
     config = model.config
-    name = (config.architectures or ["none"])[0]
-    if name not in ARCHITECTURES:
-        raise UserError(f"{folder} is a {name}; supported are {', '.join(ARCHITECTURES)}")
+    class_name = (config.architectures or ["none"])[0]
+    if class_name not in ARCHITECTURES:
+        raise UserError(f"{folder} is a {class_name}; supported are {', '.join(ARCHITECTURES)}")
     if config.hidden_act != "silu":
         raise UserError(f"{path}: hidden_act is {config.hidden_act}; llama.cpp computes silu in this architecture")
-    if ARCHITECTURES[name] != "llama" and "sliding_attention" in (config.layer_types or ()):
+    architecture = llama_cpp_name(config)
+    if architecture != "llama" and "sliding_attention" in (config.layer_types or ()):
         raise UserError(f"{path}: use_sliding_window is on; llama.cpp has no sliding window in this architecture")
-    if ARCHITECTURES[name] == "qwen3" and config.attention_bias:
+    if architecture == "qwen3" and config.attention_bias:
         raise UserError(f"{path}: attention_bias is on; llama.cpp has no biases in this architecture")
     return model
 
 
+def llama_cpp_name(config: Any) -> str:
+    """Return llama.cpp's name of a model's architecture."""
+    return ARCHITECTURES[config.architectures[0]]
+
+
 def head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    """Return the width of an attention head."""
+    declared = getattr(config, "head_dim", None)
+    return int(declared or config.hidden_size // config.num_attention_heads)
 
 
 def context_length(config: Any) -> int:
     """Return the maximum context in tokens, limited to a sliding window because llama.cpp's `llama` has none."""
+    max_tokens = int(config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
-    length = int(config.max_position_embeddings)
-    return min(length, window) if window and ARCHITECTURES[config.architectures[0]] == "llama" else length
+    if window and llama_cpp_name(config) == "llama":
+        return min(max_tokens, window)
+    return max_tokens
 
 
 def add_hyperparameters(writer: Any, config: Any) -> None:
     """Add the hyperparameters from which llama.cpp builds the network. Raises UserError for unsupported ones."""
     rope = config.rope_parameters
-    if rope.get("rope_type", "default") not in ("default", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    has_known_type = rope.get("rope_type", "default") in ("default", "llama3")
+    rotates_whole_heads = rope.get("partial_rotary_factor", 1.0) == 1.0
+    if not has_known_type or not rotates_whole_heads:
         raise UserError(f"the rotary embedding is {rope}; supported are the rope types default and llama3")
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_context_length(context_length(config))
@@ -83,20 +96,29 @@ def add_hyperparameters(writer: Any, config: Any) -> None:
 
 
 def rope_factors(config: Any) -> Any:
-    """Return the divisors of Llama 3's rotary frequencies, which llama.cpp reads from a tensor; None without them."""
+    """Return the divisors of Llama 3's rotary frequencies, (head_dim / 2,), which llama.cpp reads from a tensor.
+
+    None for models without them.
+    """
     if config.rope_parameters.get("rope_type") != "llama3":
         return None
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    scaled_frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     width = head_dim(config)
-    plain = 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-    return (plain / scaled).numpy()
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    frequencies = 1.0 / config.rope_parameters["rope_theta"] ** exponents
+    return (frequencies / scaled_frequencies).numpy()
 
 
 def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) -> list[Tensor]:
     """Return the model's tensors with their names in the GGUF file.
+
+    Args:
+        model: the result of `read_model`.
+        stored: the tensors of its checkpoint by name.
+        folder: the model's folder, for errors.
 
     Raises:
         UserError: a tensor is missing or unknown, or its shape does not match config.json.
@@ -104,28 +126,34 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
     import gguf
 
     config = model.config
-    architecture = ARCHITECTURES[config.architectures[0]]
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    rotated = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    has_both = {HEAD, EMBEDDING} <= stored.keys()
+    architecture = llama_cpp_name(config)
+    architecture_key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    gguf_names = gguf.get_tensor_name_map(architecture_key, config.num_hidden_layers)
+    heads_of_module: dict[str, int] = {}
+    if architecture == "llama":  # the only one in which llama.cpp interleaves the rows of a head
+        heads_of_module = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+
     # A checkpoint may store a tied head. If its values differ, transformers does not tie it.
-    skip_head = config.tie_word_embeddings and has_both and same_values(stored[HEAD], stored[EMBEDDING])
+    stores_both = HEAD in stored and EMBEDDING in stored
+    skips_head = config.tie_word_embeddings and stores_both and same_values(stored[HEAD], stored[EMBEDDING])
+
+    missing_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tensors = []
     for name, tensor in stored.items():
-        if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and skip_head):  # inv_freq is in old checkpoints
+        if name.endswith(".rotary_emb.inv_freq"):  # in old checkpoints
             continue
-        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if gguf_name is None or name not in expected:
+        if name == HEAD and skips_head:
+            continue
+        gguf_name = gguf_names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None or name not in missing_shapes:
             raise UserError(f"{folder} contains {name}, which a {config.architectures[0]} does not have in llama.cpp")
-        shape = expected.pop(name)
+        shape = missing_shapes.pop(name)
         if tensor.shape != shape:
             raise UserError(f"{folder}: {name} is {list(tensor.shape)}, and config.json implies {list(shape)}")
-        heads = rotated.get(name.split(".")[-2]) if architecture == "llama" else None
-        tensors.append(Tensor(gguf_name, tensor, heads))
+        module_name = name.split(".")[-2]
+        tensors.append(Tensor(gguf_name, tensor, heads_of_module.get(module_name)))
     if config.tie_word_embeddings:
-        expected.pop(HEAD, None)
-    if expected:
-        raise UserError(f"{folder} lacks {next(iter(expected))}, which config.json implies")
+        missing_shapes.pop(HEAD, None)
+    if missing_shapes:
+        raise UserError(f"{folder} lacks {next(iter(missing_shapes))}, which config.json implies")
     return tensors

@@ -1,4 +1,4 @@
-"""`lora-grpo export-gguf`: command-line flags and printed output."""
+"""`lora-grpo export-gguf`: its flags, where the files go, and what is printed."""
 
 import re
 import shlex
@@ -49,27 +49,49 @@ def export(options: ExportOptions) -> tuple[Path, ...]:
     if options.output_dir and options.output_dir.suffix == ".gguf":
         raise UserError(f"--output-dir {options.output_dir} is the name of a file; pass a folder")
     folder = merged_model(folder, read_model).resolve()
-    run, parent, name = folder.parent, folder.with_name(f"{folder.name}-gguf"), folder.name
-    if (run / "run.json").is_file():
-        is_best = source_adapter(folder).name == BEST
-        parent, name = (run / "best-gguf", f"{run.name}-best") if is_best else (run / "gguf", run.name)
-    parent = options.output_dir or parent
-    outputs: dict[str, Path] = {kind: parent / f"{name}.{kind.upper()}.gguf" for kind in options.type}
-    above = folder.parents[:2]  # a checkpoint is two levels below its run
-    trained_by = next((each for each in above if (each / "run.json").is_file()), None)
-    prompt = system_prompt(read_record(trained_by)) if trained_by else None
-    with lock.holding(parent):
+
+    # Write the files.
+    output_folder, name = _default_output(folder)
+    output_folder = options.output_dir or output_folder
+    outputs: dict[str, Path] = {
+        file_type: output_folder / f"{name}.{file_type.upper()}.gguf" for file_type in options.type
+    }
+    prompt = _system_prompt(folder)
+    with lock.holding(output_folder):
         notes = write_gguf(folder, outputs, modelfile=options.modelfile, system_prompt=prompt)
-        if (folder / REPORT).is_file():  # for the card
-            atomic.write_text(parent / REPORT, (folder / REPORT).read_text(encoding="utf-8"))
+        merge_report = folder / REPORT
+        if merge_report.is_file():  # for the card
+            atomic.write_text(output_folder / REPORT, merge_report.read_text(encoding="utf-8"))
+
+    # Say how to use them.
     for note in notes:
         console.result(f"note: {note}")
     for path in outputs.values():
         console.result(f"{path}  {disk.size(path.stat().st_size)}")
-    output = next(iter(outputs.values()))
-    system = ["-sys", prompt] if prompt else []
-    console.result(f"  {shlex.join(['llama-cli', '-m', str(output), *system])}")
+    first_output = next(iter(outputs.values()))
+    llama_cli = ["llama-cli", "-m", str(first_output)]
+    if prompt:
+        llama_cli += ["-sys", prompt]
+    console.result(f"  {shlex.join(llama_cli)}")
     if options.modelfile:
-        name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
-        console.result(f"  ollama create {name} -f {shlex.quote(str(modelfile_path(output)))}")
+        ollama_name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
+        console.result(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
     return tuple(outputs.values())
+
+
+def _default_output(folder: Path) -> tuple[Path, str]:
+    """Return the folder of the GGUF files of a model, and the model's name in their names."""
+    run = folder.parent
+    if not (run / "run.json").is_file():
+        return folder.with_name(f"{folder.name}-gguf"), folder.name
+    if source_adapter(folder).name == BEST:
+        return run / "best-gguf", f"{run.name}-best"
+    return run / "gguf", run.name
+
+
+def _system_prompt(folder: Path) -> str | None:
+    """Return the system prompt of the run that trained a model; None without one."""
+    for parent in folder.parents[:2]:  # a checkpoint is two levels below its run
+        if (parent / "run.json").is_file():
+            return system_prompt(read_record(parent))
+    return None

@@ -49,12 +49,16 @@ def check_exported(folder: Path) -> None:
     file is accepted.
     """
     folder = folder.resolve()
-    merge, adapter = read_report(folder), source_adapter(folder)
-    expected = merge.identity.get("adapter_sha256") if merge else None
+    merge = read_report(folder)
+    adapter = source_adapter(folder)
     if (folder.parent / "run.json").is_file() and adapter.is_dir():
-        expected = adapter_sha256(adapter)
-    for path in sorted(folder.glob("*.gguf")) if expected else ():
-        if _made_from(path) != expected:
+        described_adapter = adapter_sha256(adapter)
+    elif merge and "adapter_sha256" in merge.identity:
+        described_adapter = merge.identity["adapter_sha256"]
+    else:
+        return
+    for path in sorted(folder.glob("*.gguf")):
+        if _made_from(path) != described_adapter:
             raise UserError(
                 f"{path} was made from another adapter than {adapter}, or not here; run {command('export-gguf')} "
                 "again, or move or delete the file"
@@ -64,44 +68,76 @@ def check_exported(folder: Path) -> None:
 def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading: str = "") -> GgufSection | None:
     """Describe the GGUF files of a folder; None if none was evaluated.
 
-    Scores are comparable only within one protocol: that of the first file with an evaluation in `reports`, which has
-    the evaluations of a run by their folders.
+    Args:
+        paths: the files.
+        reports: the evaluations of a run by their folders.
+        heading: title of the section, if a page has several.
     """
     paths = sorted(paths, key=lambda path: (-path.stat().st_size, path.name))
-    of_digest = {report.evaluated.source.get("gguf_sha256"): report for report in reports.values()}
-    of_digest.pop(None, None)
-    evaluations: dict[str, Report] = {}
-    for path in paths if of_digest else ():
-        if report := of_digest.get(atomic.sha256(path)):
-            if next(iter(evaluations.values()), report).protocol == report.protocol:
-                evaluations[path.name] = report
-            else:
-                console.note(f"the evaluation of {path} has other settings than others; it is left out")
+    evaluations = _evaluations(paths, reports)
     if not evaluations:
         return None
     first = next(iter(evaluations.values()))
-    metric, sampling = next(iter(first.evaluated.scores)), first.protocol.sampling
+    metric = next(iter(first.evaluated.scores))
+    sampling = first.protocol.sampling
     assert sampling is not None
-    name = metric if sampling.temperature else f"greedy {metric}"
-    scores = {
-        file: percent(report.evaluated.scores[metric], report.evaluated.intervals[metric])
-        for file, report in evaluations.items()
-    }
-    rows = [(path.name, disk.size(path.stat().st_size), scores.get(path.name, "–")) for path in paths]
-    samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
-    how = samples if sampling.temperature else ""
-    notes = [f"{name}: percent of {first.protocol.rows} problems solved{how}, with 95% intervals."]
+
+    metric_name = metric if sampling.temperature else f"greedy {metric}"
+    rows = []
+    for path in paths:
+        score = "–"
+        if path.name in evaluations:
+            evaluated = evaluations[path.name].evaluated
+            score = percent(evaluated.scores[metric], evaluated.intervals[metric])
+        rows.append((path.name, disk.size(path.stat().st_size), score))
+
+    samples = ""
+    if sampling.temperature:
+        samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
+    notes = [f"{metric_name}: percent of {first.protocol.rows} problems solved{samples}, with 95% intervals."]
     notes += [report.cost for report in evaluations.values() if report.cost]
-    return GgufSection(heading, first.title, (["file", "size", name], rows), notes, evaluations)
+    return GgufSection(heading, first.title, (["file", "size", metric_name], rows), notes, evaluations)
+
+
+def _evaluations(paths: Sequence[Path], reports: Mapping[Path, Report]) -> dict[str, Report]:
+    """Return the evaluations of files by the names of the files.
+
+    Scores are comparable only within one protocol: that of the first file with an evaluation.
+    """
+    report_of_digest = {}
+    for report in reports.values():
+        digest = report.evaluated.source.get("gguf_sha256")
+        if digest is not None:
+            report_of_digest[digest] = report
+    if not report_of_digest:
+        return {}  # the digest of a file takes time
+
+    evaluations: dict[str, Report] = {}
+    for path in paths:
+        file_report = report_of_digest.get(atomic.sha256(path))
+        if file_report is None:
+            continue
+        first = next(iter(evaluations.values()), file_report)
+        if file_report.protocol == first.protocol:
+            evaluations[path.name] = file_report
+        else:
+            console.note(f"the evaluation of {path} has other settings than others; it is left out")
+    return evaluations
 
 
 def gguf_sections(run: Path) -> list[GgufSection]:
     """Return a section for each folder of a run with measured GGUF files of the run's current adapter."""
     sections = []
     for name, heading in _FOLDERS.items():
-        files, adapter = [*(run / name).glob("*.gguf")], source_adapter(run / name)
-        reports = read_reports(run) if files and adapter.is_dir() else {}
-        if any("gguf_sha256" in report.evaluated.source for report in reports.values()):
-            paths = [path for path in files if _made_from(path) == adapter_sha256(adapter)]
-            sections.append(gguf_section(paths, reports, heading))
-    return [section for section in sections if section]
+        files = list((run / name).glob("*.gguf"))
+        adapter = source_adapter(run / name)
+        if not files or not adapter.is_dir():
+            continue
+        reports = read_reports(run)
+        if not any("gguf_sha256" in report.evaluated.source for report in reports.values()):
+            continue
+        current = [path for path in files if _made_from(path) == adapter_sha256(adapter)]
+        section = gguf_section(current, reports, heading)
+        if section:
+            sections.append(section)
+    return sections

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, template_variables
 
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,8 +45,12 @@ class Vocabulary:
 def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int], bos_id: int | None) -> Vocabulary:
     """Convert a tokenizer to the fields that llama.cpp reads.
 
-    Rows of the embedding without a token get an unused token, as in the reference converter. `bos_id` is the model's
-    BOS token, used if the tokenizer has none.
+    Args:
+        tokenizer: a tokenizer of transformers.
+        vocab_size: number of rows of the embedding. Rows without a token get an unused token, as in the reference
+            converter.
+        eos_token_ids: the tokens that end an answer.
+        bos_id: the model's BOS token, used if the tokenizer has none.
 
     Raises:
         UserError: llama.cpp would tokenize text differently.
@@ -54,57 +58,71 @@ def read_vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"a {type(tokenizer).__name__} cannot be exported; save the model with a fast tokenizer")
-    spec = json.loads(backend.to_str())
-    model, added = spec["model"], {token["id"]: token for token in spec["added_tokens"]}
+    spec = json.loads(backend.to_str())  # tokenizer.json
+    model = spec["model"]
     if model["type"] != "BPE":
         raise UserError(f"the tokenizer is {model['type']}; supported are byte-level BPE and SentencePiece's BPE")
+    is_sentencepiece = bool(model["byte_fallback"])  # or byte-level BPE
+
+    # Tokens, and those that are never split.
+    added_tokens = {token["id"]: token for token in spec["added_tokens"]}
     tokens = {token_id: text for text, token_id in model["vocab"].items()}
-    tokens |= {token_id: token["content"] for token_id, token in added.items()}
+    tokens |= {token_id: token["content"] for token_id, token in added_tokens.items()}
     if max(tokens) >= vocab_size:
         raise UserError(f"the tokenizer has {max(tokens) + 1} tokens and the model {vocab_size}; resize the embeddings")
 
-    notes, ids = [], tokenizer("a")["input_ids"]
-    add_bos = ids[0] == tokenizer.bos_token_id
+    # Tokens that are added around a text.
+    notes = []
+    ids_of_text = tokenizer("a")["input_ids"]
+    text_has_bos = ids_of_text[0] == tokenizer.bos_token_id
     opening = chat.render_example(tokenizer, [{"role": "user", "content": "a"}])
     if tokenizer.chat_template:
         # llama.cpp has one setting for chats and plain text, so the chat template decides.
-        text_has_bos, add_bos = add_bos, bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
+        add_bos = bool(tokenizer.bos_token) and opening.startswith(tokenizer.bos_token)
         if text_has_bos and not add_bos:
             notes.append(f"llama.cpp will not add {tokenizer.bos_token} to plain text; the chat template has none")
     else:
+        add_bos = text_has_bos
         notes.append(
             "the model has no chat template, and llama.cpp and LM Studio would use ChatML, which it was not trained "
             "on; prompt it with plain text"
         )
+
+    # Special tokens by the names of llama.cpp's fields.
     ends = _ends(tokenizer, eos_token_ids)
-    other_ends = [tokens.get(token_id, f"token {token_id}") for token_id in {*eos_token_ids} - {*ends.values()}]
-    if other_ends:
-        names = " and ".join(sorted(other_ends))
-        notes.append(f"llama.cpp has no field for another end of an answer, {names}; pass it as a stop")
-    is_sentencepiece = bool(model["byte_fallback"])
-    merges = [tuple(merge) for merge in model["merges"]]
-    special = {
+    ends_without_field = set(eos_token_ids) - set(ends.values())
+    if ends_without_field:
+        names = sorted(tokens.get(token_id, f"token {token_id}") for token_id in ends_without_field)
+        notes.append(f"llama.cpp has no field for another end of an answer, {' and '.join(names)}; pass it as a stop")
+    special_ids = {
         "bos": bos_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
         "unk": tokenizer.unk_token_id if is_sentencepiece else None,
         "pad": tokenizer.pad_token_id,
         **ends,
     }
+
+    # SentencePiece's BPE applies merges by the scores of tokens, and byte-level BPE by the list of merges.
     texts = [tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)]
-    types = _types(tokens, added, vocab_size, special["unk"], has_bytes=is_sentencepiece)
-    fields = {
-        "tokenizer_model": "llama" if is_sentencepiece else "gpt2",  # or byte-level BPE
+    types = _types(tokens, added_tokens, vocab_size, special_ids["unk"], has_bytes=is_sentencepiece)
+    merges = [tuple(merge) for merge in model["merges"]]
+    fields: dict[str, Any] = {
+        "tokenizer_model": "llama" if is_sentencepiece else "gpt2",
         "tokenizer_pre": "default" if is_sentencepiece else _pre_tokenizer(spec),
         "token_list": texts,
         "token_types": types,
-        "token_scores": _merge_scores(texts, types, merges) if is_sentencepiece else None,
-        "token_merges": None if is_sentencepiece else [" ".join(merge) for merge in merges],
-        **{f"{kind}_token_id": token_id for kind, token_id in special.items()},
-        "add_bos_token": add_bos,
-        "add_eos_token": ids[-1] == tokenizer.eos_token_id,
-        "add_space_prefix": is_sentencepiece and _space_prefix(spec, opening),
-        "chat_template": tokenizer.chat_template and chat.with_fixed_variables(tokenizer.get_chat_template()),
     }
-    fields = {name: value for name, value in fields.items() if value is not None}
+    if is_sentencepiece:
+        fields["token_scores"] = _merge_scores(texts, types, merges)
+    else:
+        fields["token_merges"] = [" ".join(merge) for merge in merges]
+    for kind, token_id in special_ids.items():
+        if token_id is not None:
+            fields[f"{kind}_token_id"] = token_id
+    fields["add_bos_token"] = add_bos
+    fields["add_eos_token"] = ids_of_text[-1] == tokenizer.eos_token_id
+    fields["add_space_prefix"] = is_sentencepiece and _space_prefix(spec, opening)
+    if tokenizer.chat_template:
+        fields["chat_template"] = template_variables.with_fixed_variables(tokenizer.get_chat_template())
     return Vocabulary(fields, texts, list(eos_token_ids), add_bos, notes)
 
 
@@ -112,9 +130,9 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for how a byte-level tokenizer splits text into words."""
     # llama.cpp does not normalize text. With NFC, only text in NFD would differ.
     is_normalized = spec["normalizer"] not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []})
-    pre = spec["pre_tokenizer"] or {"type": "none"}
+    pre_tokenizer = spec["pre_tokenizer"] or {"type": "none"}
     steps: list[Any] = []
-    for step in pre.get("pretokenizers", [pre]):
+    for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
             steps.append(("Split", step["pattern"].get("Regex")))
         elif step["type"] == "Digits":
@@ -137,16 +155,25 @@ def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
 
     Raises UserError if tokenizer.json, `spec`, normalizes text differently from SentencePiece.
     """
-    normalizer, pre = spec["normalizer"], spec["pre_tokenizer"]
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    if pre is None and normalizer is not None:
+    normalizer = spec["normalizer"]
+    pre_tokenizer = spec["pre_tokenizer"]
+
+    # An older tokenizer.json normalizes text: a space is added and spaces are replaced.
+    add_space = {"type": "Prepend", "prepend": "▁"}
+    replace_spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    if normalizer is not None and pre_tokenizer is None:
         steps = normalizer.get("normalizers", [normalizer])
-        if steps in ([{"type": "Prepend", "prepend": "▁"}, spaces], [spaces]):
-            return len(steps) == 2
-    if normalizer is not None or pre is None or pre["type"] != "Metaspace" or pre["split"]:
+        if steps == [add_space, replace_spaces]:
+            return True
+        if steps == [replace_spaces]:
+            return False
+
+    # A newer one has a pre-tokenizer that does the same.
+    is_metaspace = pre_tokenizer is not None and pre_tokenizer["type"] == "Metaspace" and not pre_tokenizer["split"]
+    if normalizer is not None or not is_metaspace:
         raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")
-    if pre["prepend_scheme"] != "first":
-        return bool(pre["prepend_scheme"] == "always")
+    if pre_tokenizer["prepend_scheme"] != "first":
+        return bool(pre_tokenizer["prepend_scheme"] == "always")
     # transformers adds a space before the first text only, and llama.cpp also after every special token. The chat
     # template decides, because a model that follows instructions is prompted through it.
     return not any(opening.startswith(token["content"]) for token in spec["added_tokens"])
@@ -164,30 +191,37 @@ def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[
     from gguf import TokenType
 
     merged = [left + right for left, right in merges]
-    splits = Counter(merged)
-    order = {token: rank for rank, token in enumerate(splits)}
-    is_grouped = merged == list(splits.elements())
+    splits_listed = Counter(merged)  # by the token that they make, in the order of the list
+    is_grouped = merged == list(splits_listed.elements())
     # Some converters list special tokens as pieces. llama.cpp never merges text that contains one.
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
-    is_complete = all(
-        sum(token[:i] in pieces and token[i:] in pieces for i in range(1, len(token))) <= splits[token]
-        for token in pieces
-    )
+    is_complete = True
+    for token in pieces:
+        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        splits_possible = sum(left in pieces and right in pieces for left, right in splits)
+        if splits_possible > splits_listed[token]:
+            is_complete = False
     if not (is_grouped and is_complete):
         raise UserError("the tokenizer's merges are not those of a SentencePiece model; llama.cpp would merge others")
-    return [
-        0.0 if kind == TokenType.BYTE else -float(order.get(token, len(order)))
-        for token, kind in zip(tokens, types, strict=True)
-    ]
+
+    rank_of = {token: rank for rank, token in enumerate(splits_listed)}
+    scores = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind == TokenType.BYTE:
+            scores.append(0.0)
+        else:
+            scores.append(-float(rank_of.get(token, len(rank_of))))
+    return scores
 
 
 def _types(
-    tokens: Mapping[int, str], added: Mapping[int, Any], size: int, unknown: int | None, *, has_bytes: bool
+    tokens: Mapping[int, str], added: Mapping[int, Any], vocab_size: int, unknown: int | None, *, has_bytes: bool
 ) -> list[int]:
+    """Return llama.cpp's type of each token."""
     from gguf import TokenType
 
     types = []
-    for token_id in range(size):
+    for token_id in range(vocab_size):
         text = tokens.get(token_id)
         if text is None:
             kind = TokenType.UNUSED
@@ -210,7 +244,10 @@ def _ends(tokenizer: Any, eos_token_ids: Sequence[int]) -> dict[str, int]:
     `eos` is the tokenizer's, `eot` is the first one after an answer in the chat template, and `eom` is another one.
     """
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in eos_token_ids else eos_token_ids[0]
-    last = chat.end_of_turn(tokenizer, eos_token_ids)
-    turn = tokenizer.convert_tokens_to_ids(last) if last else eos
-    others = [each for each in eos_token_ids if each not in (eos, turn)]
-    return {"eos": eos, "eot": turn, **dict(zip(["eom"], others, strict=False))}
+    end_of_turn = chat.end_of_turn(tokenizer, eos_token_ids)
+    eot = tokenizer.convert_tokens_to_ids(end_of_turn) if end_of_turn else eos
+    ends = {"eos": eos, "eot": eot}
+    others = [token_id for token_id in eos_token_ids if token_id not in (eos, eot)]
+    if others:
+        ends["eom"] = others[0]
+    return ends

@@ -25,6 +25,8 @@ QuantizeType = Literal["q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m",
 TypeName = Literal[OwnType, QuantizeType]
 OWN_TYPES = get_args(OwnType)
 LARGEST_F16 = 65504.0
+_BLOCK_WIDTH = 32
+"""Number of weights of a row that share a scale in the types from Q4_0 to Q8_0."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,16 @@ class Encoded:
         from gguf import GGMLQuantizationType
         from gguf.quants import quant_shape_to_byte_shape
 
-        shape, kind = tensor.source.shape, GGMLQuantizationType[file_type.upper()]
+        shape = tensor.source.shape
+        is_quantized = file_type.startswith("q")
+        kind = GGMLQuantizationType[file_type.upper()]
         if len(shape) < 2:
             kind = GGMLQuantizationType.F32
-        elif file_type.startswith("q") and shape[-1] % 32:
+        elif is_quantized and shape[-1] % _BLOCK_WIDTH:
             kind = GGMLQuantizationType.F16
-        elif file_type.startswith("q") and tensor.name in ("token_embd.weight", "output.weight"):
+        elif is_quantized and tensor.name in ("token_embd.weight", "output.weight"):
             kind = GGMLQuantizationType.Q8_0
-        return cls(tensor, kind, math.prod(quant_shape_to_byte_shape(shape, kind)))
+        return cls(tensor, kind, nbytes=math.prod(quant_shape_to_byte_shape(shape, kind)))
 
     def tofile(self, file: IO[bytes]) -> None:
         """Convert and write a few rows at a time.
@@ -59,17 +63,35 @@ class Encoded:
         import numpy as np
         from gguf.quants import quantize
 
-        source, heads = self.tensor.source, self.tensor.heads
-        for start, stop in [(0, source.shape[0])] if heads else row_blocks(source.shape):
+        source = self.tensor.source
+        heads = self.tensor.heads
+        # Rows of all heads move, so such a tensor is one block.
+        blocks = [(0, source.shape[0])] if heads else row_blocks(source.shape)
+        for start, stop in blocks:
             values: Any = np.ascontiguousarray(source.rows(start, stop).float().numpy())
-            largest = float(np.abs(values).max(initial=0.0))
-            if not np.isfinite(largest):  # max() propagates NaN
-                raise UserError(f"{source.name} contains NaN or infinity; train or merge again")
-            if largest > LARGEST_F16 and self.kind.name not in ("F32", "BF16"):
-                limit = f"{self.kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
-                raise UserError(f"{source.name} has {largest:.3g}, and {limit}")
-            if heads:  # llama.cpp's `llama` rotates a head's rows 2i and 2i + 1 together; Hugging Face, i and i + d/2.
-                halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-                values = halves.swapaxes(1, 2).reshape(values.shape)
-            piece: Any = quantize(values, self.kind)
-            file.write(memoryview(piece).cast("B"))  # NumPy's tofile does not report a full disk
+            self._check_range(float(np.abs(values).max(initial=0.0)))
+            if heads:
+                values = _interleaved(values, heads)
+            encoded: Any = quantize(values, self.kind)
+            file.write(memoryview(encoded).cast("B"))  # NumPy's tofile does not report a full disk
+
+    def _check_range(self, largest: float) -> None:
+        """Raise a UserError if the largest absolute value of some rows does not fit. It is NaN if any value is."""
+        name = self.tensor.source.name
+        if not math.isfinite(largest):
+            raise UserError(f"{name} contains NaN or infinity; train or merge again")
+        if largest > LARGEST_F16 and self.kind.name not in ("F32", "BF16"):
+            raise UserError(
+                f"{name} has {largest:.3g}, and {self.kind.name} is limited to {LARGEST_F16:.0f}; pass --type bf16"
+            )
+
+
+def _interleaved(values: Any, heads: int) -> Any:
+    """Return the rows of a query or key projection in the order of llama.cpp's `llama`.
+
+    With d rows in each head, its rotary embedding turns rows 2i and 2i + 1 together; that of Hugging Face, i and
+    i + d/2.
+    """
+    half = values.shape[0] // heads // 2
+    halves = values.reshape(heads, 2, half, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)

@@ -4,7 +4,6 @@ import contextlib
 import math
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,29 +11,22 @@ from typing import Any
 
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
-from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.files import atomic, disk, json_files, local_paths, model_tensors, unquantized
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.files import atomic, disk, model_tensors, unquantized
 from lora_grpo.gguf import architecture
 from lora_grpo.gguf.architecture import Tensor
 from lora_grpo.gguf.files import ADAPTER_KEY
+from lora_grpo.gguf.metadata import read_metadata
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import OWN_TYPES, Encoded
 from lora_grpo.merging import read_report
-from lora_grpo.models import base_model, model_files
+from lora_grpo.models import base_model, engines, stop_tokens
 from lora_grpo.progress import Progress
 
 HEADER_BYTES = 32 << 20
 """Disk space reserved for the vocabulary and the tensor names."""
 QUANTIZE = "llama-quantize"
-_SAMPLING_KINDS: dict[str, type] = {
-    "sequence": str,
-    **dict.fromkeys(("top_k", "penalty_last_n", "mirostat"), int),
-    **dict.fromkeys(("top_p", "min_p", "xtc_probability", "xtc_threshold", "temperature"), float),
-    **dict.fromkeys(("penalty_repeat", "mirostat_tau", "mirostat_eta"), float),
-}
-"""Types of the sampling settings that gguf.Metadata reads from generation_config.json."""
-_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -45,9 +37,9 @@ class SourceModel:
     tensors: Sequence[Tensor]
     tokenizer: Any
     vocabulary: Vocabulary
-    card: Any
+    metadata: Any
     """A `gguf.Metadata`."""
-    adapter: str | None
+    adapter_sha256: str | None
     """Digest of the adapter that was merged into it; None if unknown."""
 
 
@@ -66,38 +58,46 @@ def write_gguf(
         UserError: the model cannot be exported, or the disk does not have enough space.
         RunError: llama-quantize failed.
     """
-    k_quants, quantizer = [kind for kind in outputs if kind not in OWN_TYPES], shutil.which(QUANTIZE)
-    if k_quants and quantizer is None:
+    quantized_types = [file_type for file_type in outputs if file_type not in OWN_TYPES]
+    quantize_program = shutil.which(QUANTIZE)
+    if quantized_types and quantize_program is None:
         raise UserError(
-            f"--type {k_quants[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, or pass "
-            f"another --type: {', '.join(OWN_TYPES)}"
+            f"--type {quantized_types[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, "
+            f"or pass another --type: {', '.join(OWN_TYPES)}"
         )
-    kind, output = next(iter(outputs.items()))
-    model = _read_model(folder, output.name.removesuffix(".gguf").removesuffix(f".{kind.upper()}"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    files = {path: kind for kind, path in outputs.items() if kind not in k_quants}
-    # llama-quantize reads a file that keeps every bit of the weights.
-    lossless = output.with_name(f".{output.name}.16bit")
-    if k_quants:
-        dtypes = {tensor.source.dtype for tensor in model.tensors}
-        files[lossless] = dtypes.pop().lower() if dtypes in ({"BF16"}, {"F16"}) else "f32"
-    encoded = {path: [Encoded.of(tensor, kind) for tensor in model.tensors] for path, kind in files.items()}
-    sizes = {path: sum(tensor.nbytes for tensor in tensors) for path, tensors in encoded.items()}
-    quantized = len(k_quants) * (sizes.get(lossless, 0) // 2)
-    disk.check_free_space(output.parent, sum(sizes.values()) + quantized + len(outputs) * HEADER_BYTES)
+    first_type, first_output = next(iter(outputs.items()))
+    name = first_output.name.removesuffix(".gguf").removesuffix(f".{first_type.upper()}")
+    model = _read_model(folder, name)
+    first_output.parent.mkdir(parents=True, exist_ok=True)
+
+    # The files to write here: those of our own types and, if there are others, one that keeps every bit of the
+    # weights, which llama-quantize reads.
+    files = {path: file_type for file_type, path in outputs.items() if file_type in OWN_TYPES}
+    lossless = first_output.with_name(f".{first_output.name}.16bit")
+    if quantized_types:
+        files[lossless] = _lossless_type(model)
+    encoded = {path: [Encoded.of(tensor, file_type) for tensor in model.tensors] for path, file_type in files.items()}
+
+    num_bytes = {path: sum(tensor.nbytes for tensor in tensors) for path, tensors in encoded.items()}
+    quantized_bytes = len(quantized_types) * (num_bytes.get(lossless, 0) // 2)
+    header_bytes = len(outputs) * HEADER_BYTES
+    disk.check_free_space(first_output.parent, sum(num_bytes.values()) + quantized_bytes + header_bytes)
+
     try:
-        for path, kind in files.items():
-            _write(path, kind, model, encoded[path])
-        for kind in k_quants:
-            with atomic.new_file(outputs[kind]) as temporary:
-                _quantize(str(quantizer), lossless, temporary, kind)
+        for path, file_type in files.items():
+            _write(path, file_type, model, encoded[path])
+        for file_type in quantized_types:
+            with atomic.new_file(outputs[file_type]) as temporary:
+                _quantize(str(quantize_program), lossless, temporary, file_type)
     finally:
         lossless.unlink(missing_ok=True)
-    notes, config = list(model.vocabulary.notes), model.config
-    if (length := architecture.context_length(config)) < config.max_position_embeddings:
-        notes.append(f"the context is {length} tokens, the model's sliding window")
+
+    notes = list(model.vocabulary.notes)
+    context_tokens = architecture.context_length(model.config)
+    if context_tokens < model.config.max_position_embeddings:
+        notes.append(f"the context is {context_tokens} tokens, the model's sliding window")
     if modelfile:
-        notes += write_modelfiles([*outputs.values()], model.tokenizer, model.vocabulary, system_prompt)
+        notes += write_modelfiles(list(outputs.values()), model.tokenizer, model.vocabulary, system_prompt)
     return notes
 
 
@@ -105,108 +105,41 @@ def _read_model(folder: Path, name: str) -> SourceModel:
     """Read a model without the values of its weights. `name` is its name in the files."""
     import gguf
 
-    base_model.prepare_torch(seed=0)
+    engines.prepare_torch(seed=0)
     network = architecture.read_model(folder)
     fix = f"merge into the 16-bit base first: {command('merge', 'RUN')}"
-    tensors = architecture.named_tensors(network, unquantized(model_tensors(folder), folder, fix), folder)
+    stored = unquantized(model_tensors(folder), folder, fix)
+    tensors = architecture.named_tensors(network, stored, folder)
+
     settings = ModelConfig(name=str(folder.absolute()))
     tokenizer = base_model.load_tokenizer(settings)
-    eos_token_ids = base_model.eos_token_ids(settings, tokenizer, str(folder))
-    config_ids = {"bos_token_id": network.config.bos_token_id}
-    base_model.check_token_ids(config_ids, network.config.vocab_size, folder / "config.json")
-    vocabulary = read_vocabulary(tokenizer, network.config.vocab_size, eos_token_ids, network.config.bos_token_id)
-    _check_sampling_settings(folder)
-    size = gguf.size_label(sum(math.prod(tensor.source.shape) for tensor in tensors), 0, 0, 0)
-    card = _read_card(folder, name, size)
+    eos_token_ids = stop_tokens.eos_token_ids(settings, tokenizer, str(folder))
+    bos_token_id = network.config.bos_token_id
+    vocab_size = network.config.vocab_size
+    stop_tokens.check_token_ids({"bos_token_id": bos_token_id}, vocab_size, folder / "config.json")
+    vocabulary = read_vocabulary(tokenizer, vocab_size, eos_token_ids, bos_token_id)
+
+    num_parameters = sum(math.prod(tensor.source.shape) for tensor in tensors)
+    metadata = read_metadata(folder, name, gguf.size_label(num_parameters, 0, 0, 0))
     merge = read_report(folder)
-    adapter = merge.identity.get("adapter_sha256") if merge else None
-    return SourceModel(network.config, tensors, tokenizer, vocabulary, card, adapter)
+    return SourceModel(
+        config=network.config,
+        tensors=tensors,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        metadata=metadata,
+        adapter_sha256=merge.identity.get("adapter_sha256") if merge else None,
+    )
 
 
-def _read_card(folder: Path, name: str, size_label: str) -> Any:
-    """Return a `gguf.Metadata` of README.md and generation_config.json: license, base model, sampling settings.
-
-    It is written once to a file that is deleted, because the gguf package (0.19) accepts any value until it writes it.
-
-    Raises:
-        UserError: README.md has a value that a GGUF file cannot have.
-    """
-    import gguf
-
-    try:
-        card = _read_public_card(folder)
-        card.name, card.size_label = name, size_label
-        with tempfile.TemporaryDirectory() as trial:
-            writer: Any = gguf.GGUFWriter(Path(trial) / "card.gguf", "llama")
-            card.set_gguf_meta_model(writer)
-            with contextlib.closing(writer):
-                writer.write_header_to_file()
-                writer.write_kv_data_to_file()
-    except Exception as error:  # odd values raise many types
-        raise UserError(
-            f"{folder / 'README.md'}: its front matter has a value that a GGUF file cannot have ({first_line(error)}); "
-            "correct it"
-        ) from error
-    return card
-
-
-def _check_sampling_settings(folder: Path) -> None:
-    """Raise a UserError if generation_config.json has a sampling setting that a GGUF file cannot have.
-
-    The gguf package (0.19) writes the settings in `_SAMPLING_KINDS` and fails on values of other types.
-    """
-    path = folder / model_files.GENERATION_CONFIG
-    settings = json_files.read_object(path) if path.is_file() else {}
-    for name, kind in _SAMPLING_KINDS.items():
-        value = settings.get(name)
-        if value is None:
-            continue
-        if kind is str:
-            is_right, expected = isinstance(value, str), "a text"
-        elif kind is int:
-            is_right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
-            expected = "a whole number of 32 bits"
-        else:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_right = is_number and abs(value) <= _MAX_FLOAT32
-            expected = "a number"
-        if not is_right:
-            raise UserError(f"{path}: {name} is {value!r:.80}; expected {expected}; correct it, or remove the field")
-
-
-def _read_public_card(folder: Path) -> Any:
-    """Return the `gguf.Metadata` of a model without local paths.
-
-    It has the license, the base model and the data sets in README.md, and the sampling settings of
-    generation_config.json.
-    """
-    import gguf
-
-    metadata = gguf.Metadata.load(model_path=folder)
-    card = _without_local_paths(gguf.Metadata.load_model_card(folder), folder)
-    config = _without_local_paths(gguf.Metadata.load_hf_parameters(folder), folder)
-    described = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, config, folder)
-    for name, value in vars(described).items():
-        if not name.startswith("sampling_"):
-            setattr(metadata, name, value)
-    return metadata
-
-
-def _without_local_paths(value: Any, folder: Path, field: str = "") -> Any:
-    """Return the front matter of a model card, or a part of it, without the values that are or contain local paths."""
-    if isinstance(value, dict):
-        public = {name: _without_local_paths(entry, folder, name) for name, entry in value.items()}
-        return {name: entry for name, entry in public.items() if entry not in (None, {}, [])}
-    if isinstance(value, list):
-        entries = [_without_local_paths(entry, folder, field) for entry in value]
-        return [entry for entry in entries if entry not in (None, {}, [])]
-    if not isinstance(value, str):
-        return value
-    is_source = field.startswith(("base_model", "dataset", "_name_or_path")) and "://" not in value
-    is_local = model_files.is_folder_name(value) if is_source else model_files.is_path(value)
-    is_beside = field == "license_link" and value.startswith("./")
-    is_private = (is_local and not is_beside) or local_paths.find(value, folder)
-    return None if is_private else value
+def _lossless_type(model: SourceModel) -> str:
+    """Return the type that keeps every bit of the weights: their own 16-bit dtype if they share one, else f32."""
+    dtypes = {tensor.source.dtype for tensor in model.tensors}
+    if dtypes == {"BF16"}:
+        return "bf16"
+    if dtypes == {"F16"}:
+        return "f16"
+    return "f32"
 
 
 def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:
@@ -214,24 +147,29 @@ def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[E
     import gguf
     import numpy as np
 
-    writer: Any = gguf.GGUFWriter(None, architecture.ARCHITECTURES[model.config.architectures[0]])
+    # Metadata.
+    writer: Any = gguf.GGUFWriter(None, architecture.llama_cpp_name(model.config))
     writer.add_type("model")
-    model.card.set_gguf_meta_model(writer)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"])
+    model.metadata.set_gguf_meta_model(writer)
+    file_type_name = "ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"
+    writer.add_file_type(gguf.LlamaFileType[file_type_name])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.add_hyperparameters(writer, model.config)
     for name, value in model.vocabulary.fields.items():
-        getattr(writer, f"add_{name}")(value)
-    if model.adapter:
-        writer.add_string(ADAPTER_KEY, model.adapter)
+        add_field = getattr(writer, f"add_{name}")
+        add_field(value)
+    if model.adapter_sha256:
+        writer.add_string(ADAPTER_KEY, model.adapter_sha256)
 
-    factors = architecture.rope_factors(model.config)
-    if factors is not None:
-        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
-    for each in tensors:
+    # Names, shapes and types of all tensors come before their data.
+    rope_factors = architecture.rope_factors(model.config)
+    if rope_factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes)
+    for encoded in tensors:
+        tensor = encoded.tensor
         # With a type given, this dtype only indicates that the shape counts weights, not bytes.
-        shape, dtype = each.tensor.source.shape, np.dtype("float32")
-        writer.add_tensor_info(each.tensor.name, shape, dtype, each.nbytes, each.kind)
+        dtype = np.dtype("float32")
+        writer.add_tensor_info(tensor.name, tensor.source.shape, dtype, encoded.nbytes, encoded.kind)
 
     progress = Progress(len(tensors), f"GGUF {file_type}")
     try:
@@ -239,18 +177,20 @@ def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[E
             writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            if factors is not None:
-                writer.write_tensor_data(factors)
-            for done, each in enumerate(tensors, 1):
-                writer.write_tensor_data(each)
-                progress.show(done, each.tensor.name)
+            if rope_factors is not None:
+                writer.write_tensor_data(rope_factors)
+            for num_written, encoded in enumerate(tensors, 1):
+                writer.write_tensor_data(encoded)
+                progress.show(num_written, encoded.tensor.name)
     finally:
         progress.close()
 
 
-def _quantize(program: str, source: Path, output: Path, kind: str) -> None:
-    command = [program, str(source), str(output), kind.upper()]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
-        raise RunError(f"{QUANTIZE} failed with code {done.returncode}: {last[0]}")
+def _quantize(program: str, source: Path, output: Path, file_type: str) -> None:
+    """Have llama-quantize make a file of another type."""
+    arguments = [program, str(source), str(output), file_type.upper()]
+    result = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        last_line = lines[-1] if lines else "no output"
+        raise RunError(f"{QUANTIZE} failed with code {result.returncode}: {last_line}")

@@ -1,7 +1,7 @@
 """The GPU check: runs the recipe with each engine and sampling backend, and measures time and memory.
 
-The fastest is saved, and new runs use it for `auto` (hardware/measured_engine.py). The model is built on this machine,
-with random weights.
+The fastest is saved, and new runs use it for `auto` and say so (hardware/measured_engine.py). The model is built on
+this machine, with random weights.
 """
 
 import contextlib
@@ -45,18 +45,27 @@ class EngineCase:
 
     @property
     def name(self) -> str:
-        return f"{self.engine} + {self.backend}{', 16 bits' * (self.bits == 16)}{', resumed' * self.resumes}"
+        name = f"{self.engine} + {self.backend}"
+        if self.bits == 16:
+            name += ", 16 bits"
+        if self.resumes:
+            name += ", resumed"
+        return name
 
 
-_ENGINES = (EngineCase("peft", "transformers"), EngineCase("peft", "vllm"), EngineCase("unsloth", "vllm"))
-_16_BITS, _RESUMED = EngineCase(bits=16), EngineCase(resumes=True)  # of the fastest engine and backend so far
-CASES = (*_ENGINES, _16_BITS, _RESUMED)
+_PEFT = EngineCase("peft", "transformers")
+_PEFT_VLLM = EngineCase("peft", "vllm")
+_UNSLOTH_VLLM = EngineCase("unsloth", "vllm")
+_16_BITS = EngineCase(bits=16)
+"""Runs with the engine and backend that are the fastest so far. So does the next one."""
+_RESUMED = EngineCase(resumes=True)
+CASES = (_PEFT, _PEFT_VLLM, _UNSLOTH_VLLM, _16_BITS, _RESUMED)
 """In order of start-up time. Compilation takes minutes, so each run may take all the time that is left."""
-SHORT_CASES = (_ENGINES[2], _16_BITS, _ENGINES[1], _ENGINES[0], _RESUMED)
+SHORT_CASES = (_UNSLOTH_VLLM, _16_BITS, _PEFT_VLLM, _PEFT, _RESUMED)
 """In order of value, the default first. Each run has a time limit."""
 _SHORT_SECONDS = 300.0
 _STEPS = 4
-"""Steps of a row. The first one compiles, and it is measured only if there is no other."""
+"""Steps of a case. The first one compiles, and it is measured only if there is no other."""
 PROBLEMS = ("--data.task", "starter", "--data.train-limit", "64", "--data.few-shot", "6", "--data.eval-limit", "1")
 """Generated problems. With six examples, prompts have about 440 tokens, close to the limit of 512."""
 REWARDS = ("--rewards", "correct_answer=2.0", "soft_xml_format=0.5", "pattern:x77[01][0-9][0-9]=1.0")
@@ -66,9 +75,14 @@ _TO_RESUME = ("--train.checkpoint-steps", "1", "--train.lr-scheduler", "constant
 """A constant learning rate allows a resumed run to have more steps."""
 _LARGER_FROM_GIB = 0.9 * 12
 """Smaller GPUs are tested with the model of the preset `8gb`, all others with that of `12gb` and `16gb`."""
-_POLL_SECONDS = 0.25  # GPU memory peaks that are shorter can be missed
+_FOLDER_PREFIX = ".check-"
+"""Of the folder with the model and the runs of a check, within its output folder."""
+_POLL_SECONDS = 0.25
+"""Seconds between two looks at the GPU's memory. Shorter peaks can be missed."""
 _TRY_TORCH = "import torch; torch.ones(1, device='cuda')"
+"""A program that fails if torch cannot use the GPU."""
 _METRICS = ("step_time", "time/rollouts", "time/rewards", "time/training", "rollouts/tokens_per_second")
+"""Metrics of a step whose medians are measured."""
 _MISMATCH = "sampling/sampling_logp_difference/mean"
 
 
@@ -95,40 +109,68 @@ def check_gpu(options: Options, recipe: Path | None = None) -> None:
     if not gpus:
         on_cpu = command("train gsm8k", "--preset", "starter")
         raise UserError(f"no NVIDIA GPU found ({why_none}); run this where `nvidia-smi` lists one, or try {on_cpu}")
-    if problem := driver_problem(gpus[0]):
+    gpu = gpus[0]
+    problem = driver_problem(gpu)
+    if problem:
         raise UserError(problem)
-    recipe = recipe or recipe_file("gsm8k")
     with lock.holding(options.output):
-        for left in options.output.glob(".check-*"):  # models of checks that were killed
-            shutil.rmtree(left)
+        _remove_models_of_killed_checks(options.output)
         use_one_gpu()  # also applies to the processes started below
-        gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
-        _progress(f"{gpu}\n")
-        code, message, _ = run_measured([sys.executable, "-c", _TRY_TORCH], options.output / "torch.log", 120)
-        if code != 0:
-            torch = versions()["torch"]
-            raise UserError(f"torch {torch} cannot use {gpu}: {message}; install torch's CUDA build or a newer driver")
-        packages = {"driver": gpus[0].driver, **versions()}
-        machine = {"gpu": gpu, "versions": packages, "git_revision": git_revision(), "started": now()}
-        model = LARGER_QWEN if gpus[0].memory_gib >= _LARGER_FROM_GIB else QWEN
+        gpu_text = f"{gpu.name} with {gpu.memory_gib:.0f} GiB"
+        _progress(f"{gpu_text}\n")
+        _try_torch(gpu_text, options.output)
+        machine = {
+            "gpu": gpu_text,
+            "versions": {"driver": gpu.driver, **versions()},
+            "git_revision": git_revision(),
+            "started": now(),
+        }
+        cases = SHORT_CASES if options.short else CASES
+        model = LARGER_QWEN if gpu.memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
-            results = run_cases(SHORT_CASES if options.short else CASES, model, options, recipe, machine)
+            results = run_cases(cases, model, options, recipe or recipe_file("gsm8k"), machine)
         finally:
-            if (options.output / "results.md").exists():
-                print((options.output / "results.md").read_text(encoding="utf-8"), flush=True)
-    print("\n".join(conclude(results, gpus[0].name)))
+            table = options.output / "results.md"
+            if table.exists():
+                print(table.read_text(encoding="utf-8"), flush=True)
+    print("\n".join(conclude(results, gpu.name)))
     check_results(results)
 
 
+def _remove_models_of_killed_checks(output: Path) -> None:
+    for folder in output.glob(f"{_FOLDER_PREFIX}*"):
+        shutil.rmtree(folder)
+
+
+def _try_torch(gpu: str, output: Path) -> None:
+    """Raise a UserError if the installed torch cannot compute on the GPU."""
+    tried = run_measured([sys.executable, "-c", _TRY_TORCH], output / "torch.log", 120)
+    if tried.exit_code != 0:
+        torch = versions()["torch"]
+        fix = "install torch's CUDA build or a newer driver"
+        raise UserError(f"torch {torch} cannot use {gpu}: {tried.message}; {fix}")
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """What all runs of a check have in common."""
+
+    recipe: Sequence[str]
+    """The command that runs the recipe on the random model."""
+    runs: Path
+    """Folder of the runs, which is deleted after the check."""
+    logs: Path
+
+
 def run_cases(
-    rows: Sequence[EngineCase],
+    cases: Sequence[EngineCase],
     config: dict[str, Any],
     options: Options,
     recipe: Path,
     machine: dict[str, Any],
     arguments: Sequence[str] = REWARDS,
 ) -> list[Result]:
-    """Run the recipe for each row, on a random model, and return one result per row.
+    """Run the recipe for each case, on a random model, and return one result per case.
 
     The files in the output folder always contain the results so far. A result has a `name`, a `status` (ran, failed,
     not finished, skipped or not run), its `reason` and, if the recipe was started, the measurements.
@@ -138,115 +180,163 @@ def run_cases(
         machine: further entries of results.json.
         arguments: further arguments of the recipe.
     """
-    deadline, logs = time.monotonic() + 60 * options.minutes, options.output / "logs"
+    deadline = time.monotonic() + 60 * options.minutes
+    logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    results = [_described(row) for row in rows]
+    results = [_described(case) for case in cases]
     write_table(options.output, machine, results)
-    with tempfile.TemporaryDirectory(prefix=".check-", dir=options.output) as folder:
+
+    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=options.output) as folder:
         model = Path(folder) / "model"
-        code, message, _ = run_measured(build_command(model, config), logs / "build.log", 60 * options.minutes)
-        if code != 0:
-            raise RunError(f"the random model was not built: {message} ({logs / 'build.log'})")
+        log = logs / "build.log"
+        built = run_measured(build_command(model, config), log, 60 * options.minutes)
+        if built.exit_code != 0:
+            raise RunError(f"the random model was not built: {built.message} ({log})")
         flags = ["--model.name", str(model), *PROBLEMS, "--eval.num-samples", "0", *_TO_RESUME, *arguments]
-        for row, result in zip(rows, results, strict=True):
-            best, seconds = fastest(results), deadline - time.monotonic()
-            if best and row in (_16_BITS, _RESUMED):
-                row = replace(row, engine=best["engine"], backend=best["backend"])
-                result |= _described(row)
-            seconds = min(seconds, _SHORT_SECONDS) if options.short else seconds
-            _progress(f"{row.name} (at most {max(0.0, seconds):.0f} s): ")
-            packages = [name for name in (row.engine, row.backend) if name in ("unsloth", "vllm")]
+        workspace = _Workspace([sys.executable, str(recipe), *flags], Path(folder), logs)
+
+        for case, result in zip(cases, results, strict=True):
+            best = fastest(results)
+            if best and case in (_16_BITS, _RESUMED):
+                case = replace(case, engine=best["engine"], backend=best["backend"])
+                result.update(_described(case))
+            seconds = deadline - time.monotonic()
+            if options.short:
+                seconds = min(seconds, _SHORT_SECONDS)
+            _progress(f"{case.name} (at most {max(0.0, seconds):.0f} s): ")
             try:
-                if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-                    result |= {"status": "skipped", "reason": f"{' and '.join(missing)} not installed"}
-                elif row in (_16_BITS, _RESUMED) and not best:
-                    result |= {"status": "skipped", "reason": "no engine ran"}
+                skipped = _why_skipped(case, best)
+                if skipped:
+                    result.update(status="skipped", reason=skipped)
                 elif seconds > 0:
-                    _run_row(row, result, [sys.executable, str(recipe), *flags], Path(folder), logs, seconds)
+                    _run_case(case, result, workspace, seconds)
                 else:
                     result["reason"] = "no time left; pass more --minutes"
             finally:
                 write_table(options.output, machine, results)
-            rate = f"{result['step_time']:.2f} s per step" if result["status"] == "ran" else result["reason"]
-            _progress(f"{result['status']}, {rate}\n")
+            outcome = f"{result['step_time']:.2f} s per step" if result["status"] == "ran" else result["reason"]
+            _progress(f"{result['status']}, {outcome}\n")
     return results
 
 
-def _described(row: EngineCase) -> Result:
-    return {"name": row.name, **asdict(row), "status": "not run", "reason": None}
+def _described(case: EngineCase) -> Result:
+    """Return the result of a case that was not run."""
+    return {"name": case.name, **asdict(case), "status": "not run", "reason": None}
 
 
-def _run_row(
-    row: EngineCase, result: Result, arguments: Sequence[str], folder: Path, logs: Path, seconds: float
-) -> None:
+def _why_skipped(case: EngineCase, best: Result | None) -> str:
+    """Return why a case cannot run, empty if it can. `best` is the fastest engine and backend so far."""
+    packages = [name for name in (case.engine, case.backend) if name in ("unsloth", "vllm")]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    if case in (_16_BITS, _RESUMED) and not best:
+        return "no engine ran"
+    return ""
+
+
+def _run_case(case: EngineCase, result: Result, workspace: _Workspace, seconds: float) -> None:
     """Run the recipe, and add its status and measurements to the result, even if the check is interrupted."""
-    may_refuse = not row.resumes and (row.bits == 16 or row == _ENGINES[1])  # memory for 16 bits; vLLM's dtype on a T4
-    run = folder / f"{row.engine}-{row.backend}-{row.bits}"
-    log = logs / f"{run.name}{'-resumed' if row.resumes else ''}.log"
-    before = len(read_metrics(run))
-    flags = ["--model.engine", row.engine, "--sampling.backend", row.backend, "--model.bits", str(row.bits)]
-    flags += ["--output-dir", str(run), "--train.max-steps", str(before + 1 if row.resumes else _STEPS)]
-    result |= {"status": "not finished", "reason": "interrupted", "log": str(log)}
+    # A resumed run has the folder of the run before it.
+    run = workspace.runs / f"{case.engine}-{case.backend}-{case.bits}"
+    log = workspace.logs / f"{run.name}{'-resumed' if case.resumes else ''}.log"
+    steps_before = len(read_metrics(run))
+    max_steps = steps_before + 1 if case.resumes else _STEPS
+    arguments = [
+        *workspace.recipe,
+        *("--model.engine", case.engine),
+        *("--sampling.backend", case.backend),
+        *("--model.bits", str(case.bits)),
+        *("--output-dir", str(run)),
+        *("--train.max-steps", str(max_steps)),
+    ]
+    if case.resumes:
+        arguments.append("--resume")
+
+    result.update(status="not finished", reason="interrupted", log=str(log))
     started = time.monotonic()
     try:
-        command_line = [*arguments, *flags, *["--resume"] * row.resumes]
-        code, message, result["gpu_peak_gib"] = run_measured(command_line, log, seconds)
+        measured = run_measured(arguments, log, seconds)
+        result["gpu_peak_gib"] = measured.gpu_peak_gib
     finally:
-        result |= {"seconds": round(time.monotonic() - started, 1), **_measurements(run, log, before)}
-    if code is None and "step_time" not in result:
-        more = "leave out --short, or pass more --minutes"
-        result["reason"] = f"no step within {seconds:.0f} s ({more}); last: {message}"
-    elif code == UserError.exit_code and may_refuse:
-        result |= {"status": "skipped", "reason": message}
-    elif code:
-        result |= {"status": "failed", "reason": f"{message} ({log})"}
+        result["seconds"] = round(time.monotonic() - started, 1)
+        result.update(_measurements(run, log, steps_before))
+
+    is_out_of_time = measured.exit_code is None
+    # The recipe may refuse 16 bits, which need more memory, and vLLM beside PEFT, because of its dtype on a T4.
+    may_refuse = not case.resumes and (case.bits == 16 or case == _PEFT_VLLM)
+    if is_out_of_time and "step_time" not in result:
+        fix = "leave out --short, or pass more --minutes"
+        result["reason"] = f"no step within {seconds:.0f} s ({fix}); last: {measured.message}"
+    elif measured.exit_code == UserError.exit_code and may_refuse:
+        result.update(status="skipped", reason=measured.message)
+    elif measured.exit_code:
+        result.update(status="failed", reason=f"{measured.message} ({log})")
     elif not result.get("grad_norm"):
-        result |= {"status": "failed", "reason": f"no step had a gradient ({log})"}
+        result.update(status="failed", reason=f"no step had a gradient ({log})")
     else:
-        result |= {"status": "ran", "reason": f"stopped after {seconds:.0f} s" if code is None else None}
+        result.update(status="ran", reason=f"stopped after {seconds:.0f} s" if is_out_of_time else None)
 
 
-def _measurements(run: Path, log: Path, before: int) -> Result:
-    """Return what the log and the folder of a run tell about its steps after the first `before`."""
+def _measurements(run: Path, log: Path, steps_before: int) -> Result:
+    """Return what the log and the folder of a run tell about its steps after the first `steps_before`."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    found: Result = {"packing": [*dict.fromkeys(re.findall(r"\[Unsloth\] GRPO (.+)", text))]}
+    packing = re.findall(r"\[Unsloth\] GRPO (.+)", text)
+    measurements: Result = {"packing": list(dict.fromkeys(packing))}
     if not (run / "run.json").exists():
-        return found
+        return measurements
+
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     memory = record.get("memory") or {}
-    found |= {
+    measurements |= {
         "micro_batch_size": memory.get("micro_batch_size", record["config"]["train"]["micro_batch_size"]),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
         "logprob_check": record.get("logprob_check") or {},
     }
-    if steps := [line for line in read_metrics(run) if "step_time" in line][before:]:
-        later = steps[1:] or steps
-        found |= {name: round(statistics.median(step[name] for step in later), 3) for name in _METRICS}
-        found |= {
-            "steps": len(steps),
-            "compilation": steps[0]["step_time"] - found["step_time"] if steps[1:] else None,
-            "grad_norm": max(step["grad_norm"] for step in steps),
-            "completion_tokens": steps[-1]["completions/mean_length"],
-            "logprob_mismatch": max((step[_MISMATCH] for step in steps if _MISMATCH in step), default=None),
-        }
-    return found
+    steps = [line for line in read_metrics(run) if "step_time" in line][steps_before:]
+    if not steps:
+        return measurements
+
+    compiled_steps = steps[1:]
+    for name in _METRICS:
+        median = statistics.median(step[name] for step in compiled_steps or steps)
+        measurements[name] = round(median, 3)
+    compilation = None
+    if compiled_steps:
+        compilation = steps[0]["step_time"] - measurements["step_time"]
+    mismatches = [step[_MISMATCH] for step in steps if _MISMATCH in step]
+    return measurements | {
+        "steps": len(steps),
+        "compilation": compilation,
+        "grad_norm": max(step["grad_norm"] for step in steps),
+        "completion_tokens": steps[-1]["completions/mean_length"],
+        "logprob_mismatch": max(mismatches, default=None),
+    }
 
 
-def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[int | None, str, float | None]:
-    """Run a command without network access, and kill it and its child processes at the time limit.
+@dataclass(frozen=True)
+class Measured:
+    """How a command ended, and its memory."""
 
-    Returns:
-        The exit code, or None at the time limit. The error at the end of the log, else its last line. The increase of
-        used GPU memory in GiB, as reported by nvidia-smi, including the CUDA context and memory outside of torch;
-        None without nvidia-smi.
-    """
-    deadline, peak = time.monotonic() + seconds, 0.0
+    exit_code: int | None
+    """None if it was killed at the time limit."""
+    message: str
+    """The error at the end of the log, else its last line."""
+    gpu_peak_gib: float | None
+    """Increase of used GPU memory in GiB, as reported by nvidia-smi, including the CUDA context and memory outside of
+    torch; None without nvidia-smi."""
+
+
+def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> Measured:
+    """Run a command without network access, and kill it and its child processes at the time limit."""
+    deadline = time.monotonic() + seconds
+    peak_gib = 0.0
     # Unsloth (2026.10.7) then logs its checks of packed batches. It also has Triton compile every kernel again, so the
     # first step takes as long as on a machine that has never compiled them.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "UNSLOTH_ENABLE_LOGGING": "1"}
     with log.open("wb") as file:
-        before = _used_gib()
+        used_before = _used_gib()
         process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
@@ -258,8 +348,9 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
         )
         try:
             while process.poll() is None and time.monotonic() < deadline:
-                if before is not None:
-                    peak = max(peak, (_used_gib() or 0.0) - before)
+                if used_before is not None:
+                    increase = (_used_gib() or 0.0) - used_before
+                    peak_gib = max(peak_gib, increase)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
             exit_code = process.poll()
@@ -267,10 +358,21 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> tuple[i
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return Measured(exit_code, _last_message(log), None if used_before is None else round(peak_gib, 2))
+
+
+def _last_message(log: Path) -> str:
+    """Return the error at the end of a log, else its last line."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines[-30:] if line.startswith("error: ")]
-    message = (errors or lines or ["the log is empty"])[-1][:300]
-    return exit_code, message, None if before is None else round(peak, 2)
+    if errors:
+        message = errors[-1]
+    elif lines:
+        message = lines[-1]
+    else:
+        message = "the log is empty"
+    return message[:300]
 
 
 def _used_gib() -> float | None:

@@ -25,270 +25,188 @@ import ast
 import builtins
 import re
 import textwrap
-import warnings
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from lora_grpo.grading.code_names import bound_names, read_names
+from lora_grpo.grading.code_parsing import Code, defines, is_future_import, last_function, parse_start
+from lora_grpo.grading.demonstrations import without_demonstrations
 from lora_grpo.prompts import thoughts
 
 MAX_CHARS = 32_768
 """The longest answer that is parsed, in characters without the thinking section. Most answers have a few thousand."""
 
+# The stop sequences of HumanEval, before which a base model's continuation ends.
 _STOP = re.compile(r"\n(?:class|def|if|print|@|assert|```)")
+# Special tokens that remain in a text if the sampler does not know them.
 _END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id)\|>")
+# The start or the end of a fenced block.
 _FENCE = re.compile(r"`{3,}")
+# The language after an opening fence, and other words on its line: "python title=solution.py".
 _LANGUAGE = re.compile(
     r"[ \t]*(?:python3?|py)?(?:[^\S\n][^\n]*)?\n|(?:python3?|py)[ \t]|[ \t]*[\w.+-]{1,20}[ \t]*\n", re.I
 )
+# Tags of the xml style around a program.
 _ANSWER_TAG = re.compile(r"^[ \t]*</?answer>|</?answer>[ \t]*$", re.M)
+# The first line of code in a text without fences.
 _CODE_LINE = re.compile(r"^(?:import [\w.]+|from [\w.]+ import\b|(?:async )?def \w+\s*\(|class \w+\s*[(:]|@\w+)", re.M)
+# A statement that only the body of a function has.
 _RETURN = re.compile(r"(?:^|[:;])[ \t]*(?:return|yield)\b", re.M)
-_STATEMENT_LINE = re.compile(r"[^\s#)\]}]")
-_LONG_IMPORT = re.compile(r"\b(?:import|from)\b[\s\\]*(?:\w++[\s\\]*\.[\s\\]*+){100}")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-_DEMONSTRATION = {
-    *("assert", "print", "input", "open", "exit", "quit", "argv", "stdin", "__name__", "doctest", "unittest")
-}
-_PARSE_ATTEMPTS = 4
-
-
-class Code(NamedTuple):
-    text: str
-    body: list[ast.stmt]
 
 
 def extract_program(completion: str, entry_point: str, prefix: str = "") -> str | None:
     """Return the program in a completion, or None if there is no code. The result is valid UTF-8.
 
-    `prefix` is the start of the program, which ends with the signature and docstring of the entry point; may be empty.
+    Args:
+        entry_point: name of the function to write.
+        prefix: the start of the program, which ends with the signature and docstring of the entry point; may be empty.
     """
     text = _answer(completion)
     if len(text) > MAX_CHARS:
         return None
-    before, *blocks = _FENCE.split(text)
-    if prefix and before.strip("\n").startswith(("  ", "\t")) and not _definition(_dedented(before), entry_point):
-        program = under_signature(_STOP.split(before.strip("\n"), maxsplit=1)[0], entry_point, prefix)
+    before_fences, *parts = _FENCE.split(text)
+    blocks = parts[::2]  # every second part is the text between two blocks
+
+    # A base model continues the prompt with the body of the function.
+    if prefix and _continues_prompt(before_fences, entry_point):
+        continuation = _STOP.split(before_fences.strip("\n"), maxsplit=1)[0]
+        program = _under_signature(continuation, entry_point, prefix)
         if program is not None:
             return program
-    # Every second part is the text between two blocks.
-    sources = [_unfenced(before, entry_point), *(_dedented(_LANGUAGE.sub("", block, count=1)) for block in blocks[::2])]
-    for index, source in reversed([*enumerate(sources)]):
-        code = parse_start(source) if entry_point in source else None
+
+    # The last source that defines the function counts. Earlier ones may define what it uses.
+    sources = [_unfenced(before_fences, entry_point)]
+    for block in blocks:
+        sources.append(_dedented(_LANGUAGE.sub("", block, count=1)))
+    for index in reversed(range(len(sources))):
+        if entry_point not in sources[index]:
+            continue
+        code = parse_start(sources[index])
         if code and defines(code, entry_point):
-            return assemble(code, entry_point, prefix, sources[:index])
-    for source in reversed([before, *sources[1:]]):
-        program = under_signature(source, entry_point, prefix) if _RETURN.search(source) else None
-        if program is not None:
-            return program
-    written = [source for source in sources if source.strip()]
-    return _after(prefix, written[-1]) if written else None
+            return _assemble(code, entry_point, prefix, sources[:index])
+
+    # No source defines it, but one may be its body.
+    for source in reversed([before_fences, *sources[1:]]):
+        if _RETURN.search(source):
+            program = _under_signature(source, entry_point, prefix)
+            if program is not None:
+                return program
+
+    # The sandbox rejects what does not define the function, and says so.
+    for source in reversed(sources):
+        if source.strip():
+            return _after_prompt(prefix, source)
+    return None
 
 
 def _answer(completion: str) -> str:
     """Return the text after the thinking section and before the end of the turn, with normalized line endings."""
-    text = completion.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    text = thoughts.answer_of(text) or ""
-    return _ANSWER_TAG.sub("\n", _END_OF_TURN.split(text)[0])
+    text = completion.encode("utf-8", "replace").decode("utf-8")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    answer = thoughts.answer_of(text) or ""
+    turn = _END_OF_TURN.split(answer)[0]
+    return _ANSWER_TAG.sub("\n", turn)
+
+
+def _continues_prompt(text: str, entry_point: str) -> bool:
+    """Return whether a text is indented, as the body of the prompt's function, and does not define it again."""
+    is_indented = text.strip("\n").startswith(("  ", "\t"))
+    return is_indented and not _definition(_dedented(text), entry_point)
 
 
 def _unfenced(text: str, entry_point: str) -> str:
     """Return text from its first line of code, or from the definition of the entry point if that is Python and the
     text before it is not."""
     text = _dedented(text)
-    lines = [match.start() for match in (_CODE_LINE.search(text), _definition(text, entry_point)) if match]
-    for start in lines:
+    starts = [match.start() for match in (_CODE_LINE.search(text), _definition(text, entry_point)) if match]
+    if not starts:
+        return ""
+    for start in starts:
         code = parse_start(text[start:])
         if code and defines(code, entry_point):
             return text[start:]
-    return text[lines[-1] :] if lines else ""
+    return text[starts[-1] :]
 
 
 def _dedented(text: str) -> str:
-    # `dedent` would also empty the blank lines of strings.
-    return textwrap.dedent(text.strip("\n")) if text.strip("\n")[:1] in (" ", "\t") else text
+    """Return text without its common indentation."""
+    stripped = text.strip("\n")
+    if not stripped.startswith((" ", "\t")):
+        return text  # `dedent` would also empty the blank lines of strings
+    return textwrap.dedent(stripped)
 
 
 def _definition(text: str, entry_point: str) -> re.Match[str] | None:
     return re.search(rf"^(?:async )?def {re.escape(entry_point)}\b", text, re.M)
 
 
-def parse_start(text: str, attempts: int = _PARSE_ATTEMPTS) -> Code | None:
-    """Parse text up to a truncated statement or prose. Return None if there is no Python before it.
-
-    Args:
-        attempts: maximum number of parses; with 1, all of it must be Python.
-    """
-    for _ in range(attempts):
-        if _LONG_IMPORT.search(text):  # CPython needs quadratic time and memory for these.
-            return None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # For example, for "\d" in a string.
-                return Code(text, ast.parse(text).body)
-        except SyntaxError as error:
-            # The statement that contains the error starts on an earlier line that is not indented.
-            lines = text.split("\n")
-            cut = min(error.lineno or 1, len(lines)) - 1
-            while cut > 0 and not _STATEMENT_LINE.match(lines[cut]):
-                cut -= 1
-            if cut <= 0:
-                return None
-            text = "\n".join(lines[:cut])
-        except (ValueError, MemoryError, RecursionError):  # NUL characters and deep nesting.
-            return None
-    return None
-
-
-def defines(code: Code, name: str) -> bool:
-    """Return whether the code defines or assigns the name at the top level. Imports do not count."""
-    return any(name in bound_names(node) for node in code.body if not isinstance(node, (ast.Import, ast.ImportFrom)))
-
-
-def assemble(code: Code, entry_point: str, prefix: str = "", earlier: Sequence[str] = ()) -> str:
-    """Assemble the program from code that defines the entry point, without demonstrations.
-
-    The prompt, `prefix`, comes first, then definitions from `earlier` sources of names that the code uses but does not
-    define.
-    """
-    start = parse_start(prefix, attempts=1)
-    known = {*dir(builtins)}.union(*(bound_names(node) for node in (start.body if start else ())))
-    parts = [_without_demonstrations(code, entry_point, {entry_point})]
-    for text in reversed(earlier):
-        known = known.union(*(bound_names(node) for part in parts for node in part.body))
-        missing = set().union(*(_read(node) for part in parts for node in part.body)) - known
-        part = parse_start(text) if missing else None
-        if part and not missing.isdisjoint(set().union(*map(bound_names, part.body))):
-            parts.insert(0, _without_demonstrations(part, entry_point, missing))
-    text = "\n\n".join(part.text.strip("\n") for part in parts) + "\n"
-    if prefix:
-        return _after(prefix, text)
-    # Future imports must be the first statements of a program, so they are left out after a prompt.
-    return "".join(f"{ast.unparse(node)}\n" for part in parts for node in part.body if _is_future(node)) + text
-
-
-def _after(prefix: str, text: str) -> str:
-    """Place a program after the prompt, as in the official HumanEval harness."""
-    return text if text.startswith(prefix) else f"{prefix}\n{text}"
-
-
-def under_signature(body: str, entry_point: str, prefix: str) -> str | None:
+def _under_signature(body: str, entry_point: str, prefix: str) -> str | None:
     """Return a program with `body` under the prompt's signature. Return None if there is no signature or valid body.
 
     The body may have any indentation, and its first line may lack it.
     """
-    start = parse_start(prefix, attempts=1)
-    stub = start and _function(start, entry_point)
-    if not stub:
+    prompt = parse_start(prefix, attempts=1)
+    stub = last_function(prompt, entry_point) if prompt else None
+    if stub is None:
         return None
+
     indent = " " * stub.body[0].col_offset
     body = body.strip("\n")
-    first, _, rest = body.partition("\n")
-    candidates = [body] if body[:1] in (" ", "\t") else []
-    candidates += [textwrap.indent(textwrap.dedent(body), indent), f"{indent}{first.lstrip()}\n{rest}"]
+    first_line, _, other_lines = body.partition("\n")
+    candidates = []
+    if body.startswith((" ", "\t")):
+        candidates.append(body)
+    candidates.append(textwrap.indent(textwrap.dedent(body), indent))
+    candidates.append(f"{indent}{first_line.lstrip()}\n{other_lines}")
+
     for candidate in candidates:
         code = parse_start(f"{prefix.rstrip()}\n{candidate}")
-        function = code and _function(code, entry_point)
+        function = last_function(code, entry_point) if code else None
         if code and function and len(function.body) > len(stub.body):
-            return assemble(code, entry_point)
+            return _assemble(code, entry_point)
     return None
 
 
-def bound_names(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement binds in the module."""
-    if isinstance(statement, ast.ClassDef):
-        return {statement.name}
-    bound: set[str] = set()
-    nodes: list[ast.AST] = [statement]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, _FUNCTIONS):  # Their bodies do not run.
-            nodes += [node.args, *getattr(node, "decorator_list", [])]
-        else:
-            nodes += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        else:  # Functions, classes, `except ... as name`, and the patterns of `match`.
-            bound.add(getattr(node, "name", None) or "")
-    return bound - {""}
+def _assemble(code: Code, entry_point: str, prefix: str = "", earlier_sources: Sequence[str] = ()) -> str:
+    """Assemble the program from code that defines the entry point, without demonstrations.
 
-
-def _function(code: Code, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    for node in reversed(code.body):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            return node
-    return None
-
-
-def _read(statement: ast.AST) -> set[str]:
-    """Return the names of the module that a statement reads, at once or in the functions that it defines.
-
-    These include the attributes and the statements in `_DEMONSTRATION`.
+    The prompt, `prefix`, comes first, then definitions from earlier sources of names that the code uses but does not
+    define.
     """
-    read: set[str] = set()
-    stored: set[str] = set()
-    shared: set[str] = set()
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name):
-            (stored if isinstance(node.ctx, ast.Store) else read).add(node.id)
-        elif isinstance(node, ast.arg):
-            stored.add(node.arg)
-        elif isinstance(node, ast.Global):
-            shared.update(node.names)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            read.add(node.target.id)
-        elif isinstance(node, ast.Attribute):
-            read |= {node.attr} & _DEMONSTRATION
-        elif isinstance(node, ast.Assert):
-            read.add("assert")
-    is_function = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
-    return read - (stored - shared) if is_function else read
+    known_names = set(dir(builtins))
+    prompt = parse_start(prefix, attempts=1)
+    if prompt:
+        known_names |= _bound_by(prompt)
+
+    parts = [without_demonstrations(code, entry_point, {entry_point})]
+    for source in reversed(earlier_sources):
+        read: set[str] = set()
+        for part in parts:
+            known_names |= _bound_by(part)
+            read |= _read_by(part)
+        missing_names = read - known_names
+        earlier_code = parse_start(source) if missing_names else None
+        if earlier_code and not missing_names.isdisjoint(_bound_by(earlier_code)):
+            parts.insert(0, without_demonstrations(earlier_code, entry_point, missing_names))
+
+    text = "\n\n".join(part.text.strip("\n") for part in parts) + "\n"
+    if prefix:
+        return _after_prompt(prefix, text)
+    # Future imports must be the first statements of a program, so they are left out after a prompt.
+    statements = [statement for part in parts for statement in part.body]
+    future_imports = [f"{ast.unparse(statement)}\n" for statement in statements if is_future_import(statement)]
+    return "".join(future_imports) + text
 
 
-def _without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]) -> Code:
-    """Drop demonstrations, except those that the wanted names need.
-
-    A demonstration is a statement that calls the entry point, prints, asserts, or reads input, itself or through names
-    that other demonstrations bind. A name needs the statements that bind it, and the names that those read.
-
-    Future imports must come first in the program, so they remain only in the returned statements, not in the text.
-    """
-    reads = [*map(_read, code.body)]
-    binds = [*map(bound_names, code.body)]
-    shown = {entry_point, *_DEMONSTRATION}
-    demonstrations = []
-    for node, read in zip(code.body, reads, strict=True):
-        sets_part = isinstance(getattr(node, "targets", [None])[0], (ast.Attribute, ast.Subscript))  # `f.cache = {}`
-        if read & shown and not sets_part:  # It may be a function that demonstrates, such as `main` or `test_f`.
-            shown |= bound_names(node) - {entry_point}
-            demonstrations += [] if isinstance(node, _DEFINITIONS) else [node]
-    needed: set[str] = {*wanted}
-    size = 0
-    while len(needed) > size:
-        size = len(needed)
-        needed = needed.union(*(read for read, names in zip(reads, binds, strict=True) if names & needed))
-    is_needed = {node: bool(names & needed) for node, names in zip(code.body, binds, strict=True)}
-    for node in demonstrations:  # Names bound in `if __name__ == "__main__"` are never needed.
-        is_needed[node] &= not (isinstance(node, ast.If) and "__name__" in _read(node.test))
-    gone = [node for node in demonstrations if not is_needed[node]]
-    future = [node for node in code.body if _is_future(node)]
-    return Code(_without(code, [*gone, *future]).text, [node for node in code.body if node not in gone])
+def _bound_by(code: Code) -> set[str]:
+    return set().union(*(bound_names(statement) for statement in code.body))
 
 
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+def _read_by(code: Code) -> set[str]:
+    return set().union(*(read_names(statement) for statement in code.body))
 
 
-def _without(code: Code, statements: Collection[ast.stmt]) -> Code:
-    """Return the code without these statements, except those that share a line with others."""
-    body = [node for node in code.body if node not in statements]
-    gone = {line for node in statements for line in _lines(node)} - {line for node in body for line in _lines(node)}
-    lines = [line for number, line in enumerate(code.text.split("\n"), 1) if number not in gone]
-    return Code("\n".join(lines), body)
-
-
-def _lines(statement: ast.stmt) -> range:
-    first = min(node.lineno for node in [statement, *getattr(statement, "decorator_list", [])])
-    return range(first, (statement.end_lineno or first) + 1)
+def _after_prompt(prefix: str, program: str) -> str:
+    """Place a program after the prompt, as in the official HumanEval harness."""
+    if program.startswith(prefix):
+        return program
+    return f"{prefix}\n{program}"

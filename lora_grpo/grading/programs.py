@@ -31,22 +31,25 @@ def check_many(completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
         extract_program(completion, row["entry_point"], row.get("completion_prefix") or "")
         for completion, row in zip(completions, rows, strict=True)
     ]
+    results = run_sources(programs, rows)
     return [
-        Verdict(
-            verdict.passed,
-            verdict.status,
-            program,
-            detail=verdict.message or None,
-            tests=(verdict.passed_tests, verdict.num_tests),
-        )
-        if verdict
-        else Verdict(False, _why_no_program(completion), tests=(0, 0))
-        for completion, program, verdict in zip(completions, programs, run_sources(programs, rows), strict=True)
+        _verdict(completion, program, result)
+        for completion, program, result in zip(completions, programs, results, strict=True)
     ]
 
 
-def _why_no_program(completion: str) -> str:
-    return thoughts.UNFINISHED if thoughts.answer_of(completion) is None else "no_code"
+def _verdict(completion: str, program: str | None, result: sandbox.Verdict | None) -> Verdict:
+    """Return the grade of a completion with its program and the sandbox's result, which are None if it has no code."""
+    if result is None:
+        is_unfinished = thoughts.answer_of(completion) is None
+        return Verdict(False, thoughts.UNFINISHED if is_unfinished else "no_code", tests=(0, 0))
+    return Verdict(
+        result.passed,
+        result.status,
+        program,
+        detail=result.message or None,
+        tests=(result.passed_tests, result.num_tests),
+    )
 
 
 def run_sources(
@@ -57,22 +60,25 @@ def run_sources(
     The programs are the rows' own if `reference` is set.
     """
     jobs = [
-        sandbox.Program(
-            source,
-            row["test"],
-            functions=tuple(row.get("functions") or [row["entry_point"]]),
-            prelude=row.get("prelude") or "",
-            reference=reference,
-            seconds=row.get("seconds") or 0.0,
-            name=str(row.get("id", "a program")),
-        )
-        if source is not None
-        else None
-        for source, row in zip(programs, rows, strict=True)
+        None if source is None else _job(source, row, reference) for source, row in zip(programs, rows, strict=True)
     ]
-    distinct = list(dict.fromkeys(job for job in jobs if job is not None))
-    verdicts = dict(zip(distinct, sandbox.run(distinct), strict=True)) if distinct else {}
-    return [verdicts[job] if job else None for job in jobs]
+    distinct_jobs = list(dict.fromkeys(job for job in jobs if job is not None))
+    if not distinct_jobs:
+        return [None] * len(jobs)
+    verdict_of = dict(zip(distinct_jobs, sandbox.run(distinct_jobs), strict=True))
+    return [None if job is None else verdict_of[job] for job in jobs]
+
+
+def _job(source: str, row: Mapping[str, Any], reference: bool) -> sandbox.Program:
+    return sandbox.Program(
+        source,
+        row["test"],
+        functions=tuple(row.get("functions") or [row["entry_point"]]),
+        prelude=row.get("prelude") or "",
+        reference=reference,
+        seconds=row.get("seconds") or 0.0,
+        name=str(row.get("id", "a program")),
+    )
 
 
 def run_references(rows: Sequence[Mapping[str, Any]]) -> list[sandbox.Verdict | None]:
@@ -88,19 +94,20 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
 
     Rows that only time out are kept, because the time depends on the machine.
     """
-    failed = {
-        row["id"]: verdict.message
-        for row, verdict in zip(rows, run_references(rows), strict=True)
-        if verdict and verdict.status not in ("passed", "timeout")
-    }
-    if failed:
-        shown = ", ".join(f"{name} ({message})" for name, message in failed.items())
-        console.note(f"dropped {len(failed)} rows whose reference program fails its tests: {shown}")
-    return [row for row in rows if row["id"] not in failed]
+    failures: dict[str, str] = {}
+    for row, verdict in zip(rows, run_references(rows), strict=True):
+        if verdict and verdict.status not in ("passed", "timeout"):
+            failures[row["id"]] = verdict.message
+    if failures:
+        shown = ", ".join(f"{name} ({message})" for name, message in failures.items())
+        console.note(f"dropped {len(failures)} rows whose reference program fails its tests: {shown}")
+    return [row for row in rows if row["id"] not in failures]
 
 
 def gold(row: Mapping[str, Any]) -> str:
     """Return the row's reference program in a fenced block, in the format of its `prompt_style`."""
     program = write_completion("", row["answer"].strip("\n"), "code")
     style = row.get("prompt_style") or "code"
-    return program if style == "code" else write_completion("The function is below.", program, style)
+    if style == "code":
+        return program
+    return write_completion("The function is below.", program, style)

@@ -49,30 +49,39 @@ class Verdict:
         return float(self.passed) if self.score is None else self.score
 
 
-def as_verdict(found: Any, threshold: float, failed: str = "wrong_answer") -> Verdict | None:
+def as_verdict(returned: Any, threshold: float, failed: str = "wrong_answer") -> Verdict | None:
     """Return what a user's grader returned as a verdict, or None for another type or a score outside 0 to 1.
 
     None also for a `Verdict` whose texts are of another type, because files of results and reports could not hold
     them, or with a rule of the name of another entry of a result, which it would replace.
 
     Args:
-        found: True, False, a score, or a `Verdict`, which is returned as it is.
+        returned: True, False, a score, or a `Verdict`, which is returned as it is.
         threshold: the minimum score that passes.
         failed: the reason if it does not pass.
     """
-    if hasattr(found, "item") and getattr(found, "ndim", None) == 0:  # a NumPy or torch scalar
-        found = found.item()
-    score: Any = found.score if isinstance(found, Verdict) else found
-    is_score = isinstance(score, (int, float)) and 0 <= score <= 1
-    if isinstance(found, Verdict):
-        texts_are_right = isinstance(found.reason, str) and all(
-            isinstance(text, str | None) for text in (found.extracted, found.detail)
-        )
-        rules_are_right = isinstance(found.rules, Mapping) and RESULT_ENTRIES.isdisjoint(found.rules)
-        is_right = isinstance(found.passed, bool) and texts_are_right and rules_are_right
-        return found if is_right and (score is None or is_score) else None
-    if not is_score:
+    if isinstance(returned, Verdict):
+        return returned if _is_valid(returned) else None
+    if hasattr(returned, "item") and getattr(returned, "ndim", None) == 0:  # a NumPy or torch scalar
+        returned = returned.item()
+    if not _is_score(returned):
         return None
-    passed = found if isinstance(found, bool) else score >= threshold
-    score = None if isinstance(found, bool) else float(score)
-    return Verdict(passed, "correct" if passed else failed, score=score)
+    if isinstance(returned, bool):
+        return Verdict(returned, "correct" if returned else failed)
+    passed = returned >= threshold
+    return Verdict(passed, "correct" if passed else failed, score=float(returned))
+
+
+def _is_valid(verdict: Verdict) -> bool:
+    texts_are_valid = (
+        isinstance(verdict.reason, str)
+        and isinstance(verdict.extracted, str | None)
+        and isinstance(verdict.detail, str | None)
+    )
+    rules_are_valid = isinstance(verdict.rules, Mapping) and RESULT_ENTRIES.isdisjoint(verdict.rules)
+    score_is_valid = verdict.score is None or _is_score(verdict.score)
+    return isinstance(verdict.passed, bool) and texts_are_valid and rules_are_valid and score_is_valid
+
+
+def _is_score(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1

@@ -20,5 +20,10 @@ from lora_grpo.hardware.machine import (
     vllm_serves,
     with_gpu_defaults,
 )
-from lora_grpo.hardware.measured_engine import MeasuredEngine, measured_engine, save_measured_engine
+from lora_grpo.hardware.measured_engine import (
+    MeasuredEngine,
+    measured_engine,
+    measured_engine_file,
+    save_measured_engine,
+)
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus

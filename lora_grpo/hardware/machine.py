@@ -15,6 +15,9 @@ from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
 _USABLE_FRACTION = 0.9
 """A preset fits a GPU with at least this fraction of the size in its name: a "16 GB" GPU reports 15 to 16 GiB."""
 
+_BFLOAT16_CAPABILITY = (8, 0)
+"""Compute capability of the oldest GPUs that compute in bfloat16 (Ampere)."""
+
 
 def machine_memory() -> tuple[int, int]:
     """Return the total memory and the memory available without swapping, in bytes."""
@@ -36,7 +39,8 @@ def use_one_gpu() -> None:
 
 def preset_gigabytes(preset: str) -> int | None:
     """Return the GPU memory that a preset is named after, e.g. 16 for `16gb`; None for a preset that runs on a CPU."""
-    return int(preset.removesuffix("gb")) if preset.removesuffix("gb").isdigit() else None
+    number = preset.removesuffix("gb")
+    return int(number) if number.isdigit() else None
 
 
 def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = False) -> tuple[str, str]:
@@ -51,37 +55,54 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     names = list(presets)
     if requested not in (*names, "auto"):
         raise UserError(f"unknown preset {requested!r}; expected auto, {', '.join(names)}")
-    size = preset_gigabytes(requested)
-    if size is None and requested != "auto":
+    if requested != "auto" and preset_gigabytes(requested) is None:
         return requested, f"preset {requested} (requested)"
     gpus, why_none = nvidia_gpus()
     if not gpus:
-        on_cpu = next((name for name in names if preset_gigabytes(name) is None), None)
-        if size is None:
-            if on_cpu is None:
-                raise UserError(
-                    f"this recipe needs an NVIDIA GPU and found none ({why_none}); its presets: {', '.join(names)}"
-                )
-            return on_cpu, f"preset {on_cpu}: no NVIDIA GPU ({why_none})"
-        if planning:
-            why = f"{requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
-            return requested, f"preset {why}"
+        return _choose_without_gpu(requested, names, why_none, planning=planning)
+
+    # The presets that fit the first GPU. Those for a CPU always do.
+    gpu = gpus[0]
+    gpu_text = f"{gpu.name} with {gpu.memory_gib:.0f} GiB"
+    sizes = {name: preset_gigabytes(name) or 0 for name in names}
+    fitting = [name for name in names if gpu.memory_gib >= _USABLE_FRACTION * sizes[name]]
+    if not fitting:
+        raise UserError(f"this recipe needs a GPU with {min(sizes.values())} GB, got {gpu_text}")
+    largest = max(fitting, key=lambda name: sizes[name])
+    if requested == "auto":
+        preset = largest
+        why = f"preset {largest}: {gpu_text}"
+    elif requested in fitting:
+        preset = requested
+        why = f"preset {requested} (requested) on {gpu_text}"
+    else:
+        size = sizes[requested]
+        raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu_text}; pass --preset {largest}")
+
+    # A driver that is too old stops only runs that use the GPU.
+    problem = driver_problem(gpu)
+    if problem and sizes[preset] and not planning:
+        raise UserError(f"{problem}; or pass --preset starter for the CPU")
+    if problem:
+        why += f"; {problem}"
+    return preset, why
+
+
+def _choose_without_gpu(requested: str, names: list[str], why_none: str, *, planning: bool) -> tuple[str, str]:
+    """Return `choose_preset` on a machine without a GPU."""
+    if requested == "auto":
+        on_cpu = [name for name in names if preset_gigabytes(name) is None]
+        if not on_cpu:
+            raise UserError(
+                f"this recipe needs an NVIDIA GPU and found none ({why_none}); its presets: {', '.join(names)}"
+            )
+        return on_cpu[0], f"preset {on_cpu[0]}: no NVIDIA GPU ({why_none})"
+    size = preset_gigabytes(requested)
+    if not planning:
         raise UserError(
             f"preset {requested} needs a GPU with {size} GB ({why_none}); pass --preset starter for the CPU"
         )
-    gpu = f"{gpus[0].name} with {gpus[0].memory_gib:.0f} GiB"
-    sizes = {name: preset_gigabytes(name) or 0 for name in names}
-    fitting = [name for name in names if gpus[0].memory_gib >= sizes[name] * _USABLE_FRACTION]
-    if not fitting:
-        raise UserError(f"this recipe needs a GPU with {min(sizes.values())} GB, got {gpu}")
-    largest = max(fitting, key=sizes.__getitem__)
-    if size is not None and requested not in fitting:
-        raise UserError(f"preset {requested} needs a GPU with {size} GB, got {gpu}; pass --preset {largest}")
-    preset, why = (requested, f"{requested} (requested) on {gpu}") if size else (largest, f"{largest}: {gpu}")
-    problem = driver_problem(gpus[0])
-    if problem and preset_gigabytes(preset) and not planning:
-        raise UserError(f"{problem}; or pass --preset starter for the CPU")
-    return preset, f"preset {why}" + (f"; {problem}" if problem else "")
+    return requested, f"preset {requested} (requested), planned for a GPU with {size} GB: none found ({why_none})"
 
 
 def vllm_available() -> bool:
@@ -95,7 +116,9 @@ def vllm_serves(config: RunConfig) -> bool:
     uses float16, and only Unsloth has vLLM do so too.
     """
     gpus, _ = nvidia_gpus()
-    is_old = bool(gpus) and (gpus[0].compute_capability or (8, 0)) < (8, 0)
+    is_old = False
+    if gpus and gpus[0].compute_capability:
+        is_old = gpus[0].compute_capability < _BFLOAT16_CAPABILITY
     return not is_old or config.model.bits == 16 or choose_engine(config) == "unsloth"
 
 
@@ -125,7 +148,8 @@ def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"
 
 def with_gpu_defaults(config: RunConfig) -> RunConfig:
     """Return the configuration with `auto` resolved as on a machine with a GPU and the `gpu` extra."""
-    engine, backend = config.model.engine, config.sampling.backend
+    engine = config.model.engine
+    backend = config.sampling.backend
     if engine == "auto":
         engine = "unsloth" if supports_unsloth(config) else "peft"
     if backend == "auto":
@@ -137,11 +161,13 @@ def uses_gpu(config: RunConfig) -> bool:
     """Return whether the run computes on a GPU of this machine."""
     gpus, _ = nvidia_gpus()
     # With too old a driver, presets for a CPU run there, and those for a GPU are only planned, as with a newer driver.
-    return bool(gpus) and not (preset_gigabytes(config.preset) is None and driver_problem(gpus[0]))
+    is_cpu_preset = preset_gigabytes(config.preset) is None
+    return bool(gpus) and not (is_cpu_preset and driver_problem(gpus[0]))
 
 
 def supports_unsloth(config: RunConfig) -> bool:
     """Return whether Unsloth can train a run, wherever it is installed."""
     # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
-    other_reference = config.lora.from_ and config.train.beta
-    return distributed.world_size() == 1 and not config.sampling.server_url and not other_reference
+    penalizes_distance_from_adapter = config.lora.from_ and config.train.beta
+    uses_server = config.sampling.server_url
+    return distributed.world_size() == 1 and not uses_server and not penalizes_distance_from_adapter

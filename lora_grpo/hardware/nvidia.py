@@ -19,12 +19,16 @@ from pathlib import Path
 
 _OLDEST_ON_CUDA_13 = (7, 5)
 """Compute capability of the oldest GPUs that CUDA 13 supports (Turing)."""
+_TOO_NEW_FOR_CUDA_12 = (10, 0)
+"""Compute capability of the oldest GPUs that PyTorch's CUDA 12.6 build does not support (Blackwell)."""
 MIN_DRIVER = {12: 525, 13: 580}
 """Major version of CUDA: the oldest driver that runs programs built for it, of any minor version.
 
 Source: NVIDIA's CUDA Compatibility, "Minor Version Compatibility"."""
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 """Windows puts its driver's nvidia-smi here. Login shells have it on the PATH; ssh, cron and sudo do not."""
+_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
+"""What nvidia-smi is asked for; memory in MiB."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +56,64 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     if refresh:
         _query.cache_clear()
     output, failure = _query(tool)
-    listed: dict[tuple[str, str], Gpu] = {}
-    for line in output.splitlines():
-        index, uuid, name, total, free, driver, capability, *_ = [*line.split(", "), *[""] * 7]
-        if total.isdigit():  # nvidia-smi also prints warnings
-            major, _, minor = capability.partition(".")
-            level = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
-            free_mib = int(free if free.isdigit() else total)
-            listed[index, uuid] = Gpu(name, int(total) / 1024, free_mib / 1024, driver, level)
+    listed = _parse(output)
     if not listed:
         return [], failure or "nvidia-smi lists no GPU"
     if visible == "all" or "MIG-" in visible:  # nvidia-smi does not list MIG slices as separate GPUs
-        return [*listed.values()], ""
-    gpus = []
+        return [entry.gpu for entry in listed], ""
+
+    # The GPUs that CUDA_VISIBLE_DEVICES names, in its order.
+    gpus: list[Gpu] = []
     for name in visible.split(","):
-        matching = [
-            gpu for (index, uuid), gpu in listed.items() if name == index or (name[:4] == "GPU-" and name in uuid)
-        ]
-        if not matching:  # like CUDA, stop at the first that does not exist
+        named = [entry.gpu for entry in listed if entry.is_named(name)]
+        if not named:  # like CUDA, stop at the first that does not exist
             break
-        gpus += matching
-    return gpus, "" if gpus else f"CUDA_VISIBLE_DEVICES={visible} matches none of the {len(listed)} GPUs"
+        gpus += named
+    if not gpus:
+        return [], f"CUDA_VISIBLE_DEVICES={visible} matches none of the {len(listed)} GPUs"
+    return gpus, ""
+
+
+@dataclass(frozen=True)
+class _ListedGpu:
+    """A line of nvidia-smi."""
+
+    index: str
+    uuid: str
+    gpu: Gpu
+
+    def is_named(self, name: str) -> bool:
+        """Return whether an entry of CUDA_VISIBLE_DEVICES, an index or a part of a UUID, names this GPU."""
+        return name == self.index or (name.startswith("GPU-") and name in self.uuid)
+
+
+def _parse(output: str) -> list[_ListedGpu]:
+    """Return the GPUs that nvidia-smi lists; see `_FIELDS`."""
+    listed = []
+    for line in output.splitlines():
+        values = line.split(", ")
+        values += [""] * (len(_FIELDS) - len(values))  # older versions print fewer fields
+        index, uuid, name, total_mib, free_mib, driver, capability, *_ = values
+        if not total_mib.isdigit():  # nvidia-smi also prints warnings
+            continue
+        if not free_mib.isdigit():
+            free_mib = total_mib
+        gpu = Gpu(
+            name=name,
+            memory_gib=int(total_mib) / 1024,
+            free_gib=int(free_mib) / 1024,
+            driver=driver,
+            compute_capability=_parse_capability(capability),
+        )
+        listed.append(_ListedGpu(index, uuid, gpu))
+    return listed
+
+
+def _parse_capability(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    if major.isdigit() and minor.isdigit():
+        return int(major), int(minor)
+    return None
 
 
 def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
@@ -81,23 +122,31 @@ def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
     Args:
         cuda: major version of CUDA. None: that of the installed PyTorch.
     """
-    user = "requirements-gpu.lock"
+    needed_by = "requirements-gpu.lock"
     if cuda is None:
         version, cuda = _torch_build()
-        user = f"torch {version}"
-    major, capability = gpu.driver.partition(".")[0], gpu.compute_capability or _OLDEST_ON_CUDA_13
+        needed_by = f"torch {version}"
+    capability = gpu.compute_capability or _OLDEST_ON_CUDA_13
     on_cuda_12 = "run PEFT on CUDA 12: `make install EXTRA=cuda12` (docs/gpu.md)"
+
+    # A GPU that CUDA 13 no longer supports.
     if cuda > 12 and capability < _OLDEST_ON_CUDA_13:
         level = ".".join(map(str, capability))
-        return f"{gpu.name} has compute capability {level}; CUDA 13, which {user} needs, runs from 7.5; {on_cuda_12}"
-    # A forward-compatibility package gives an older driver of a data-center GPU a newer libcuda.
+        return (
+            f"{gpu.name} has compute capability {level}; CUDA 13, which {needed_by} needs, runs from 7.5; {on_cuda_12}"
+        )
+
+    # A driver that is new enough, or unknown. A forward-compatibility package gives an older driver of a data-center
+    # GPU a newer libcuda.
+    major = gpu.driver.partition(".")[0]
     if not major.isdigit() or int(major) >= MIN_DRIVER.get(cuda, 0) or _libcuda_version() >= cuda:
         return ""
-    fix = _install_driver(cuda)
+
     # PyTorch's CUDA 12.6 build supports compute capability 5.0 to 9.0.
-    if cuda > 12 and int(major) >= MIN_DRIVER[12] and capability < (10, 0):
+    fix = _install_driver(cuda)
+    if cuda > 12 and int(major) >= MIN_DRIVER[12] and capability < _TOO_NEW_FOR_CUDA_12:
         fix += f"; or {on_cuda_12}"
-    return f"NVIDIA driver {gpu.driver} cannot run CUDA {cuda}, which {user} needs; {fix}"
+    return f"NVIDIA driver {gpu.driver} cannot run CUDA {cuda}, which {needed_by} needs; {fix}"
 
 
 def _tool() -> str | None:
@@ -107,8 +156,7 @@ def _tool() -> str | None:
 @functools.cache
 def _query(tool: str) -> tuple[str, str]:
     """Return the output of nvidia-smi, and the reason if it failed."""
-    fields = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version,compute_cap"
-    command = [tool, fields, "--format=csv,noheader,nounits"]
+    command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -134,7 +182,8 @@ def _torch_build() -> tuple[str, int]:
     if spec is None or spec.origin is None:
         return "", 0
     text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    version, cuda = re.search(r"__version__ = '(.+)'", text), re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
+    version = re.search(r"__version__ = '(.+)'", text)
+    cuda = re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
     return version[1] if version else "", int(cuda[1]) if cuda else 0
 
 
@@ -151,11 +200,14 @@ def _libcuda_version() -> int:
 def _check_before_install(cuda: int) -> int:
     """Print what is wrong with the driver, and return an exit code: 2 if the driver is too old for `cuda`."""
     gpus, why_none = nvidia_gpus()
-    if problem := driver_problem(gpus[0], cuda) if gpus else "":
+    if not gpus:
+        if _tool():
+            print(f"note: no NVIDIA GPU ({why_none})", file=sys.stderr)
+        return 0
+    problem = driver_problem(gpus[0], cuda)
+    if problem:
         print(f"error: {problem}; to install anyway, set ANY_DRIVER=1", file=sys.stderr)
         return 2
-    if not gpus and _tool():
-        print(f"note: no NVIDIA GPU ({why_none})", file=sys.stderr)
     return 0
 
 

@@ -9,7 +9,9 @@ Repositories are private unless `--public` is passed. A single commit makes all 
 only results that were measured on these weights. Tokens and local paths are never uploaded.
 
 push.py           the command and the commit
-files.py          selects the files to upload and rejects unsafe ones
+uploads.py        the kinds of models, with their files in a repository
+files.py          selects the files of a folder and rejects damaged ones
+private_paths.py  settings without paths of this machine; refuses other text that has one
 token.py          finds the Hub token and keeps it secret
 facts.py          the base model and its license, the run, the merge, and the evaluations of these weights
 card.py           renders README.md: front matter, and text from card.md.jinja

@@ -23,16 +23,16 @@ from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
 from lora_grpo.hub.facts import Facts, own_dataset
-from lora_grpo.hub.files import CARD_MARK, UploadFile, without_paths
+from lora_grpo.hub.private_paths import without_paths
+from lora_grpo.hub.uploads import CARD_MARK, KINDS, UploadFile
 from lora_grpo.models import model_files
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import template_variables
 from lora_grpo.runs import flat, system_prompt
 from lora_grpo.tasks import CODE_TASKS
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-_LIBRARIES = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
 _SETTINGS = (
     *("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora"),
     *("rewards", "train.prompts_per_step", "sampling.num_generations", "sampling.max_completion_tokens"),
@@ -46,6 +46,67 @@ _TOOL_PARSERS = {"<function=": "qwen3_coder", "<tool_call>": "hermes", "<|python
 
 def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     """Return the README.md of a repository that also has `files`."""
+    record = facts.record
+    config = record.get("config", {})
+    data = record.get("data", {})
+    is_sft = config.get("method") == "sft"
+    names = [file.name for file in files]
+
+    # The example code and commands.
+    template = _content("chat_template.jinja", files).decode(errors="replace")
+    chat_variables = {name: value for name, value in template_variables.variables(template).items() if name in template}
+    has_text_config = b'"text_config"' in _content("config.json", files)
+    # The adapter of a multimodal model names the parts that it excludes.
+    is_multimodal = has_text_config or isinstance(facts.adapter.get("exclude_modules"), str)
+    question = "What is 12 times 7?"
+    if data.get("task") in CODE_TASKS:
+        question = "Write a function is_even(n) that tells whether n is even."
+    gguf = _gguf_to_run(facts, names)
+    # Ollama chooses a file by its type. Source: https://huggingface.co/docs/hub/ollama
+    gguf_type = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
+
+    text = (
+        _environment()
+        .get_template("card.md.jinja")
+        .render(
+            table=_table,
+            facts=facts,
+            base=facts.base,
+            record=record,
+            repo_id=repo_id,
+            name=repo_id.split("/")[-1],
+            names=names,
+            auto_class="AutoModelForImageTextToText" if is_multimodal else "AutoModelForCausalLM",
+            steps=facts.best.get("step") or record.get("trained_steps"),
+            is_sft=is_sft,
+            question=question,
+            generation=facts.generation,
+            max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
+            settings=_settings(facts, is_sft=is_sft),
+            data=list(_data(data)),
+            system_prompt=system_prompt(record),
+            has_chat=template and "tokenizer.json" in names,
+            chat_variables={
+                name: _quoted(value) if isinstance(value, str) else value for name, value in chat_variables.items()
+            },
+            chat_variables_json=json.dumps(chat_variables),
+            tools=data.get("tools") or [],
+            tool_parser=next((parser for mark, parser in _TOOL_PARSERS.items() if mark in template), "PARSER"),
+            gguf=gguf,
+            gguf_type=gguf_type[1].upper() if gguf_type else None,
+        )
+    )
+    body = re.sub(r"\n{3,}", "\n\n", text).strip()
+
+    license_entries = dict(facts.base.license)
+    link = license_entries.get("license_link", "")
+    if link and "://" not in link and link not in names:  # a file of the base's folder that is not uploaded
+        del license_entries["license_link"]
+    return f"---\n{_front_matter(repo_id, facts, license_entries)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+
+
+def _environment() -> Any:
+    """Return the Jinja environment of card.md.jinja, which escapes every value."""
     from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
     environment = Environment(
@@ -64,105 +125,106 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
         "quoted": _quoted,
         "shell": lambda value: Markup(shlex.quote(value)),
     }
-    record = facts.record
-    config, data = record.get("config", {}), record.get("data", {})
-    names = [file.name for file in files]
-    template = next((file.read() for file in files if file.name == "chat_template.jinja"), b"").decode(errors="replace")
-    chat_variables = {name: value for name, value in chat.variables(template).items() if name in template}
-    # The commands run the smallest file that was evaluated, or else the first. Ollama chooses a file by its type.
-    # Source: https://huggingface.co/docs/hub/ollama
-    evaluated = facts.ggufs.evaluations if facts.ggufs else {}
-    gguf = next(reversed(evaluated), next((name for name in names if name.endswith(".gguf")), ""))
-    gguf_type = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
-    values, is_sft = {**facts.adapter, **flat(config)}, config.get("method") == "sft"
-    settings = [name for name in _SETTINGS if not (is_sft and name in UNUSED_BY_SFT)]
-    is_code = data.get("task") in CODE_TASKS
-    model_config = next((file.read() for file in files if file.name == "config.json"), b"")
-    is_multimodal = b'"text_config"' in model_config or isinstance(facts.adapter.get("exclude_modules"), str)
-    text = environment.get_template("card.md.jinja").render(
-        table=_table,
-        facts=facts,
-        base=facts.base,
-        record=record,
-        repo_id=repo_id,
-        name=repo_id.split("/")[-1],
-        names=names,
-        auto_class="AutoModelForImageTextToText" if is_multimodal else "AutoModelForCausalLM",
-        steps=facts.best.get("step") or record.get("trained_steps"),
-        is_sft=is_sft,
-        question="Write a function is_even(n) that tells whether n is even." if is_code else "What is 12 times 7?",
-        generation=facts.generation,
-        max_new_tokens=config.get("sampling", {}).get("max_completion_tokens") or 256,
-        settings=[(name, values[name]) for name in settings if values.get(name) not in (None, False, [])],
-        data=[*_data(data)],
-        system_prompt=system_prompt(record),
-        has_chat=template and "tokenizer.json" in names,
-        chat_variables={
-            name: _quoted(value) if isinstance(value, str) else value for name, value in chat_variables.items()
-        },
-        chat_variables_json=json.dumps(chat_variables),
-        tools=data.get("tools") or [],
-        tool_parser=next((parser for mark, parser in _TOOL_PARSERS.items() if mark in template), "PARSER"),
-        gguf=gguf,
-        gguf_type=gguf_type and gguf_type[1].upper(),
-    )
-    body = re.sub(r"\n{3,}", "\n\n", text).strip()
-    license_entries = dict(facts.base.license)
-    link = license_entries.get("license_link", "")
-    if link and "://" not in link and link not in names:  # a file of the base's folder that is not uploaded
-        del license_entries["license_link"]
-    return f"---\n{_front_matter(repo_id, facts, license_entries)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+    return environment
+
+
+def _content(name: str, files: Sequence[UploadFile]) -> bytes:
+    """Return the content of an uploaded file; b"" if there is none."""
+    for file in files:
+        if file.name == name:
+            return file.read()
+    return b""
+
+
+def _gguf_to_run(facts: Facts, names: Sequence[str]) -> str:
+    """Return the GGUF file that the commands run: the smallest that was evaluated, else the first; "" without any."""
+    evaluated = list(facts.ggufs.evaluations) if facts.ggufs else []
+    if evaluated:
+        return evaluated[-1]  # the largest is first
+    return next((name for name in names if name.endswith(".gguf")), "")
+
+
+def _settings(facts: Facts, *, is_sft: bool) -> list[tuple[str, Any]]:
+    """Return the names and values of the settings that the card lists."""
+    values = {**facts.adapter, **flat(facts.record.get("config", {}))}
+    settings = []
+    for name in _SETTINGS:
+        is_unused = is_sft and name in UNUSED_BY_SFT
+        if not is_unused and values.get(name) not in (None, False, []):
+            settings.append((name, values[name]))
+    return settings
 
 
 def _front_matter(repo_id: str, facts: Facts, license_entries: Mapping[str, Any]) -> str:
+    """Return the YAML at the top of the card, which the Hub reads."""
     from huggingface_hub import ModelCardData
 
-    base, record, data = facts.base, facts.record, facts.record.get("data", {})
+    base = facts.base
+    record = facts.record
+    data = record.get("data", {})
     method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
-    tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else []
+    tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else ["lora"]
     dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
-    reports = [(each.report, "") for each in facts.evaluations if each.of_upload]
-    reports += [(report, file) for file, report in facts.ggufs.evaluations.items()] if facts.ggufs else []
-    results: dict[tuple[str, str | None], EvalResult] = {}
-    for result in (result for report, file in reports for result in _results(report, file)):
-        results.setdefault((result.dataset_name, result.metric_name), result)  # an evaluation may have been repeated
+    results = _all_results(facts)
     # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
     relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
         ModelCardData(
             base_model=base.hub_id,
             base_model_relation=relation if base.hub_id else None,
-            library_name=_LIBRARIES[facts.kind],
+            library_name=KINDS[facts.kind].library,
             language="en" if dataset is not None else None,  # the rows of all built-in tasks are English
             **license_entries,
             pipeline_tag="text-generation",
-            tags=[_plain(tag) for tag in tags or ["lora"]],
+            tags=[_plain(tag) for tag in tags],
             datasets=[dataset] if dataset else None,
             model_name=repo_id.split("/")[-1] if results else None,
-            eval_results=[*results.values()] or None,
+            eval_results=results or None,
         ).to_yaml()
     )
+
+
+def _all_results(facts: Facts) -> list[EvalResult]:
+    """Return a result for each metric that was measured of the uploaded weights or files."""
+    all_results: list[EvalResult] = []
+    for evaluation in facts.evaluations:
+        if evaluation.of_upload:
+            all_results += _results(evaluation.report)
+    if facts.ggufs:
+        for file, report in facts.ggufs.evaluations.items():
+            all_results += _results(report, file)
+
+    first_results: dict[tuple[str, str | None], EvalResult] = {}
+    for result in all_results:  # an evaluation may have been repeated
+        first_results.setdefault((result.dataset_name, result.metric_name), result)
+    return list(first_results.values())
 
 
 def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
     """Yield a result for each metric of an evaluation of the model, or of one of its files."""
     from huggingface_hub import EvalResult
 
-    protocol, sampling = report.protocol, report.protocol.sampling
+    protocol = report.protocol
+    sampling = protocol.sampling
     assert sampling is not None
     for name, score in report.evaluated.scores.items():
         metric = "pass@1" if name == "greedy" else name
-        how = "greedy"
+        decoding = "greedy"
         if name != "greedy" and sampling.temperature:
-            how = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
-            how += f" and top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-        how += f", {sampling.few_shot}-shot" if sampling.few_shot else ""
+            decoding = f"{sampling.num_samples} samples at temperature {sampling.temperature:g}"
+            if sampling.top_p < 1:
+                decoding += f" and top-p {sampling.top_p:g}"
+        if sampling.few_shot:
+            decoding += f", {sampling.few_shot}-shot"
+        description = [metric, decoding, f"{protocol.rows} rows"]
+        if file:
+            description.append(_plain(file))
         yield EvalResult(
             task_type="text-generation",
             dataset_type=own_dataset(protocol.task, protocol.data_source) or _plain(protocol.task),
             dataset_name=_plain(protocol.task),
             metric_type=metric,
-            metric_name=", ".join([metric, how, f"{protocol.rows} rows", *([_plain(file)] if file else [])]),
+            metric_name=", ".join(description),
             metric_value=round(100 * score, 2),
         )
 
@@ -170,15 +232,18 @@ def _results(report: Report, file: str = "") -> Iterator[EvalResult]:
 def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Yield the split, source, number of rows, and digest of a run's data."""
     for split, task in (("train", data.get("task")), ("eval", data.get("eval_task"))):
-        if rows := data.get(split):
-            source = rows.get("source")
-            shown = own_dataset(task, source) or (model_files.last_part(source) if source else task)
-            yield split, shown, rows.get("rows"), rows.get("sha256")
+        rows = data.get(split)
+        if not rows:
+            continue
+        source = rows.get("source")
+        name = model_files.last_part(source) if source else task
+        yield split, own_dataset(task, source) or name, rows.get("rows"), rows.get("sha256")
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
-    cells = ([*map(_text, row)] for row in rows)
-    return Markup("\n".join(markdown_table(headings, cells, left=len(headings))).rstrip("\n"))
+    cells = [[_text(value) for value in row] for row in rows]
+    lines = markdown_table(headings, cells, left=len(headings))
+    return Markup("\n".join(lines).rstrip("\n"))
 
 
 def _plain(text: object) -> str:
@@ -200,12 +265,15 @@ def _text(value: Any) -> str:
 
 def _quoted(text: str) -> Markup:
     """Return a string literal in Python, on one line and without invisible characters."""
-    literal = json.dumps(text, ensure_ascii=False)
-    return Markup("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in literal))
+    literal = ""
+    for character in json.dumps(text, ensure_ascii=False):
+        literal += character if character.isprintable() else character.encode("unicode_escape").decode()
+    return Markup(literal)
 
 
 def _fenced(text: str) -> Markup:
-    lines = ("".join(c if c.isprintable() or c == "\t" else " " for c in line) for line in text.split("\n"))
-    text = "\n".join(lines)
-    fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", text)), 0)
+    """Return a text as a block of code, whose fence is longer than any row of backticks in it."""
+    text = "".join(character if character.isprintable() or character in "\t\n" else " " for character in text)
+    longest_row = max((len(row) for row in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest_row + 1)
     return Markup(f"{fence}\n{text}\n{fence}")

@@ -15,6 +15,7 @@ from lora_grpo.evaluation import Joint, Report, read_also, read_reports
 from lora_grpo.files import json_files
 from lora_grpo.gguf import GgufSection, gguf_section
 from lora_grpo.hub import token
+from lora_grpo.hub.uploads import is_hub_id
 from lora_grpo.merging import MergeReport
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import (
@@ -22,19 +23,18 @@ from lora_grpo.models import (
     BEST,
     ModelFlags,
     adapter_sha256,
-    base_model,
     completion_ends,
     model_files,
     resolve,
     source_adapter,
+    stop_tokens,
     tokenizer_of,
 )
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import TASK_NAMES, get_task
 
-_EXAMPLE = (("question", "rows", None), ("before", "base.samples", False), ("after", "trained.samples", True))
-_SECONDS = 10
+_LICENSE_SECONDS = 10
 """Time limit of the request for a license."""
 
 
@@ -64,7 +64,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts that a card may include; `kind` is one of `files.KINDS`."""
+    """All facts that a card may include; `kind` is one of `uploads.KINDS`."""
 
     kind: str
     base: Base
@@ -96,24 +96,43 @@ class Facts:
 def gather(folder: Path, kind: str) -> Facts:
     """Read the facts about the model in a folder and the run that produced it."""
     folder = folder.resolve()
-    # An adapter in another folder of the run was not produced by this run.
-    is_own = kind != "adapter" or folder.name in ("adapter", BEST)
-    run = folder.parent if is_own and (folder.parent / "run.json").is_file() else None
+    run = _run_of(folder, kind)
     record = read_record(run) if run else {}
-    merge, source = read_merge_report(folder), source_adapter(folder) if run else folder
-    adapter = json_files.read_object(source / ADAPTER_CONFIG) if (source / ADAPTER_CONFIG).is_file() else {}
+    policy = record.get("policy", {})
+    adapter_folder = source_adapter(folder) if run else folder
+    is_best = run is not None and adapter_folder.name == BEST
+    adapter = {}
+    if (adapter_folder / ADAPTER_CONFIG).is_file():
+        adapter = json_files.read_object(adapter_folder / ADAPTER_CONFIG)
+    merge = read_merge_report(folder)
+
+    # Evaluations. GGUF files have a table of their own, and other cards have none of them.
     reports = read_reports(run) if run else {}
-    ggufs = gguf_section([*folder.glob("*.gguf")], reports) if kind == "gguf" else None
-    if ggufs or kind != "gguf":  # GGUF files have a table of their own, and other cards none of them
-        reports = {path: each for path, each in reports.items() if "gguf_sha256" not in each.evaluated.source}
-    evaluations = sorted(_evaluations(reports, folder, kind, merge), key=lambda each: not each.of_upload)
-    is_best, own = run is not None and source.name == BEST, reports.get(run / "evaluation") if run else None
+    ggufs = None
+    if kind == "gguf":
+        ggufs = gguf_section(list(folder.glob("*.gguf")), reports)
+    if kind != "gguf" or ggufs:
+        reports = {path: report for path, report in reports.items() if "gguf_sha256" not in report.evaluated.source}
+    evaluations = list(_evaluations(reports, folder, kind, merge))
+    evaluations.sort(key=lambda evaluation: not evaluation.of_upload)
     if run and not evaluations:
-        measure = command("evaluate", run, *(["--what", BEST] if is_best else []), "--compare", "base")
-        console.note(f"the card has no evaluation of {source}; to measure it: {measure}")
+        flags = ["--what", BEST] if is_best else []
+        evaluate_command = command("evaluate", run, *flags, "--compare", "base")
+        console.note(f"the card has no evaluation of {adapter_folder}; to measure it: {evaluate_command}")
+
+    # The evaluation that the run itself made has the texts of an example.
+    example = None
+    also = None
+    if run:
+        run_report = reports.get(run / "evaluation")
+        if any(evaluation.report is run_report for evaluation in evaluations):
+            assert run_report is not None
+            example = _example(run, run_report)
+            also = read_also(run / "evaluation")
+
     return Facts(
         kind=kind,
-        base=_base(record.get("policy", {}), adapter, merge),
+        base=_base(policy, adapter, merge),
         record=record,
         best=(record.get("best") or {}) if is_best else {},
         adapter=adapter,
@@ -121,11 +140,19 @@ def gather(folder: Path, kind: str) -> Facts:
         merge=merge,
         evaluations=tuple(evaluations),
         plot=_plot(run, record) if run else None,
-        example=next((_example(run, each.report) for each in evaluations if run and each.report is own), None),
-        also=read_also(run / "evaluation") if run and own in [each.report for each in evaluations] else None,
+        example=example,
+        also=also,
         ggufs=ggufs,
-        generation={} if kind == "gguf" else _generation(folder, _base_folder(record.get("policy", {}), adapter)),
+        generation={} if kind == "gguf" else _generation(folder, _base_folder(policy, adapter)),
     )
+
+
+def _run_of(folder: Path, kind: str) -> Path | None:
+    """Return the run that produced a model. An adapter in another folder of a run was not produced by it."""
+    is_output = kind != "adapter" or folder.name in ("adapter", BEST)
+    if is_output and (folder.parent / "run.json").is_file():
+        return folder.parent
+    return None
 
 
 def _base_folder(policy: Mapping[str, Any], adapter: Mapping[str, Any]) -> Path | None:
@@ -136,13 +163,14 @@ def _base_folder(policy: Mapping[str, Any], adapter: Mapping[str, Any]) -> Path 
     name = policy.get("base_model") or adapter.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         return None
-    folder = Path(model_files.source(name))
-    if not model_files.is_folder_name(str(folder)):
+    config = Path(model_files.source(name)) / "config.json"
+    if not model_files.is_folder_name(str(config.parent)):
         revision = policy.get("revision") or adapter.get("revision")
         with contextlib.suppress(HFValidationError):
             cached = try_to_load_from_cache(name, "config.json", revision=revision)
-            folder = Path(cached).parent if isinstance(cached, str) else folder
-    return folder if (folder / "config.json").is_file() else None
+            if isinstance(cached, str):
+                config = Path(cached)
+    return config.parent if config.is_file() else None
 
 
 def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
@@ -160,13 +188,14 @@ def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     try:
         spec = resolve(str(folder), ModelFlags(base=str(base) if is_adapter else None))
-        settings = base_model.generation_config(spec.base, spec.base_name)
-        ends = completion_ends(spec, tokenizer_of(spec))
-        if not {*ends} <= {*base_model.as_ids(settings.eos_token_id)}:
-            arguments["eos_token_id"] = ends
+        settings = stop_tokens.generation_config(spec.base, spec.base_name)
+        end_ids = completion_ends(spec, tokenizer_of(spec))
+        declared_ids = stop_tokens.as_ids(settings.eos_token_id)
+        if not set(end_ids) <= set(declared_ids):
+            arguments["eos_token_id"] = end_ids
         if settings.repetition_penalty not in (None, 1.0):
             arguments["repetition_penalty"] = 1.0
-    except base_model.WrongTokenId:  # nothing could generate with it
+    except stop_tokens.WrongTokenId:  # nothing could generate with it
         raise
     except (UserError, RunError):
         return {}
@@ -184,53 +213,70 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
     is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
-    texts: dict[str, str] = {}
-    for key, name, passed in _EXAMPLE:
-        for line in json_files.read_finished_lines(run / "evaluation" / f"{name}.jsonl"):
-            if str(line.get("task_id")) == report.fixed[0].task_id and line.get("passed") == passed:
-                texts.setdefault(key, str(line.get("question") or line.get("completion")))
-    return texts if len(texts) == 3 else None
+    problem_id = report.fixed[0].task_id
+    folder = run / "evaluation"
+    texts = {
+        "question": _first_text(folder / "rows.jsonl", problem_id, passed=None),
+        "before": _first_text(folder / "base.samples.jsonl", problem_id, passed=False),
+        "after": _first_text(folder / "trained.samples.jsonl", problem_id, passed=True),
+    }
+    known_texts = {key: text for key, text in texts.items() if text is not None}
+    return known_texts if len(known_texts) == len(texts) else None
+
+
+def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | None:
+    """Return the question or the completion in the first line of a file that is of a problem, with a verdict."""
+    for line in json_files.read_finished_lines(path):
+        if str(line.get("task_id")) == problem_id and line.get("passed") == passed:
+            return str(line.get("question") or line.get("completion"))
+    return None
 
 
 def own_dataset(task: str | None, source: str | None) -> str | None:
     """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
     if task not in TASK_NAMES:
         return None
-    own = getattr(get_task(task), "HUB_DATASET", "")
-    return own if source in (None, own) else None
+    dataset = getattr(get_task(task), "HUB_DATASET", "")
+    return dataset if source in (None, dataset) else None
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
-    name = policy.get("base_model") or adapter.get("base_model_name_or_path")
-    source = policy or adapter
+    """Describe the base by the merge, else the run, else the adapter."""
+    name: Any
+    recorded: Mapping[str, Any]
     if merge:
-        name, source = merge.base.name, merge.base.model_dump()
-    revision, fingerprint = source.get("revision"), source.get("fingerprint")
-    trusted = bool(policy.get("trust_remote_code"))
-    if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):  # a branch or a tag
-        revision = None
+        name = merge.base.name
+        recorded = merge.base.model_dump()
+    else:
+        name = policy.get("base_model") or adapter.get("base_model_name_or_path")
+        recorded = policy or adapter
     if not isinstance(name, str) or not name:
         return Base(None)
-    if name == STARTER or Path(name).resolve() == starter.model_path().resolve():
-        return Base(STARTER, fingerprint=fingerprint, license=_license(starter.model_path()))
+    revision = recorded.get("revision")
+    if not isinstance(revision, str) or not re.fullmatch("[0-9a-f]{40}", revision):  # a branch or a tag
+        revision = None
+    fingerprint = recorded.get("fingerprint")
+
+    starter_path = starter.model_path()
+    if name == STARTER or Path(name).resolve() == starter_path.resolve():
+        return Base(STARTER, fingerprint=fingerprint, license=_license(starter_path))
+    trust_remote_code = bool(policy.get("trust_remote_code"))
     # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    if model_files.is_folder_name(name) or (fingerprint and not revision) or not is_hub_id(name):
-        shown = model_files.last_part(name)
-        license_entries = _license(Path(name).expanduser())
-        return Base(shown, fingerprint=fingerprint, license=license_entries, trust_remote_code=trusted)
-    return Base(name, name, revision, license=_license(name, revision), trust_remote_code=trusted)
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether a name may be that of a repository on the Hub."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return name.isascii() and name.isprintable()
+    was_folder = fingerprint and not revision
+    if was_folder or model_files.is_folder_name(name) or not is_hub_id(name):
+        return Base(
+            name=model_files.last_part(name),
+            fingerprint=fingerprint,
+            license=_license(Path(name).expanduser()),
+            trust_remote_code=trust_remote_code,
+        )
+    return Base(
+        name=name,
+        hub_id=name,
+        revision=revision,
+        license=_license(name, revision),
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
@@ -245,19 +291,23 @@ def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
         if isinstance(base, Path):
             data = ModelCard.load(base / "README.md", ignore_metadata_errors=True).data
         else:
-            data = HfApi().model_info(base, revision=revision, timeout=_SECONDS).card_data
+            data = HfApi().model_info(base, revision=revision, timeout=_LICENSE_SECONDS).card_data
     except Exception as error:  # noqa: BLE001 - a card without a license is better than no push
         if isinstance(base, str):
             reason = token.scrub(first_line(error), get_token() or "")
             console.note(f"note: the card has no license, because {base} was not read: {reason}")
-    names = ("license", "license_name", "license_link")
-    found = {name: value for name in names if isinstance(value := getattr(data, name, None), str)}
+    entries = {}
+    for name in ("license", "license_name", "license_link"):
+        value = getattr(data, name, None)
+        if isinstance(value, str):
+            entries[name] = value
     # The Hub rejects other license ids, such as "Apache 2.0".
-    if not re.fullmatch(r"[a-z0-9.+-]+", found.get("license", "")):
+    if not re.fullmatch(r"[a-z0-9.+-]+", entries.get("license", "")):
         return {}
-    if isinstance(base, str) and "://" not in found.get("license_link", "://"):  # a file in the base's repository
-        found["license_link"] = f"https://huggingface.co/{base}/blob/main/{found['license_link']}"
-    return found
+    link = entries.get("license_link")
+    if isinstance(base, str) and link is not None and "://" not in link:  # a file in the base's repository
+        entries["license_link"] = f"https://huggingface.co/{base}/blob/main/{link}"
+    return entries
 
 
 def _vllm_rank(adapter: Path) -> int | None:
@@ -273,14 +323,17 @@ def _evaluations(
 ) -> Iterator[Evaluation]:
     """Yield the evaluations of the pushed weights, or of the adapter that they were made from."""
     adapter = adapter_sha256(source_adapter(folder)) if reports else None
-    is_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
+    is_merged_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
     for path, report in reports.items():
         measured = report.evaluated.source
-        of_adapter = of_upload = measured.get("adapter_sha256") == adapter
-        if kind != "adapter":
-            is_model = kind == "merged" and not measured.get("adapter_sha256")
-            of_upload = is_model and measured.get("weights_sha256") == model_files.weights_fingerprint(folder)
-        if of_upload or (of_adapter and is_from_adapter):
+        is_of_adapter = measured.get("adapter_sha256") == adapter
+        if kind == "adapter":
+            of_upload = is_of_adapter
+        elif kind == "merged" and not measured.get("adapter_sha256"):
+            of_upload = measured.get("weights_sha256") == model_files.weights_fingerprint(folder)
+        else:
+            of_upload = False
+        if of_upload or (is_of_adapter and is_merged_from_adapter):
             yield Evaluation(report, of_upload)
         else:
             console.note(f"{path}/report.json measured other weights; it is left out")

@@ -14,7 +14,9 @@ from lora_grpo.files import disk
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
-from lora_grpo.hub.files import CARD, CARD_MARK, KINDS, UploadFile, collect, find, refuse_private_text, stale
+from lora_grpo.hub.files import collect, find, stale
+from lora_grpo.hub.private_paths import refuse_private_text
+from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
 from lora_grpo.merging import check_current
 from lora_grpo.models import BEST, choose_adapter, model_files
 
@@ -58,26 +60,31 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
         UserError: an argument, a file, or a permission is invalid. The repository is unchanged.
         RunError: the Hub or the connection failed. The repository is unchanged.
     """
-    if not facts.is_hub_id(options.repository) or "/" not in options.repository:
+    if not is_hub_id(options.repository) or "/" not in options.repository:
         raise UserError(f"{options.repository!r} is not a repository id; write YOU/NAME with your user name on the Hub")
-    wanted = "adapter" if options.what == BEST else options.what
-    folder, kind = find(choose_adapter(options.source, options.what), wanted)
+
+    # Select the files and write the card.
+    requested_kind = "adapter" if options.what == BEST else options.what
+    folder, kind = find(choose_adapter(options.source, options.what), requested_kind)
     if kind == "gguf":
         check_exported(folder)
     if kind != "adapter":
         check_current(folder)
     files, skipped = prepare(folder, kind, options.repository)
+
+    # List them, and send them.
     visibility = "public" if options.public else "private"
     console.result(f"{folder} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
         console.result(f"  {disk.size(file.size):>16}  {file.name}")
-    console.result(f"  {disk.size(sum(file.size for file in files)):>16}  total, {len(files)} files")
+    total_bytes = sum(file.size for file in files)
+    console.result(f"  {disk.size(total_bytes):>16}  total, {len(files)} files")
     if skipped:
         console.result(f"not uploaded: {', '.join(skipped)}")
     card_text = files[-1].read().decode()
     url = None
     if options.dry_run:
-        console.result(f"dry run: nothing was sent\n\n{card_text.removesuffix(chr(10))}")
+        console.result(f"dry run: nothing was sent\n\n{card_text}".removesuffix("\n"))
     else:
         url = send(options.repository, kind, files, options.public)
         console.result(f"\n{url}")
@@ -86,11 +93,12 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
     """Return the files to upload, the card last, and the names of skipped files."""
-    known = facts.gather(folder, kind)
-    files, skipped = collect(folder, kind, known.base.name)
-    if known.plot:
-        files.append(UploadFile(known.plot.name, known.plot))
-    files.append(UploadFile(CARD, card.write(repo_id, known, files).encode(errors="replace")))
+    model_facts = facts.gather(folder, kind)
+    files, skipped = collect(folder, kind, model_facts.base.name)
+    if model_facts.plot:
+        files.append(UploadFile(model_facts.plot.name, model_facts.plot))
+    card_text = card.write(repo_id, model_facts, files)
+    files.append(UploadFile(CARD, card_text.encode(errors="replace")))
     refuse_private_text(files, folder)
     return files, skipped
 
@@ -115,12 +123,13 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
     api = HfApi(token=secret, library_name="lora_grpo", library_version=__version__)
     try:
         api.create_repo(repo_id, private=not public, exist_ok=True)
-        old = stale(_existing_files(api, repo_id, kind, public), files, kind)
-        if old:
-            console.result(f"deleting {', '.join(old)} of an earlier push; the repository's history keeps them")
-        added = [CommitOperationAdd(file.name, file.content) for file in files]
-        deleted = [CommitOperationDelete(name, is_folder=False) for name in old]
-        api.create_commit(repo_id, [*added, *deleted], commit_message=f"Upload {kind} with lora_grpo")
+        existing = _existing_files(api, repo_id, kind, public)
+        stale_names = stale(existing, files, kind)
+        if stale_names:
+            console.result(f"deleting {', '.join(stale_names)} of an earlier push; the repository's history keeps them")
+        additions = [CommitOperationAdd(file.name, file.content) for file in files]
+        deletions = [CommitOperationDelete(name, is_folder=False) for name in stale_names]
+        api.create_commit(repo_id, [*additions, *deletions], commit_message=f"Upload {kind} with lora_grpo")
     # Connection errors come from the HTTP library, Python, or hf_xet (RuntimeError). A rejected model card is a
     # ValueError.
     except (model_files.hub_http_error(), OSError, RuntimeError, ValueError) as error:
@@ -137,11 +146,17 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
         console.note(f"{repo_id} is private and stays private; change that in its settings on the Hub")
     names = [sibling.rfilename for sibling in info.siblings or ()]
     # Loading a repository with both an adapter and a merged model would apply the adapter twice.
-    other = {"adapter": "merged", "merged": "adapter"}.get(kind)
-    if other and KINDS[other][0] in names:
-        raise UserError(f"{repo_id} already contains a model of kind '{other}'; push '{kind}' to another repository")
-    if CARD in names and CARD_MARK not in Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8"):
-        raise UserError(f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository")
+    other_kind = {"adapter": "merged", "merged": "adapter"}.get(kind)
+    if other_kind and KINDS[other_kind].identified_by[0] in names:
+        raise UserError(
+            f"{repo_id} already contains a model of kind '{other_kind}'; push '{kind}' to another repository"
+        )
+    if CARD in names:
+        card_text = Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8")
+        if CARD_MARK not in card_text:
+            raise UserError(
+                f"{repo_id} has a {CARD} that lora_grpo did not write; delete it or choose another repository"
+            )
     return names
 
 
@@ -151,7 +166,8 @@ def _one_line(error: BaseException, repo_id: str, secret: str) -> UserError | Ru
 
     while not isinstance(error, HfHubHTTPError) and error.__cause__:
         error = error.__cause__
-    status, reason = 0, first_line(error)
+    status = 0
+    reason = first_line(error)
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
         reason = f"{status} {error.server_message or reason}"

@@ -18,9 +18,11 @@ def refuse_tokens_in(arguments: Sequence[str]) -> None:
     """Raise a UserError if an argument is named like a token or looks like one, without printing it."""
     for argument in arguments:
         flag, equals, value = argument.partition("=")
-        value = value if equals else flag
-        prefixed = value.startswith(("hf_", "api_org_")) or _IN_FILES.search(value.encode(errors="replace"))
-        if (prefixed and not Path(value).exists()) or flag.lstrip("-").replace("_", "-") in ("token", "hf-token"):
+        if not equals:
+            value = argument
+        looks_like_token = value.startswith(("hf_", "api_org_")) or _IN_FILES.search(value.encode(errors="replace"))
+        is_named_token = flag.lstrip("-").replace("_", "-") in ("token", "hf-token")
+        if is_named_token or (looks_like_token and not Path(value).exists()):
             raise UserError(
                 "a token must not be an argument, because shell history and process lists show it; run `hf auth login` "
                 "or set HF_TOKEN, and create a new token if this was a real one"
@@ -50,8 +52,11 @@ def is_in(content: bytes) -> bool:
 
 def scrub(text: str, token: str) -> str:
     """Return text on one line, with tokens and URL signatures masked. `token` is empty if there is none."""
-    text = _IN_MESSAGES.sub("***", text.replace(token, "***") if token else text)
-    return " ".join(_SIGNED_URL.sub(r"\1", text).split())
+    if token:
+        text = text.replace(token, "***")
+    text = _IN_MESSAGES.sub("***", text)
+    text = _SIGNED_URL.sub(r"\1", text)
+    return " ".join(text.split())
 
 
 def hide_in_logs(token: str) -> None:
@@ -59,7 +64,8 @@ def hide_in_logs(token: str) -> None:
     import huggingface_hub.utils.logging  # noqa: F401 - installs the handlers
 
     def mask(record: logging.LogRecord) -> bool:
-        record.msg, record.args = scrub(record.getMessage(), token), None
+        record.msg = scrub(record.getMessage(), token)
+        record.args = None
         return True
 
     for handler in logging.getLogger("huggingface_hub").handlers:

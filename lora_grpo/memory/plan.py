@@ -1,11 +1,17 @@
-"""Plans a run from the model's config.json, before any weights are loaded, and prints the plan."""
+"""Plans a run from the model's config.json, before any weights are loaded. `show.py` prints the plan.
+
+A run is planned in two stages, because the lengths of its rows are known only after its data is loaded:
+
+1. `draft_plan` finds the device, reads the model's dimensions, and chooses the engine and the sampling backend.
+2. `complete_plan` gets the lengths, and chooses the micro-batch size and vLLM's memory fraction.
+"""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import console, distributed
+from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -20,21 +26,15 @@ from lora_grpo.hardware import (
     uses_vllm,
     with_gpu_defaults,
 )
-from lora_grpo.memory import estimate
+from lora_grpo.memory.advice import refusal
 from lora_grpo.memory.estimate import GIB
-from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner, refusal
+from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
-from lora_grpo.memory.work import Work, count, disk_bytes
+from lora_grpo.memory.step import Step
+from lora_grpo.memory.work import Work, disk_bytes
 from lora_grpo.models import architectures, model_files
 from lora_grpo.runs import saved_bytes
-
-_SAMPLERS = {
-    "transformers": "the built-in sampler",
-    "merged": "the built-in sampler, on a merged copy of the model",
-    "vllm": "vLLM and its own copy of the base model",
-    "shared": "Unsloth's vLLM, on the trained weights",
-}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Plan:
     config: RunConfig
     """The configuration, without the settings that depend on the GPU's memory."""
     engine: str
+    """`peft` or `unsloth`."""
     work: Work
     derived: tuple[str, ...]
     """Names of the settings that the plan resolved."""
@@ -55,8 +56,9 @@ class Plan:
     planner: Planner | None = None
     """None if the memory is not planned."""
     row_lengths: RowLengths | None = None
-    """The longest of the run's rows; None if the memory is planned for rows of the maximum length."""
+    """The lengths of the run's rows; None if the memory is planned for rows of the maximum length."""
     estimate: MemoryEstimate | None = None
+    """The chosen batch sizes and their memory; None in a draft, or if the memory is not planned."""
     can_unquantize: bool = False
     """Whether a base in 16 bits is an alternative on a GPU."""
     disk_bytes: int | None = None
@@ -78,7 +80,14 @@ class Plan:
     @property
     def length(self) -> int:
         """Tokens of the longest row in training that the memory is planned for."""
-        return estimate.Step(self.config, 1, 1, row_lengths=self.row_lengths).trained_length
+        return Step(self.config, micro_batch_size=1, sequences=1, row_lengths=self.row_lengths).trained_length
+
+    def in_16_bits(self) -> MemoryEstimate | None:
+        """Return the plan with a base in 16 bits, if this is an alternative and fits."""
+        if not self.planner or not self.can_unquantize:
+            return None
+        plan = self.planner.choose(replace(self.config, {"model": {"bits": 16}}))
+        return plan if plan and plan.fits else None
 
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small for the files that the run has not written yet."""
@@ -87,8 +96,8 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
-        fit = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
-        return {"memory": {"derived": list(self.derived), "length": self.length, **fit}}
+        memory = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
+        return {"memory": {"derived": list(self.derived), "length": self.length, **memory}}
 
 
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
@@ -105,207 +114,188 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     Raises:
         UserError: the model cannot be trained, or the model's configuration cannot be read.
     """
-    planning = invocation.plan or invocation.dry_run
-    device, is_present = _find_device(config, planning=planning)
-    model, note = _read_model(config, invocation)
-    if not invocation.resume:  # which keeps its settings
-        config = architectures.with_supported(config, model.get("model_type"))
-    if not is_present:
+    device = _find_device(config, may_be_absent=invocation.plan or invocation.dry_run)
+    model = _read_model(config, invocation)
+
+    # The engine and the sampling backend that `auto` means. A resumed run keeps its settings.
+    if not invocation.resume:
+        config = architectures.with_supported(config, model.values.get("model_type"))
+    if not device.is_present:
         config = with_gpu_defaults(config)
-    # run.json then names both, so a later measurement does not change them when the run is resumed.
-    fastest = measured_engine(config, device.name) if is_present and not invocation.resume else None
-    if fastest:
-        config = replace(config, {"model": {"engine": fastest.engine}, "sampling": {"backend": fastest.backend}})
-    engine, sampler = choose_engine(config), local_sampler(config)
-    assumptions = note + _assumptions(config, device, is_present=is_present)
-    derived = list[str]()
-    if not device.on_cpu and config.train.micro_batch_size is None:
-        derived.append("train.micro_batch_size")
-    if not device.on_cpu and config.model.gpu_memory_share is None and sampler != "transformers":
-        derived.append("model.gpu_memory_share")
-    architectures.check_architecture(model, config.model, engine)
-    work = Work.of(config, resumed=invocation.resume)
-    sizes = (values.get("vocab_size") for values in (model.get("text_config") or {}, model))
-    vocabulary = next((size for size in sizes if isinstance(size, int)), None)
-    plan = Plan(config, engine, work, tuple(derived), tuple(assumptions), fastest, vocabulary=vocabulary)
+    measured = None
+    if device.is_present and not invocation.resume:
+        measured = measured_engine(config, device.name)
+    if measured:
+        # run.json then names both, so a later measurement does not change them when the run is resumed.
+        config = replace(config, {"model": {"engine": measured.engine}, "sampling": {"backend": measured.backend}})
+    engine = choose_engine(config)
+    sampler = local_sampler(config)
+    architectures.check_architecture(model.values, config.model, engine)
+
+    # What is known without the model's dimensions.
+    derived = _derived_settings(config, device, sampler)
+    plan = Plan(
+        config=config,
+        engine=engine,
+        work=Work.of(config, resumed=invocation.resume),
+        derived=derived,
+        assumptions=(*model.assumptions, *_assumptions(config, device)),
+        measured=measured,
+        vocabulary=_vocabulary(model.values),
+    )
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
         return dataclasses.replace(plan, not_planned="vLLM's memory on a CPU is unknown")
+
+    # The model's dimensions, and with them a planner. Without them, settings that depend on the memory must be given.
     try:
-        shape = Shape.of(model)
+        shape = Shape.of(model.values)
     except UnknownFamily as error:
         if derived:
             raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
         return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
-    fused, packs = engine == "unsloth" and not device.on_cpu, engine == "peft"
-    # On a CPU, the built-in sampler uses a merged copy of the model, except with DoRA.
-    on_copy = device.on_cpu and not config.lora.dora
-    planner = Planner(shape, device, "merged" if on_copy else sampler, fused, packs)
-    can_unquantize = config.model.bits == 4 and not device.on_cpu and "quantization_config" not in model
+    samples_on_copy = device.on_cpu and not config.lora.dora
+    planner = Planner(
+        shape=shape,
+        device=device,
+        sampler="merged" if samples_on_copy else sampler,
+        fused=engine == "unsloth" and not device.on_cpu,
+        packs=engine == "peft",
+    )
+    is_quantized = "quantization_config" in model.values
+    can_unquantize = config.model.bits == 4 and not device.on_cpu and not is_quantized
     return dataclasses.replace(plan, planner=planner, can_unquantize=can_unquantize)
 
 
 def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[RunConfig, Plan]:
     """Plan the memory of a run, and return its configuration with the settings resolved that depend on the GPU's.
 
-    `row_lengths`: those of the run's rows; by default, they have the maximum length. Raises a UserError if the run
-    does not fit, or if the rows have a token without an embedding.
+    Args:
+        plan: the result of `draft_plan`.
+        row_lengths: the lengths of the run's rows; by default, they have the maximum length.
+
+    Raises:
+        UserError: the run does not fit, or the rows have a token without an embedding.
     """
     plan = dataclasses.replace(plan, row_lengths=row_lengths)
     config = plan.config
-    if row_lengths and plan.vocabulary and row_lengths.largest_token_id >= plan.vocabulary:
-        raise UserError(
-            f"the tokenizer of {config.model.name} uses token {row_lengths.largest_token_id}, but the model has "
-            f"embeddings of 0 to {plan.vocabulary - 1} only; use the model's own tokenizer, or resize its embeddings"
-        )
+    _check_tokens(plan)
     if not plan.planner:
         return config, plan
+
     planner = dataclasses.replace(plan.planner, row_lengths=row_lengths)
-    fit = planner.choose(config)
-    if fit is None:
+    estimate = planner.choose(config)
+    if estimate is None:
         raise UserError(refusal(planner, config))
+    adapter, optimizer = estimate.parts["adapter"], estimate.parts["optimizer"]
     plan = dataclasses.replace(
         plan,
         planner=planner,
-        estimate=fit,
-        disk_bytes=disk_bytes(config, fit.parts["adapter"], fit.parts["optimizer"], planner.shape.vocabulary),
-        too_large=None if fit.fits else refusal(planner, config),
+        estimate=estimate,
+        disk_bytes=disk_bytes(config, adapter, optimizer, planner.shape.vocabulary),
+        too_large=None if estimate.fits else refusal(planner, config),
     )
     if not planner.device.on_cpu:
-        resolved = {"train": {"micro_batch_size": fit.micro_batch_size}}
-        config = replace(config, {**resolved, "model": {"gpu_memory_share": fit.gpu_memory_share}})
+        train = {"micro_batch_size": estimate.micro_batch_size}
+        model = {"gpu_memory_share": estimate.gpu_memory_share}
+        config = replace(config, {"train": train, "model": model})
     return config, plan
 
 
-def show_plan(plan: Plan) -> None:
-    """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
-    shape, fit = plan.shape, plan.estimate
-    console.result(
-        _line("model", plan.config.model.name + (f": {count(shape.parameters)} parameters" if shape else ""))
-    )
-    if shape and fit:
-        console.result(_engine(plan))
-        console.result("\n".join(_table(fit)))
-        declared = f"; the model declares a maximum of {shape.context:,}" if shape.context else ""
-        console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
-    console.result("\n".join(_settings(plan)))
-    other = plan.planner and plan.can_unquantize and plan.planner.choose(replace(plan.config, {"model": {"bits": 16}}))
-    if other and other.fits:
-        console.result(_line("16 bits", f"also fit: {other.needed / GIB:.2f} GiB; check-gpu measures which is faster"))
-    console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
-    if plan.too_large:
-        raise UserError(plan.too_large)
-    plan.check_disk()
+@dataclass(frozen=True)
+class _Model:
+    """The configuration of the model."""
+
+    values: Mapping[str, Any]
+    """Those of its config.json."""
+    assumptions: tuple[str, ...] = ()
+    """That they are those that lora_grpo contains, if so."""
 
 
-def summary(plan: Plan) -> Iterator[str]:
-    """Yield the lines that a run prints at the start."""
-    if plan.measured:
-        yield _engine(plan)
-    yield from _settings(plan)
-    longest, declared = plan.config.model.max_sequence_tokens, plan.shape and plan.shape.context
-    if declared and longest > declared:
-        yield f"warning: --model.max-sequence-tokens {longest} exceeds the {declared} that the model declares"
-    if plan.too_large:
-        yield f"warning: {plan.too_large}"
-
-
-def _read_model(config: RunConfig, invocation: Invocation) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the values of the model's config.json, and the assumption that they are those that are shipped, if so."""
+def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
     name = config.model.name
     try:
-        return model_files.read_config(config.model), []
+        return _Model(model_files.read_config(config.model))
     except model_files.HubUnavailable as error:
         if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
             fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
             raise UserError(f"{error}; {fix}") from None
-        return KNOWN_MODELS[name], [f"the dimensions of {name} come from lora_grpo: {error}"]
+        return _Model(KNOWN_MODELS[name], (f"the dimensions of {name} come from lora_grpo: {error}",))
 
 
-def _find_device(config: RunConfig, *, planning: bool) -> tuple[Device, bool]:
-    """Return the device to plan for, and whether it is present."""
+def _vocabulary(model: Mapping[str, Any]) -> int | None:
+    """Return the number of tokens that the model has embeddings of, if its config.json says."""
+    for values in (model.get("text_config") or {}, model):
+        size = values.get("vocab_size")
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _check_tokens(plan: Plan) -> None:
+    """Raise a UserError if the rows have a token without an embedding."""
+    if plan.row_lengths is None or not plan.vocabulary:
+        return
+    largest = plan.row_lengths.largest_token_id
+    if largest >= plan.vocabulary:
+        raise UserError(
+            f"the tokenizer of {plan.config.model.name} uses token {largest}, but the model has embeddings of "
+            f"0 to {plan.vocabulary - 1} only; use the model's own tokenizer, or resize its embeddings"
+        )
+
+
+def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
+    """Return the device to plan for.
+
+    Args:
+        may_be_absent: whether a GPU preset is planned for the GPU in its name if there is none.
+    """
     gpus, _ = machine.nvidia_gpus()
     if uses_gpu(config):
-        total, free = int(gpus[0].memory_gib * GIB), int(gpus[0].free_gib * GIB)
-        memory, available = machine.machine_memory()
-        if (processes := distributed.world_size()) > 1:
+        gpu = gpus[0]
+        total = int(gpu.memory_gib * GIB)
+        free = int(gpu.free_gib * GIB)
+        host_total, host = machine.machine_memory()
+        processes = distributed.world_size()
+        if processes > 1:
             # They start at different times and see different free memory, but must compute the same plan.
-            free, available = total, memory // processes
-        return Device(gpus[0].name, total, free, host=available), True
-    if planning and (gigabytes := machine.preset_gigabytes(config.preset)):
-        return Device(f"a GPU with {gigabytes} GB", gigabytes * GIB, gigabytes * GIB), False
-    return Device("this machine", *machine.machine_memory(), on_cpu=True), True
+            free = total
+            host = host_total // processes
+        return Device(gpu.name, total, free, host=host)
+    gigabytes = machine.preset_gigabytes(config.preset)
+    if may_be_absent and gigabytes:
+        size = gigabytes * GIB
+        return Device(f"a GPU with {gigabytes} GB", total=size, free=size, is_present=False)
+    total, free = machine.machine_memory()
+    return Device("this machine", total, free, on_cpu=True)
 
 
-def _assumptions(config: RunConfig, device: Device, *, is_present: bool) -> list[str]:
-    """Return the assumptions of the plan."""
-    share = f"{USABLE_FRACTION:g} of the free memory is usable (docs/before-you-train.md)"
-    assumptions = [f"every completion has its maximum length; {share}"]
-    if not is_present:
-        absent = f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine"
-        assumptions.insert(0, f"{absent}, so engine and sampling backend are those of the `gpu` extra")
+def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[str, ...]:
+    """Return the names of the settings that the plan resolves by the GPU's memory."""
+    if device.on_cpu:
+        return ()
+    derived = []
+    if config.train.micro_batch_size is None:
+        derived.append("train.micro_batch_size")
+    if config.model.gpu_memory_share is None and sampler != "transformers":
+        derived.append("model.gpu_memory_share")
+    return tuple(derived)
+
+
+def _assumptions(config: RunConfig, device: Device) -> list[str]:
+    """Return the assumptions of the plan, one line each."""
+    assumptions = []
+    if not device.is_present:
+        assumptions.append(
+            f"the GPU has {device.total / GIB:g} GiB, all of it free; no GPU was found on this machine, so engine and "
+            "sampling backend are those of the `gpu` extra"
+        )
+    assumptions.append(
+        f"every completion has its maximum length; {USABLE_FRACTION:g} of the free memory is usable "
+        "(docs/before-you-train.md)"
+    )
     if config.data.filter_by_difficulty or config.monitor.rows:
         assumptions.append("the samples of validation and of --data.filter-by-difficulty are not included in the work")
     if config.sampling.server_url:
         assumptions.append("the vLLM server's own memory is not included")
     return assumptions
-
-
-def _engine(plan: Plan) -> str:
-    processes, best = distributed.world_size(), plan.measured
-    text = plan.engine + (f", {processes} processes" if processes > 1 else "")
-    return _line("engine", f"{text}, with {best.backend} the fastest in check-gpu on {best.date}" if best else text)
-
-
-def _settings(plan: Plan) -> Iterator[str]:
-    """Yield the planned settings, memory, work and disk space."""
-    config = plan.config
-    if fit := plan.estimate:
-        trained_on = "reference answers" if config.method == "sft" else "completions"
-        yield _line("micro-batch", f"{fit.micro_batch_size} {trained_on}")
-        share = f", with {fit.gpu_memory_share:g} of the GPU's memory" if fit.gpu_memory_share else ""
-        yield _line("sampling", f"{fit.max_num_seqs} completions in parallel, with {_SAMPLERS[fit.sampler]}{share}")
-        sizes = f"{fit.training / GIB:.2f} GiB for training, {fit.sampling / GIB:.2f} GiB for sampling"
-        yield _line("memory", f"{sizes}; {fit.device.free / GIB:.2f} GiB are free on {fit.device.name}")
-        if fit.host_bytes:
-            available = "" if fit.device.host is None else f"; {fit.device.host / GIB:.2f} GiB are available"
-            yield _line("host memory", f"{fit.host_bytes / GIB:.2f} GiB for what leaves the GPU{available}")
-    else:
-        yield _line("memory", f"not planned: {plan.not_planned}")
-    yield _line("length", _length(plan))
-    yield _line("work", plan.work.text(config, plan.length))
-    if plan.disk_bytes is not None:
-        free = disk.size(disk.free_space(config.folder)[1])
-        saved = f"about {disk.size(plan.disk_bytes)} of checkpoints and adapters"
-        yield _line("disk", f"{saved} in {config.folder}; {free} are free")
-
-
-def _length(plan: Plan) -> str:
-    """Return the length that the memory is planned for, and where it comes from."""
-    row_lengths = plan.row_lengths
-    if row_lengths is None:
-        source = "every prompt and completion has its maximum length; a run plans with its longest prompt"
-    elif row_lengths.longest_answered:
-        source = "the longest prompt with its reference answer"
-    else:
-        source = f"the longest of {row_lengths.rows:,} prompts has {row_lengths.longest_prompt:,}"
-    return f"{plan.length:,} tokens: {source}"
-
-
-def _table(fit: MemoryEstimate) -> Iterator[str]:
-    """Yield a table of memory by part and phase, in GiB."""
-    phases = fit.phases
-    names = [name for name in fit.parts if any(name in phase for phase in phases.values())]
-    width = max(map(len, names)) + 2
-
-    def row(name: str, *sizes: int) -> str:
-        return f"{name.replace('_', ' '):<{width}}" + "".join(f"{size / GIB:>10.2f}" for size in sizes)
-
-    yield f"\n{'GiB':<{width}}" + "".join(f"{phase:>10}" for phase in phases)
-    yield from (row(name, *(phase.get(name, 0) for phase in phases.values())) for name in names)
-    yield row("total", *(sum(phase.values()) for phase in phases.values()))
-    yield row("usable", *[fit.device.usable] * len(phases)) + "\n"
-
-
-def _line(name: str, text: str) -> str:
-    return f"{name:<12}{text}"

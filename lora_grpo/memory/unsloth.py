@@ -1,7 +1,7 @@
 """The memory of what Unsloth does differently: its loss pass, its pass without gradients, and inputs in host memory.
 
 Read in unsloth_zoo 2026.10.7 and compared with the bytes that it allocates by tests/gpu_rig/test_unsloth_memory.py.
-T: tokens of a micro-batch. All tensors have 16 bits.
+All tensors have 16 bits.
 """
 
 import math
@@ -10,18 +10,24 @@ from lora_grpo.memory.shape import Shape
 
 LEAST_OFFLOADED = 512
 """Context in tokens from which gradient checkpointing uses host memory (unsloth/models/_utils.py)."""
-_BUFFERS, _BUFFER = 200, 2 * 128 * 1024
-"""Host buffers of the gradient checkpointing, and their size in bytes before they grow."""
+_HOST_BUFFERS = 200
+"""Host buffers that the gradient checkpointing allocates at the start."""
+_HOST_BUFFER_BYTES = 2 * 128 * 1024
+"""Their size before they grow."""
 
 
 def host_bytes(shape: Shape, tokens: int) -> int:
     """Return the pinned host memory for the inputs of all layers, in bytes.
 
     PyTorch rounds each buffer up to a power of two, because it is pinned.
+
+    Args:
+        tokens: tokens of a micro-batch.
     """
-    inputs = 2 ** math.ceil(math.log2(2 * tokens * shape.hidden))
     layers = len(shape.layers)
-    return layers * inputs + max(0, _BUFFERS - layers) * _BUFFER
+    input_bytes = 2 ** math.ceil(math.log2(2 * tokens * shape.hidden))
+    unused_buffers = max(0, _HOST_BUFFERS - layers)
+    return layers * input_bytes + unused_buffers * _HOST_BUFFER_BYTES
 
 
 def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
@@ -36,12 +42,14 @@ def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
     """
     tokens = rows * length
     chunks = rows * _chunks(length)
+    states = (4 * tokens + 2 * completions) * shape.hidden
     # The logits of a chunk and their gradient: compiled kernels allocate no more than these.
     chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
     # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
-    row = 2 * length * shape.vocabulary
-    spread = 4 * tokens * shape.hidden  # the gradient of the completions' states, with zeros for the prompts'
-    return (4 * tokens + 2 * completions) * shape.hidden + max(chunk, row, spread)
+    whole_row = 2 * length * shape.vocabulary
+    # The gradient of the completions' states, with zeros for the prompts'.
+    padded_gradient = 4 * tokens * shape.hidden
+    return states + max(chunk, whole_row, padded_gradient)
 
 
 def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
@@ -49,13 +57,24 @@ def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
 
     It takes the most for which its own estimate is at most 0.8 of the free memory (`autotune_batch_and_chunks`), in
     equal parts. With long contexts the estimate is below what the pass needs.
+
+    Args:
+        rows: completions of the step.
+        length: longest prompt plus completion, in tokens.
+        free: bytes of the GPU that are free before the pass.
     """
 
-    def estimate(count: int) -> float:
-        return 16 * count * length * (shape.hidden + count / rows * shape.vocabulary / _chunks(length))
+    def unsloth_estimate(count: int) -> float:
+        logits = count / rows * shape.vocabulary / _chunks(length)
+        return 16 * count * length * (shape.hidden + logits)
 
-    fitting = next((count for count in range(rows, 0, -1) if estimate(count) <= 0.8 * free), min(4, rows))
-    return math.ceil(rows / (rows // fitting)) * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
+    at_once = min(4, rows)
+    for count in range(rows, 0, -1):
+        if unsloth_estimate(count) <= 0.8 * free:
+            at_once = count
+            break
+    equal_part = math.ceil(rows / (rows // at_once))
+    return equal_part * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
 
 
 def _chunks(length: int) -> int:

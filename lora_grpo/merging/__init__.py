@@ -8,12 +8,12 @@
     MergePlan + dtype ── outputs, writer ──► shards, written block by block
     shards ── divergence ──► KL(adapter || merged), compared with KL(adapter || base)
 
-cli.py             command-line flags and the complete merge
+merge_model.py     `lora-grpo merge`: its flags, and the whole merge from the plan to the report
 base_weights.py    the base's modules, and its tensors as stored or rounded to NF4 to match 4-bit training
 mapping.py         maps adapter keys to output tensors, and decides whether head and embedding stay tied
-outputs.py         the arithmetic: LoRA, rsLoRA, DoRA, replaced modules
+outputs.py         the arithmetic of one tensor: LoRA, rsLoRA, DoRA
 fidelity.py        the fraction of the update that each dtype keeps
-writer.py          writes shards, index, and config
+writer.py          writes shards, index, config, and generation config
 divergence.py      computes the KL divergences of a merge, with weights read from disk
 report.py          merge_report.json
 """

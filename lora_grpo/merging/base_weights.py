@@ -25,7 +25,7 @@ def empty_model(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
 def weight_name(model: Any, module: Any) -> str:
     """Return the name of a module's weight."""
-    return next(f"{name}.weight" for name, each in model.named_modules() if each is module)
+    return next(f"{name}.weight" for name, candidate in model.named_modules() if candidate is module)
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,12 @@ def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
 
 
 def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, StoredTensor]:
-    """Return the base's tensors by name. `model` is the result of `empty_model`.
+    """Return the base's tensors by their names in the model.
 
-    With `dequantized`, every linear layer is rounded to NF4 and back, as bitsandbytes does in 4-bit training.
+    Args:
+        folder: the base.
+        onto: with `dequantized`, every linear layer is rounded to NF4 and back, as bitsandbytes does in 4-bit training.
+        model: the result of `empty_model`.
 
     Raises:
         UserError: a tensor cannot be read, or the base is quantized.
@@ -55,7 +58,8 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
     fix = "it cannot be merged into; pass the 16-bit model it was made from with --base and --force-base"
     tensors = by_module(unquantized(model_tensors(folder), folder, fix), model)
     if onto == "dequantized":
-        tensors |= {name: Nf4Tensor(**vars(tensors[name])) for name in _quantized_weights(model) & tensors.keys()}
+        for name in _quantized_weights(model) & tensors.keys():
+            tensors[name] = Nf4Tensor(**vars(tensors[name]))
     return tensors
 
 

@@ -25,6 +25,8 @@ from lora_grpo.runs import read_record, system_prompt
 Weights = Mapping[str, Rows]
 
 _TEXTS = 2
+_STEPS = 4
+"""Number of last steps of a run whose completions are read."""
 _PROMPT_TOKENS = 64
 """Longer prompts are truncated on the left, because every token costs a pass through the whole model."""
 _COMPLETION_TOKENS = 64
@@ -41,48 +43,80 @@ def measure_divergences(
 ) -> Divergences:
     """Measure KL divergences over tokens of the run's completions and their prompts, if there are any.
 
-    `model` is the result of `empty_model` and cannot be used afterward. `merged` is the folder of the merged shards.
+    Args:
+        target: the adapter and its base.
+        model: the result of `empty_model`, which cannot be used afterward.
+        base: the base's tensors by name.
+        plan: the merge.
+        merged: the folder of the merged shards.
+        onto: the weights that the adapter was merged into.
     """
     try:
         assert target.adapter is not None
         run = run_of(target.adapter) if target.run else None
-        ids, keep = _texts(tokenizer_of(target), run)
-        written = by_module(model_tensors(merged), model)
-        weights: dict[str, Weights] = {"adapter": plan.outputs, "merged": written, "base": base}
+        texts = _texts(tokenizer_of(target), run)
+
+        # The same texts run through every model, one after the other.
+        weights: dict[str, Weights] = {
+            "adapter": plan.outputs,
+            "merged": by_module(model_tensors(merged), model),
+            "base": base,
+        }
         pairs = [("adapter", "merged"), ("adapter", "base")]
-        if onto == "full" and target.run and target.run["config"]["model"]["bits"] == 4:
-            four_bit = base_tensors(Path(target.base.name), "dequantized", model)
-            weights["trained"] = plan_merge(four_bit, target.adapter, model).outputs
+        was_trained_in_4_bit = target.run is not None and target.run["config"]["model"]["bits"] == 4
+        if onto == "full" and was_trained_in_4_bit:
+            four_bit_base = base_tensors(Path(target.base.name), "dequantized", model)
+            weights["trained"] = plan_merge(four_bit_base, target.adapter, model).outputs
             pairs.append(("trained", "merged"))
         streamed = StreamedModel(model)
-        found = between({name: streamed.states(each, ids, keep) for name, each in weights.items()}, pairs)
-        figures: dict[str, Any] = {"_".join(pair): value for pair, value in found.items()}
-        return Divergences(tokens=keep * len(ids), **figures)
+        states = {name: streamed.states(tensors, texts.ids, texts.compared) for name, tensors in weights.items()}
+
+        divergences = between(states, pairs)
+        figures: dict[str, Any] = {f"{first}_{second}": value for (first, second), value in divergences.items()}
+        return Divergences(tokens=texts.compared * len(texts.ids), **figures)
     except Exception as error:  # noqa: BLE001 - models vary without limit, and a figure must not fail the merge
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         return Divergences(not_measured=kind + first_line(error))
 
 
-def _texts(tokenizer: Any, run: Path | None) -> tuple[list[list[int]], int]:
-    """Return token ids of two prompts with completions, and the number of trailing tokens to compare.
+@dataclass(frozen=True)
+class _Texts:
+    """Texts for which the models are compared."""
 
-    The completions are of the last steps of the run. Without any, this is a plain text.
-    """
-    paths = sorted((run / "completions").glob("step-*.jsonl"))[-4:] if run else []
-    lines = [row for path in paths for _, row in json_files.read_lines(path, "completions")]
-    rows = list({(row["id"], row["completion"]): row for row in lines}.values())
-    rows = rows[:: max(1, len(rows) // _TEXTS)][:_TEXTS]  # a step has many completions for each of its few questions
-    system = system_prompt(read_record(run)) if run else None
-    ids = []
+    ids: list[list[int]]
+    """Token ids of each text."""
+    compared: int
+    """Number of tokens at the end of each text that count."""
+
+
+def _texts(tokenizer: Any, run: Path | None) -> _Texts:
+    """Return two prompts with completions of the last steps of a run. Without any, this is a plain text."""
+    ids = _completions(tokenizer, run) if run else []
+    if not ids:
+        ids = [tokenizer(_PLAIN_TEXT)["input_ids"][:_PLAIN_TOKENS]]
+    return _Texts(ids, compared=min(_COMPLETION_TOKENS, *(len(text) for text in ids)))
+
+
+def _completions(tokenizer: Any, run: Path) -> list[list[int]]:
+    """Return the token ids of `_TEXTS` prompts with completions; [] if the run has none."""
+    row_of_completion = {}
+    for path in sorted((run / "completions").glob("step-*.jsonl"))[-_STEPS:]:
+        for _, row in json_files.read_lines(path, "completions"):
+            row_of_completion[row["id"], row["completion"]] = row
+    rows = list(row_of_completion.values())
+    # A step has many completions for each of its few questions, so the rows are taken from all over.
+    stride = max(1, len(rows) // _TEXTS)
+    rows = rows[::stride][:_TEXTS]
+
+    system = system_prompt(read_record(run))
+    opening: list[chat.Message] = [{"role": "system", "content": system}] if system else []
+    texts = []
     for row in rows:
-        messages = [{"role": "system", "content": system}] if system else []
-        prompt = chat.render(tokenizer, [*messages, {"role": "user", "content": row["question"]}])
-        ids.append(
-            tokenizer(prompt, add_special_tokens=False)["input_ids"][-_PROMPT_TOKENS:]
-            + tokenizer(row["completion"], add_special_tokens=False)["input_ids"][:_COMPLETION_TOKENS]
-        )
-    ids = ids or [tokenizer(_PLAIN_TEXT)["input_ids"][:_PLAIN_TOKENS]]
-    return ids, min(_COMPLETION_TOKENS, *map(len, ids))
+        prompt = chat.render(tokenizer, [*opening, {"role": "user", "content": row["question"]}])
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        completion_ids = tokenizer(row["completion"], add_special_tokens=False)["input_ids"]
+        texts.append(prompt_ids[-_PROMPT_TOKENS:] + completion_ids[:_COMPLETION_TOKENS])
+    return texts
 
 
 @dataclass(frozen=True)
@@ -99,30 +133,52 @@ class StreamedModel:
     def __init__(self, model: Any) -> None:
         import torch
 
-        head, self._embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if any(each.dim() > 2 and "conv" not in name for name, each in model.named_parameters()):
-            raise UserError("the model is a mixture of experts")
-        sizes = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-        if head.bias is not None or sizes.count(self._embedding.num_embeddings) > 1:
-            raise UserError(f"{type(model).__name__} has a head with a bias, or several embeddings of tokens")
         self._model = model
-        self._head_name, self._embedding_name = weight_name(model, head), weight_name(model, self._embedding)
+        self._embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
+        self._check(head)
+        self._head_name = weight_name(model, head)
+        self._embedding_name = weight_name(model, self._embedding)
         self._embedding.padding_idx = None
+
         # The model ends before the head, whose logits would not fit in memory.
         self._end = torch.nn.Identity()
         model.set_output_embeddings(self._end)
+
+        # Each module with weights reads them before it runs and drops them after.
         self._weights: Weights = {}
         for name, module in model.named_modules():
-            if module is not self._embedding and next(module.parameters(recurse=False), None) is not None:
+            has_weights = next(module.parameters(recurse=False), None) is not None
+            if module is self._embedding or not has_weights:
+                continue
+            user = module
+            if isinstance(module, torch.nn.Conv1d):
                 # Recurrent layers use the weight of their convolution without calling it.
-                user = model.get_submodule(name.rpartition(".")[0]) if isinstance(module, torch.nn.Conv1d) else module
-                user.register_forward_pre_hook(functools.partial(self._read, name, module))
-                user.register_forward_hook(functools.partial(_drop, module))
+                user = model.get_submodule(name.rpartition(".")[0])
+            user.register_forward_pre_hook(functools.partial(self._read, name, module))
+            user.register_forward_hook(functools.partial(_drop, module))
 
-    def states(self, weights: Weights, ids: Sequence[Sequence[int]], keep: int) -> States:
-        """Run texts of at least `keep` tokens through all layers before the head. Keep that many states of each text.
+    def _check(self, head: Any) -> None:
+        """Raise a UserError for a model that needs more than reading one module's weights at a time."""
+        import torch
 
-        The weights are given by name. A missing head is tied to the embedding.
+        for name, parameter in self._model.named_parameters():
+            if parameter.dim() > 2 and "conv" not in name:
+                raise UserError("the model is a mixture of experts")
+        embeddings = [module for module in self._model.modules() if isinstance(module, torch.nn.Embedding)]
+        token_embeddings = [
+            embedding for embedding in embeddings if embedding.num_embeddings == self._embedding.num_embeddings
+        ]
+        if head.bias is not None or len(token_embeddings) > 1:
+            raise UserError(f"{type(self._model).__name__} has a head with a bias, or several embeddings of tokens")
+
+    def states(self, weights: Weights, ids: Sequence[Sequence[int]], compared: int) -> States:
+        """Run texts through all layers before the head.
+
+        Args:
+            weights: the model's weights by name. A missing head is tied to the embedding.
+            ids: token ids of each of the N texts, at least `compared`.
+            compared: number of states at the end of each text to keep, so that T = N * compared.
 
         Raises:
             UserError: a weight is missing, or the logits are not just the product of the states and the head.
@@ -130,21 +186,26 @@ class StreamedModel:
         import torch
 
         self._weights = weights
-        longest = max(map(len, ids))
+        longest = max(len(text) for text in ids)
         # Right padding needs no mask, because no token attends to later tokens.
-        batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])
-        indices = torch.tensor([range(len(text) - keep, len(text)) for text in ids])
+        batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])  # (N, longest)
+        compared_positions = torch.tensor([range(len(text) - compared, len(text)) for text in ids])  # (N, compared)
+
         # The embedding has only the rows of the tokens in the batch, which are renumbered accordingly.
-        tokens, numbers = batch.unique(return_inverse=True)
-        rows = _find(weights, self._embedding_name)
-        self._embedding.weight = _parameter(torch.cat([rows.rows(token, token + 1) for token in tokens.tolist()]))
-        ends: list[Any] = []
-        with self._end.register_forward_hook(lambda module, inputs, output: ends.append(output)), torch.no_grad():
-            after = self._model(input_ids=numbers, use_cache=False).logits
-        if len(ends) != 1 or after is not ends[0]:
+        tokens, renumbered = batch.unique(return_inverse=True)
+        embedding = _find(weights, self._embedding_name)
+        rows = [embedding.rows(token, token + 1) for token in tokens.tolist()]
+        self._embedding.weight = _parameter(torch.cat(rows))
+
+        outputs_of_end: list[Any] = []
+        remember = self._end.register_forward_hook(lambda module, inputs, output: outputs_of_end.append(output))
+        with remember, torch.no_grad():
+            hidden = self._model(input_ids=renumbered, use_cache=False).logits  # (N, longest, hidden size)
+        if len(outputs_of_end) != 1 or hidden is not outputs_of_end[0]:
             raise UserError(f"{type(self._model).__name__} changes its logits after the head")
-        hidden = after.gather(1, indices.unsqueeze(-1).expand(-1, -1, after.shape[-1])).flatten(0, 1)
-        return States(hidden, weights.get(self._head_name) or rows)
+        hidden_size = hidden.shape[-1]
+        compared_hidden = hidden.gather(1, compared_positions.unsqueeze(-1).expand(-1, -1, hidden_size))
+        return States(compared_hidden.flatten(0, 1), weights.get(self._head_name) or embedding)
 
     def _read(self, name: str, module: Any, *_: Any) -> None:
         import torch
@@ -183,26 +244,30 @@ def between(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> d
     """
     import torch
 
+    # For each token (T,), up to the current block: the largest logit m, sum(exp(a - m)), and for each pair
+    # sum(exp(a - m) (a - b)).
     largest = {name: torch.full((len(model.hidden),), -torch.inf).double() for name, model in models.items()}
-    total = {name: torch.zeros_like(values) for name, values in largest.items()}
-    weighted = {pair: torch.zeros_like(total[pair[0]]) for pair in pairs}
-    shape = next(iter(models.values())).head.shape
-    for start, stop in row_blocks(shape):
-        logits, terms, shrink = {}, {}, {}
+    exp_sum = {name: torch.zeros_like(values) for name, values in largest.items()}
+    difference_sum = {(first, second): torch.zeros_like(exp_sum[first]) for first, second in pairs}
+    head_shape = next(iter(models.values())).head.shape
+    for start, stop in row_blocks(head_shape):
+        logits, exps, shrink = {}, {}, {}
         for name, model in models.items():
-            values = (model.head.rows(start, stop).float() @ model.hidden.T).double()
+            values = (model.head.rows(start, stop).float() @ model.hidden.T).double()  # (rows of the block, T)
             before = largest[name]
             largest[name] = torch.maximum(before, values.amax(dim=0))
             # The sums so far are relative to the largest logit before this block.
             shrink[name] = (before - largest[name]).exp()
-            terms[name] = (values - largest[name]).exp()
-            total[name] = total[name] * shrink[name] + terms[name].sum(dim=0)
+            exps[name] = (values - largest[name]).exp()
+            exp_sum[name] = exp_sum[name] * shrink[name] + exps[name].sum(dim=0)
             logits[name] = values
         for first, second in pairs:
-            summed = (terms[first] * (logits[first] - logits[second])).sum(dim=0)
-            weighted[first, second] = weighted[first, second] * shrink[first] + summed
-    log_z = {name: largest[name] + total[name].log() for name in models}
-    return {
-        (first, second): float((summed / total[first] - log_z[first] + log_z[second]).mean())
-        for (first, second), summed in weighted.items()
-    }
+            differences = (exps[first] * (logits[first] - logits[second])).sum(dim=0)
+            difference_sum[first, second] = difference_sum[first, second] * shrink[first] + differences
+
+    log_z = {name: largest[name] + exp_sum[name].log() for name in models}
+    divergences = {}
+    for first, second in pairs:
+        kl = difference_sum[first, second] / exp_sum[first] - log_z[first] + log_z[second]  # (T,)
+        divergences[first, second] = float(kl.mean())
+    return divergences

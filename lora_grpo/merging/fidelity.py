@@ -12,6 +12,7 @@ lost.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lora_grpo.errors import UserError
@@ -29,8 +30,19 @@ SAMPLE_ELEMENTS = 2**18
 """Number of elements to measure per tensor; see docs/decisions/0009-merge.md."""
 
 
-def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> tuple[Dtype, str, Retained | None]:
-    """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update; why; and what it keeps.
+@dataclass(frozen=True)
+class DtypeChoice:
+    """The dtype of a merged model."""
+
+    dtype: Dtype
+    reason: str
+    """Why it was chosen, for the report."""
+    retained: Retained | None
+    """What it keeps; None if the adapter changes nothing."""
+
+
+def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> DtypeChoice:
+    """Return the requested dtype or, for `auto`, the smallest that keeps ENOUGH of the update.
 
     `auto` never chooses bfloat16 for a float16 base, because that would round the base itself.
 
@@ -38,23 +50,42 @@ def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> tuple[Dtype, 
         UserError: fp16 was requested and a weight exceeds its range.
     """
     if requested != "auto":
-        if requested == "fp16" and (name := _too_large(plan.outputs)):
-            raise UserError(f"{name} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
-        return requested, f"{requested}, as requested", measure(plan.outputs, requested)
-    reasons = []
+        too_large = _too_large(plan.outputs) if requested == "fp16" else None
+        if too_large:
+            raise UserError(f"{too_large} does not fit fp16's range of ±65504; pass --dtype bf16, fp32 or auto")
+        return DtypeChoice(requested, f"{requested}, as requested", measure(plan.outputs, requested))
+
     candidates: list[Dtype] = ["fp16"] if plan.base_dtype == "F16" else ["bf16", "fp16"]
+    reasons = []
     for dtype in candidates:
         retained = measure(plan.outputs, dtype)
         if retained is None:
-            return dtype, "the adapter changes nothing", None
+            return DtypeChoice(dtype, "the adapter changes nothing", None)
         reasons.append(f"{dtype} keeps {percent(retained.overall)} of the update")
         if retained.overall < ENOUGH:
             continue
-        if dtype == "fp16" and (name := _too_large(plan.outputs)):
-            reasons.append(f"{name} does not fit fp16's range")
+        too_large = _too_large(plan.outputs) if dtype == "fp16" else None
+        if too_large:
+            reasons.append(f"{too_large} does not fit fp16's range")
             continue
-        return dtype, "; ".join(reasons), retained
-    return "fp32", "; ".join([*reasons, "only fp32 keeps it"]), measure(plan.outputs, "fp32")
+        return DtypeChoice(dtype, "; ".join(reasons), retained)
+    reasons.append("only fp32 keeps it")
+    return DtypeChoice("fp32", "; ".join(reasons), measure(plan.outputs, "fp32"))
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """Sums over the elements of a tensor, with its update D and its rounding error E = W' - W - D.
+
+    They are Python's numbers: small tensors would fragment the heap between large ones.
+    """
+
+    dot: float
+    """<E, D>"""
+    update: float
+    """|D|^2"""
+    error: float
+    """|E|^2"""
 
 
 def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
@@ -65,34 +96,47 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     Raises:
         UserError: the adapter has a NaN or infinite weight.
     """
+    roundings = {name: _measure_block(output, dtype) for name, output in outputs.items() if output.low_rank}
+
+    # retained = <D + E, D> / |D|^2 = 1 + <E, D> / |D|^2, of each layer and of all layers together.
+    retained_of = {name: 1 + sums.dot / sums.update for name, sums in roundings.items() if sums.update}
+    if not retained_of:
+        return None
+    dot = sum(sums.dot for sums in roundings.values())
+    update = sum(sums.update for sums in roundings.values())
+    error = sum(sums.error for sums in roundings.values())
+    worst_layer = min(retained_of, key=lambda name: retained_of[name])
+    return Retained(
+        overall=1 + dot / update,
+        error=math.sqrt(error / update),
+        worst=retained_of[worst_layer],
+        worst_layer=worst_layer,
+    )
+
+
+def _measure_block(output: Output, dtype: Dtype) -> _Rounding:
+    """Round the middle block of an output's rows, and scale the sums to the whole tensor."""
     import torch
 
-    # <W' - W - D, D>, |D|^2 and |W' - W - D|^2 of every layer.
-    layers: dict[str, tuple[float, float, float]] = {}
-    for name, output in outputs.items():
-        if not output.low_rank:
-            continue
-        blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
-        start, stop = blocks[(len(blocks) - 1) // 2]
-        base = output.base.rows(start, stop).float()
-        change = output.low_rank.change(start, stop, base)
-        squares = _dot(change, change)
-        if not math.isfinite(squares):
-            raise UserError(f"the adapter's update of {name} is NaN or infinite; train the adapter again")
-        error = (base + change).to(getattr(torch, DTYPES[STORED[dtype]]))
-        if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
-            error.nan_to_num_()
-        error = error.float() - base
-        error -= change
-        weight = output.shape[0] / (stop - start)
-        # Python's numbers: small tensors would fragment the heap between large ones.
-        layers[name] = weight * _dot(error, change), weight * squares, weight * _dot(error, error)
-    shares = {name: 1 + dot / squares for name, (dot, squares, _) in layers.items() if squares}
-    if not shares:
-        return None
-    dot, squares, errors = map(sum, zip(*layers.values(), strict=True))
-    layer, worst = min(shares.items(), key=lambda share: share[1])
-    return Retained(overall=1 + dot / squares, error=math.sqrt(errors / squares), worst=worst, worst_layer=layer)
+    blocks = list(row_blocks(output.shape, SAMPLE_ELEMENTS))
+    start, stop = blocks[(len(blocks) - 1) // 2]
+    base = output.base.rows(start, stop).float()
+    assert output.low_rank is not None
+    change = output.low_rank.change(start, stop, base)
+    change_squared = _dot(change, change)
+    if not math.isfinite(change_squared):
+        raise UserError(f"the adapter's update of {output.name} is NaN or infinite; train the adapter again")
+
+    # In place, because a block of a large tensor is a copy of megabytes.
+    error = (base + change).to(getattr(torch, DTYPES[STORED[dtype]]))
+    if dtype == "fp16":  # `_too_large` checks the range; an infinity would invalidate all values here
+        error.nan_to_num_()
+    error = error.float() - base
+    error -= change
+    weight = output.shape[0] / (stop - start)
+    return _Rounding(
+        dot=weight * _dot(error, change), update=weight * change_squared, error=weight * _dot(error, error)
+    )
 
 
 def _dot(first: Any, second: Any) -> float:
@@ -102,8 +146,11 @@ def _dot(first: Any, second: Any) -> float:
 
 
 def _too_large(outputs: Mapping[str, Output]) -> str | None:
+    """Return the first tensor with a merged weight that exceeds fp16's range, or None."""
     for name, output in outputs.items():
-        blocks = row_blocks(output.shape) if output.shape else ()
-        if any(float(output.rows(*rows).abs().max()) > LARGEST_FP16 for rows in blocks):
-            return name
+        if not output.shape:  # a scalar keeps its dtype
+            continue
+        for start, stop in row_blocks(output.shape):
+            if float(output.rows(start, stop).abs().max()) > LARGEST_FP16:
+                return name
     return None

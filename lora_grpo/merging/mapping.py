@@ -12,7 +12,7 @@ training would be silently lost. These keys of PEFT (0.21) are merged:
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,39 @@ from lora_grpo.merging.base_weights import current_names, weight_name
 from lora_grpo.merging.outputs import LowRank, Output
 from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
 
-_LORA_KEY = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\.weight)?")
+_KEY_PREFIX = "base_model.model."
+_LORA_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B|embedding_A|embedding_B|magnitude_vector)(\.weight)?")
+
+Parts = dict[str, StoredTensor]
+"""An adapter's tensors for one tensor of the base, by part: `A`, `B`, `embedding_A`, `embedding_B` or
+`magnitude_vector` of LoRA; `base`, a copy of the frozen weight; or `whole`, a weight that was trained without LoRA."""
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """The tensors of the merged model, and whether its configuration ties head and embedding; None if unchanged."""
+    """The tensors of the merged model, and whether its configuration ties head and embedding."""
 
     outputs: dict[str, Output]
+    """The tensors by their names in the model."""
     tie_word_embeddings: bool | None
+    """The setting of config.json; None if it stays as it is."""
 
     @property
     def base_dtype(self) -> str:
         """The safetensors dtype name of most parameters in the base."""
-        total: Counter[str] = Counter()
+        parameters: Counter[str] = Counter()
         for output in self.outputs.values():
-            total[output.base.dtype] += math.prod(output.base.shape)
-        return total.most_common(1)[0][0]
+            parameters[output.base.dtype] += math.prod(output.base.shape)
+        return parameters.most_common(1)[0][0]
 
 
 def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> MergePlan:
-    """Plan the merge of the adapter in `folder` into a base: the results of `base_tensors` and `empty_model`.
+    """Plan the merge of an adapter into a base.
+
+    Args:
+        base: the result of `base_tensors`.
+        folder: the adapter.
+        model: the result of `empty_model`.
 
     Raises:
         UserError: an adapter key is unused or has the wrong shape, the adapter changes nothing, or this type of adapter
@@ -54,55 +66,79 @@ def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Me
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
     embedding = weight_name(model, model.get_input_embeddings())
     head = weight_name(model, model.get_output_embeddings())
-    changes = _with_current_names(_by_tensor(weights), {*base, head}, model)
+    changes = _with_current_names(_by_base_tensor(weights), {*base, head}, model)
+
+    # A tied head is the embedding, and is no output unless the adapter changes it.
     if embedding not in base:
         raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
     is_declared_tied = model.config.get_text_config().tie_word_embeddings
     # transformers (5.17) does not tie a stored head that has different values.
-    tied = head not in base or (is_declared_tied and same_values(base[head], base[embedding]))
-    outputs = {name: Output(name, tensor) for name, tensor in base.items() if not (tied and name == head)}
-    if tied and head in changes:
-        outputs[head] = Output(head, replace(base[embedding], name=head))
+    is_tied = head not in base or (is_declared_tied and same_values(base[head], base[embedding]))
+    outputs = {name: Output(name, tensor) for name, tensor in base.items()}
+    if is_tied:
+        outputs.pop(head, None)
+        if head in changes:
+            outputs[head] = Output(head, replace(base[embedding], name=head))
 
-    unused = []
+    # Every change goes to one output.
+    unused: list[StoredTensor] = []
     for name, parts in changes.items():
         if name in outputs:
-            outputs[name] = _changed(outputs[name], parts, adapter)
-        unused += [tensor.name for tensor in parts.values()]
+            outputs[name], unused_parts = _with_change(outputs[name], parts, adapter)
+            unused += unused_parts
+        else:
+            unused += parts.values()
     if unused:
-        if any(name in outputs and "whole" in parts for name, parts in changes.items()):
-            raise UserError(
-                f"{folder} has whole weights ({', '.join(unused[:3])}), as after new tokens in the vocabulary, which "
-                "cannot be merged here; merge it with PEFT"
-            )
-        raise UserError(
-            f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''} of {folder} cannot be merged into this "
-            "base; pass the adapter's own base with --base, or use the adapter with PEFT"
-        )
+        has_whole_weights = any(name in outputs and "whole" in parts for name, parts in changes.items())
+        raise _unused_error(folder, unused, has_whole_weights=has_whole_weights)
     if not any(output.low_rank for output in outputs.values()):
         raise UserError(
             f"{folder / ADAPTER_WEIGHTS} changes no weight of the base, so the merged model would be a copy of it; "
             "restore the file, or train the adapter again"
         )
-    # The base may store a different head although its configuration ties the weights.
-    tie = _settle_tie(outputs, embedding, head) if tied else False if is_declared_tied else None
-    return MergePlan(outputs, tie)
+
+    tie_word_embeddings = None
+    if is_tied:
+        tie_word_embeddings = _settle_tie(outputs, embedding, head)
+    elif is_declared_tied:  # the base stores a different head although its configuration ties the weights
+        tie_word_embeddings = False
+    return MergePlan(outputs, tie_word_embeddings)
 
 
-def _by_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
-    """Group the adapter's tensors by the name of the base's tensor that they change, and by `A`, `B`, or `base`."""
-    groups: dict[str, dict[str, StoredTensor]] = {}
+def _unused_error(folder: Path, unused: Sequence[StoredTensor], *, has_whole_weights: bool) -> UserError:
+    names = ", ".join(tensor.name for tensor in unused[:3])
+    if has_whole_weights:
+        return UserError(
+            f"{folder} has whole weights ({names}), as after new tokens in the vocabulary, which cannot be merged "
+            "here; merge it with PEFT"
+        )
+    if len(unused) > 3:
+        names += " and more"
+    return UserError(
+        f"{names} of {folder} cannot be merged into this base; pass the adapter's own base with --base, or use the "
+        "adapter with PEFT"
+    )
+
+
+def _by_base_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, Parts]:
+    """Group an adapter's tensors by the name of the base's tensor that they change."""
+    changes: dict[str, Parts] = {}
     for key, tensor in weights.items():
-        name, part = key.removeprefix("base_model.model."), "base" if ".base_layer." in key else "whole"
-        if found := _LORA_KEY.fullmatch(name):
-            name, part = f"{found[1]}.weight", found[2]
-        groups.setdefault(name.replace(".base_layer.", "."), {})[part] = tensor
-    return groups
+        name = key.removeprefix(_KEY_PREFIX)
+        lora_key = _LORA_KEY.fullmatch(name)
+        if lora_key:
+            name = f"{lora_key['module']}.weight"
+            part = lora_key["part"]
+        elif ".base_layer." in key:
+            part = "base"
+        else:
+            part = "whole"
+        name = name.replace(".base_layer.", ".")
+        changes.setdefault(name, {})[part] = tensor
+    return changes
 
 
-def _with_current_names(
-    changes: Mapping[str, dict[str, StoredTensor]], known: Collection[str], model: Any
-) -> dict[str, dict[str, StoredTensor]]:
+def _with_current_names(changes: Mapping[str, Parts], known: Collection[str], model: Any) -> dict[str, Parts]:
     """Return the changes by the names of today, where those in the adapter are not among the `known` ones of the model.
 
     An adapter has the names of the transformers that it was trained with. PEFT renames it as transformers renames the
@@ -116,30 +152,49 @@ def _with_current_names(
     return renamed
 
 
-def _changed(output: Output, parts: dict[str, StoredTensor], adapter: SavedAdapter) -> Output:
-    """Return the output with the adapter's change, and remove the tensors that it uses from `parts`."""
-    prefix = "embedding_" if "embedding_A" in parts else ""
+def _with_change(output: Output, parts: Parts, adapter: SavedAdapter) -> tuple[Output, list[StoredTensor]]:
+    """Return an output with the adapter's change, and the tensors of the adapter that it does not use."""
+    unused = dict(parts)
     # PEFT (0.21) saves a copy of the frozen base of an embedding or head, unless its vocabulary was resized.
     if "base" in parts and parts["base"].shape == output.shape:
-        del parts["base"]
-    if f"{prefix}A" in parts and f"{prefix}B" in parts:
-        a, b, magnitude = parts.pop(f"{prefix}A"), parts.pop(f"{prefix}B"), parts.pop("magnitude_vector", None)
-        # Patterns of ranks and alphas are for the names in the adapter, which may be older than those of the base.
-        module = _LORA_KEY.fullmatch(a.name.removeprefix("base_model.model."))[1]  # type: ignore[index]
-        update, transposed = (b.shape[0], a.shape[1]), bool(prefix)
-        if a.shape[0] != b.shape[1] or (update[::-1] if transposed else update) != output.shape:
-            raise UserError(
-                f"the adapter in {adapter.folder} was trained on another base: {module} has the shape {list(update)}, "
-                f"expected {list(output.shape)}; pass its own base with --base"
-            )
-        if magnitude and transposed:
-            raise UserError(f"{adapter.folder} trains {module} with DoRA; here, only DoRA of linear layers is merged")
-        if magnitude and math.prod(magnitude.shape) != update[0]:
-            found = f"{magnitude.name} has the shape {list(magnitude.shape)}, expected {[update[0]]}"
-            raise UserError(f"the adapter in {adapter.folder} is damaged: {found}")
-        low_rank = LowRank(a, b, adapter.scale(module, a.shape[0]), transposed, magnitude)
-        output = replace(output, low_rank=low_rank)
-    return output
+        del unused["base"]
+
+    is_embedding = "embedding_A" in parts
+    part_a, part_b = ("embedding_A", "embedding_B") if is_embedding else ("A", "B")
+    if part_a not in parts or part_b not in parts:
+        return output, list(unused.values())
+    a = unused.pop(part_a)  # (r, in)
+    b = unused.pop(part_b)  # (out, r)
+    magnitude = unused.pop("magnitude_vector", None)  # (out,)
+
+    # The change, B @ A, must have the shape of the weight, which is (in, out) for an embedding.
+    module = _module_of(a)
+    change_shape = (b.shape[0], a.shape[1])
+    stored_shape = change_shape[::-1] if is_embedding else change_shape
+    if a.shape[0] != b.shape[1] or stored_shape != output.shape:
+        raise UserError(
+            f"the adapter in {adapter.folder} was trained on another base: {module} has the shape "
+            f"{list(change_shape)}, expected {list(output.shape)}; pass its own base with --base"
+        )
+    if magnitude and is_embedding:
+        raise UserError(f"{adapter.folder} trains {module} with DoRA; here, only DoRA of linear layers is merged")
+    if magnitude and math.prod(magnitude.shape) != change_shape[0]:
+        raise UserError(
+            f"the adapter in {adapter.folder} is damaged: {magnitude.name} has the shape {list(magnitude.shape)}, "
+            f"expected {[change_shape[0]]}"
+        )
+    low_rank = LowRank(a, b, scale=adapter.scale(module, rank=a.shape[0]), transposed=is_embedding, magnitude=magnitude)
+    return replace(output, low_rank=low_rank), list(unused.values())
+
+
+def _module_of(tensor: StoredTensor) -> str:
+    """Return the module of an adapter's tensor by its name in the adapter, which may be older than that of the base.
+
+    Patterns of ranks and alphas are for this name.
+    """
+    lora_key = _LORA_KEY.fullmatch(tensor.name.removeprefix(_KEY_PREFIX))
+    assert lora_key is not None
+    return lora_key["module"]
 
 
 def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
@@ -147,10 +202,12 @@ def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool |
 
     In the unmerged model, an update to one does not change the other.
     """
-    below = outputs[embedding]
-    if head not in outputs and not below.low_rank:
+    embedding_output = outputs[embedding]
+    if head not in outputs and not embedding_output.low_rank:
         return None
-    if same_values(below, outputs.setdefault(head, Output(head, replace(below.base, name=head)))):
+    if head not in outputs:
+        outputs[head] = Output(head, replace(embedding_output.base, name=head))
+    if same_values(embedding_output, outputs[head]):
         del outputs[head]
         return None
     return False

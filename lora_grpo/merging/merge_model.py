@@ -27,14 +27,18 @@ from lora_grpo.models import (
     base_model,
     choose_adapter,
     completion_ends,
+    engines,
     model_files,
     resolve,
     run_of,
+    stop_tokens,
     tokenizer_of,
 )
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
-"""glibc's mallopt: larger allocations are mapped one by one and unmapped when freed; and the free memory it keeps."""
+_M_MMAP_THRESHOLD = -3
+"""Parameter of glibc's mallopt: larger allocations are mapped one by one, and unmapped when they are freed."""
+_M_TRIM_THRESHOLD = -1
+"""Parameter of glibc's mallopt: the free memory that it keeps."""
 _RESERVED_BYTES = 64 * 2**20
 """Disk space reserved for the tokenizer, the configuration, and other processes."""
 
@@ -72,25 +76,40 @@ def merge(options: MergeOptions) -> Path:
     output = (options.output or default_output(source, target.adapter)).expanduser().resolve()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
-    digests = {name: target.identity[name] for name in ("config_sha256", "adapter_sha256", "tokenizer_sha256")}
-    base_sha256 = model_files.weights_fingerprint(Path(target.base.name))
-    identity = {**digests, "base_sha256": base_sha256, "onto": options.onto, "kit": __version__}
+    identity = _identity(target, options)
     report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
     return output
 
 
+def _identity(target: ModelSpec, options: MergeOptions) -> dict[str, str]:
+    """Return the digests and settings that decide what a merge writes, except for the dtype."""
+    digests = target.identity
+    return {
+        "config_sha256": digests["config_sha256"],
+        "adapter_sha256": digests["adapter_sha256"],
+        "tokenizer_sha256": digests["tokenizer_sha256"],
+        "base_sha256": model_files.weights_fingerprint(Path(target.base.name)),
+        "onto": options.onto,
+        "kit": __version__,
+    }
+
+
 def merged_model(folder: Path, check: Callable[[Path], object] | None = None) -> Path:
     """Return a model folder, or the merged model of a run or adapter. Before a merge, `check` gets the base."""
-    is_run = (folder / "run.json").is_file()
-    if not is_run and not (folder / ADAPTER_CONFIG).is_file():
+    if (folder / "run.json").is_file():
+        adapter = folder / "adapter"
+    elif (folder / ADAPTER_CONFIG).is_file():
+        adapter = folder
+    else:
         return folder
-    merged = default_output(str(folder.absolute()), folder / "adapter" if is_run else folder)
+    merged = default_output(str(folder.absolute()), adapter)
     if merged.is_dir():
         check_current(merged)
         return merged
     if check:
-        check(Path(resolve(str(folder), ModelFlags()).base.name))
+        base = resolve(str(folder), ModelFlags()).base
+        check(Path(base.name))
     try:
         return merge(MergeOptions(str(folder)))
     except UserError as error:  # names flags of merge, which the caller's command does not have
@@ -101,7 +120,8 @@ def default_output(source: str, adapter: Path) -> Path:
     """Return `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter."""
     if not model_files.is_folder_name(source):
         return Path("outputs") / f"{source.rpartition('/')[2]}-merged"
-    run, adapter = run_of(adapter), adapter.resolve()
+    run = run_of(adapter)
+    adapter = adapter.resolve()
     if run is not None and adapter == (run / "adapter").resolve():
         return run / "merged"
     return adapter.with_name(f"{adapter.name}-merged")
@@ -114,11 +134,12 @@ def _finished_report(output: Path, options: MergeOptions, identity: dict[str, st
     report = read_report(output)
     if report is None:
         raise UserError(f"{output} contains other files; pass another --output-dir")
-    differs = [name for name, value in identity.items() if report.identity.get(name) != value]
-    differs += ["dtype"] if options.dtype not in ("auto", report.dtype) else []
-    if differs:
+    differences = [name for name, value in identity.items() if report.identity.get(name) != value]
+    if options.dtype not in ("auto", report.dtype):
+        differences.append("dtype")
+    if differences:
         raise UserError(
-            f"{output} contains another merge ({report.onto}, {report.dtype}), with another {', '.join(differs)}; "
+            f"{output} contains another merge ({report.onto}, {report.dtype}), with another {', '.join(differences)}; "
             "delete it or pass another --output-dir"
         )
     model_tensors(output)  # raises UserError for truncated and missing files
@@ -126,35 +147,44 @@ def _finished_report(output: Path, options: MergeOptions, identity: dict[str, st
 
 
 def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dict[str, str]) -> MergeReport:
+    """Merge the adapter into `output`, a folder that appears when it is complete, and return its report."""
     assert target.adapter is not None
-    folder = Path(target.base.name)
-    with contextlib.suppress(AttributeError):  # not glibc, which would keep the memory of many freed weights
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 8 << 20)
-        # A fixed threshold resets this one to 128 kB: the kernel would zero the memory of almost every block again.
-        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-    base_model.silence_libraries()
-    model = empty_model(folder, trust_remote_code=target.base.trust_remote_code)
-    base = base_tensors(folder, options.onto, model)
+    base_folder = Path(target.base.name)
+    _return_freed_memory()
+    engines.silence_libraries()
+
+    # Plan: names, shapes and dtypes, without data.
+    model = empty_model(base_folder, trust_remote_code=target.base.trust_remote_code)
+    base = base_tensors(base_folder, options.onto, model)
     plan = plan_merge(base, target.adapter, model)
     _check_vocabulary(target, model.get_input_embeddings().num_embeddings)
-    ends, pad = _ends(target)
-    dtype, reason, retained = choose(options.dtype, plan)
-    shards = writer.lay_out(plan, dtype)
+    special_tokens = _special_tokens(target)
+
+    # Choose the dtype: rounds a block of every changed tensor.
+    choice = choose(options.dtype, plan)
+    shards = writer.lay_out(plan, choice.dtype)
+
     with atomic.new_folder(output) as staging:
+        # Write the model, block by block.
         disk.check_free_space(staging, sum(shard.num_bytes for shard in shards) + _RESERVED_BYTES)
         writer.write_shards(staging, shards)
         writer.write_index(staging, shards)
-        writer.write_config(staging, folder, plan, dtype)
-        writer.write_generation_config(staging, folder, model.config, ends, pad)
+        writer.write_config(staging, base_folder, plan, choice.dtype)
+        writer.write_generation_config(
+            staging, base_folder, model.config, special_tokens.end_ids, special_tokens.pad_id
+        )
         _copy_other_files(target, staging)
+
+        # Compare the written model with the adapter on its base.
+        kl = measure_divergences(target, model, base, plan, staging, options.onto)
         report = MergeReport(
             identity=identity,
-            dtype=dtype,
-            reason=reason,
+            dtype=choice.dtype,
+            reason=choice.reason,
             onto=options.onto,
             base=_base(target, identity["base_sha256"], is_forced=options.force_base),
-            retained=retained,
-            kl=measure_divergences(target, model, base, plan, staging, options.onto),
+            retained=choice.retained,
+            kl=kl,
             untied=plan.tie_word_embeddings is False,
             chat_template=target.template_from,
         )
@@ -162,24 +192,44 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
     return report
 
 
-def _ends(target: ModelSpec) -> tuple[list[int], int | None]:
-    """Return the tokens that end a completion of the merged model, and its padding token; ([], None) if unknown.
+def _return_freed_memory() -> None:
+    """Have glibc return the memory of freed weights to the system; it would keep that of many."""
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 8 << 20)
+        # A fixed threshold resets this one to 128 kB: the kernel would zero the memory of almost every block again.
+        ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
-    A base without a tokenizer, or without a token that ends a completion, is merged as it is.
+
+@dataclass(frozen=True)
+class _SpecialTokens:
+    """Ids of tokens for the generation config of the merged model."""
+
+    end_ids: list[int]
+    """The tokens that end a completion; empty if unknown."""
+    pad_id: int | None
+
+
+def _special_tokens(target: ModelSpec) -> _SpecialTokens:
+    """Return the tokens that end a completion of the merged model, and its padding token.
+
+    They are unknown for a base without a tokenizer, or without a token that ends a completion, which is merged as it
+    is.
 
     Raises:
         UserError: the base's generation config cannot be read, or declares what is not the id of a token.
     """
-    base_model.generation_config(target.base, target.base_name)  # its ids are checked also without a tokenizer
+    unknown = _SpecialTokens([], None)
+    stop_tokens.generation_config(target.base, target.base_name)  # its ids are checked also without a tokenizer
     try:
         tokenizer = tokenizer_of(target)
     except UserError:
-        return [], None
+        return unknown
     try:
-        return completion_ends(target, tokenizer), tokenizer.pad_token_id
+        end_ids = completion_ends(target, tokenizer)
     except RunError as error:
         console.note(f"note: {error}; to end them, write eos_token_id into generation_config.json")
-        return [], None
+        return unknown
+    return _SpecialTokens(end_ids, tokenizer.pad_token_id)
 
 
 def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
@@ -187,27 +237,32 @@ def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
 
     The base's own tokens may exceed it: Gemma 3's tokenizer has a token for images that its text models cannot embed.
     """
-
-    def tokens(folder: Path) -> dict[str, int]:
-        settings = dataclasses.replace(target.base, name=str(folder), revision=None)
-        return dict(base_model.load_tokenizer(settings).get_vocab())
-
     if target.tokenizer != target.adapter:
         return
-    found = tokens(target.tokenizer)
+    added = _vocabulary(target, target.tokenizer)
     with contextlib.suppress(UserError):  # the base may have no tokenizer
-        found = dict(found.items() - tokens(Path(target.base.name)).items())
-    if (size := max(found.values(), default=0) + 1) > vocab_size:
+        added = dict(added.items() - _vocabulary(target, Path(target.base.name)).items())
+    num_tokens = max(added.values(), default=0) + 1
+    if num_tokens > vocab_size:
         raise UserError(
-            f"the tokenizer in {target.tokenizer} has {size} tokens, and the merged model has embeddings of "
+            f"the tokenizer in {target.tokenizer} has {num_tokens} tokens, and the merged model has embeddings of "
             f"{vocab_size}; merge it with PEFT, or delete the tokenizer's files to merge with the base's tokenizer"
         )
 
 
+def _vocabulary(target: ModelSpec, folder: Path) -> dict[str, int]:
+    """Return the ids of the tokens of the tokenizer in a folder."""
+    settings = dataclasses.replace(target.base, name=str(folder), revision=None)
+    return dict(base_model.load_tokenizer(settings).get_vocab())
+
+
 def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
     """Describe the base, and whether run.json confirms that the adapter was trained on it."""
-    recorded, revision, name = (target.run or {}).get("policy", {}), target.base.revision, target.base_name
-    is_recorded = bool(recorded.get("fingerprint")) or (revision is not None and recorded.get("revision") == revision)
+    policy = target.run["policy"] if target.run else {}
+    revision = target.base.revision
+    has_same_revision = revision is not None and policy.get("revision") == revision
+    is_recorded = bool(policy.get("fingerprint")) or has_same_revision  # `resolve` has compared the fingerprint
+    name = target.base_name
     if model_files.is_folder_name(name):  # reports are published
         name = model_files.last_part(str(Path(name).expanduser().resolve()))
     return Base(name=name, revision=revision, fingerprint=fingerprint, checked=is_recorded and not is_forced)
@@ -223,11 +278,15 @@ def _copy_other_files(target: ModelSpec, staging: Path) -> None:
             shutil.copyfile(path, staging / path.name)
 
     # Templates in tokenizer_config.json are copied with it. Files take precedence over them.
-    more = staging / model_files.MORE_TEMPLATES
+    template_folder = target.tokenizer / model_files.MORE_TEMPLATES
+    staging_folder = staging / model_files.MORE_TEMPLATES
     if target.chat_templates:
         for name, template in target.chat_templates.items():
-            path = staging / model_files.TEMPLATE_FILE if name == "default" else more / f"{name}.jinja"
-            path.parent.mkdir(exist_ok=True)
+            if name == "default":
+                path = staging / model_files.TEMPLATE_FILE
+            else:
+                path = staging_folder / f"{name}.jinja"
+                staging_folder.mkdir(exist_ok=True)
             atomic.write_text(path, template)
-    elif (target.tokenizer / model_files.MORE_TEMPLATES).is_dir():
-        shutil.copytree(target.tokenizer / model_files.MORE_TEMPLATES, more)
+    elif template_folder.is_dir():
+        shutil.copytree(template_folder, staging_folder)

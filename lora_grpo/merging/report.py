@@ -34,8 +34,11 @@ class Retained(BaseModel, frozen=True):
     """How much of the adapter's update one dtype keeps; see fidelity.py."""
 
     overall: float
+    """Fraction of the update of all layers; 1 keeps everything."""
     error: float
+    """Rounding error relative to the update."""
     worst: float
+    """Fraction of the update of the layer that keeps the least."""
     worst_layer: str
 
 
@@ -43,6 +46,7 @@ class Divergences(BaseModel, frozen=True):
     """Mean KL divergences in nats per token; `adapter_merged` is KL(adapter || merged)."""
 
     tokens: int = 0
+    """Number of tokens that the means are over."""
     adapter_merged: float | None = None
     adapter_base: float | None = None
     trained_merged: float | None = None
@@ -80,13 +84,15 @@ def read_report(folder: Path) -> MergeReport | None:
 
 def check_current(folder: Path) -> None:
     """Raise a UserError if a folder in a run, such as `merged`, was not made from the run's current adapter."""
-    report, adapter = read_report(folder), source_adapter(folder)
-    if report is None or not (folder.parent / "run.json").is_file() or not adapter.is_dir():
+    report = read_report(folder)
+    adapter = source_adapter(folder)
+    is_in_run = (folder.parent / "run.json").is_file()
+    if report is None or not is_in_run or not adapter.is_dir():
         return
     if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
-        best = ["--what", "best"] if adapter.name == BEST else []
-        again = command("merge", folder.parent, *best)
-        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {again} again")
+        flags = ["--what", "best"] if adapter.name == BEST else []
+        merge_command = command("merge", folder.parent, *flags)
+        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {merge_command} again")
 
 
 def show(output: Path, report: MergeReport) -> None:
@@ -96,12 +102,12 @@ def show(output: Path, report: MergeReport) -> None:
         f"merged    {output}: {report.dtype}, {disk.size(num_bytes)}, into {report.base.name} ({report.onto})"
     )
     console.result(f"dtype     {report.reason}")
-    kept, kl = report.retained, report.kl
-    if kept:
-        worst = f"{percent(kept.worst)} in {kept.worst_layer}"
-        console.result(
-            f"update    {percent(kept.overall)} kept (lowest: {worst}); relative rounding error {kept.error:.2g}"
-        )
+    retained = report.retained
+    if retained:
+        worst = f"{percent(retained.worst)} in {retained.worst_layer}"
+        overall = percent(retained.overall)
+        console.result(f"update    {overall} kept (lowest: {worst}); relative rounding error {retained.error:.2g}")
+    kl = report.kl
     if kl.not_measured:
         console.result(f"KL        not measured: {kl.not_measured}")
     else:

@@ -14,7 +14,7 @@ from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import MergePlan
 from lora_grpo.merging.outputs import Output
 from lora_grpo.merging.report import Dtype
-from lora_grpo.models import base_model, model_files
+from lora_grpo.models import model_files, stop_tokens
 from lora_grpo.progress import Progress
 
 
@@ -27,29 +27,35 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
+        """Size of the data, without the header."""
         return sum(math.prod(output.shape) * ITEM_SIZES[dtype] for output, dtype in self.tensors)
 
 
 def lay_out(plan: MergePlan, dtype: Dtype) -> list[Shard]:
     """Split the outputs into shards, one for each file of the base."""
-    is_float32 = plan.base_dtype == "F32"
-    groups: dict[Path, list[tuple[Output, str]]] = {}
+    is_16_bit_base = plan.base_dtype != "F32"
+    tensors_of_file: dict[Path, list[tuple[Output, str]]] = {}
     for output in plan.outputs.values():
-        own = output.base.dtype
+        base_dtype = output.base.dtype
         # Scalars and unchanged float32 weights of a 16-bit base keep their dtype for precision.
-        keeps = not output.shape or (own == "F32" and not is_float32 and not output.low_rank)
-        groups.setdefault(output.base.path, []).append((output, own if keeps else STORED[dtype]))
-    names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
-    if len(groups) == 1:
-        names = ["model.safetensors"]
-    return [Shard(name, tuple(tensors)) for name, tensors in zip(names, groups.values(), strict=True)]
+        is_unchanged_float32 = base_dtype == "F32" and not output.low_rank
+        keeps_dtype = not output.shape or (is_16_bit_base and is_unchanged_float32)
+        stored_dtype = base_dtype if keeps_dtype else STORED[dtype]
+        tensors_of_file.setdefault(output.base.path, []).append((output, stored_dtype))
+
+    num_files = len(tensors_of_file)
+    shards = []
+    for number, tensors in enumerate(tensors_of_file.values(), 1):
+        name = f"model-{number:05d}-of-{num_files:05d}.safetensors" if num_files > 1 else "model.safetensors"
+        shards.append(Shard(name, tuple(tensors)))
+    return shards
 
 
 def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the shards. Raises RunError if a merged weight is NaN or infinite."""
     with contextlib.closing(Progress(len(shards), "merge")) as progress:
-        for done, shard in enumerate(shards):
-            progress.show(done, f"writing {shard.name}")
+        for num_written, shard in enumerate(shards):
+            progress.show(num_written, f"writing {shard.name}")
             entries = [(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
             blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
             write_tensors(folder / shard.name, entries, blocks)
@@ -60,12 +66,13 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
     """Yield a tensor in blocks of rows. Changed tensors are computed in float32 and rounded once."""
     import torch
 
-    source = output if output.low_rank else output.base
     if not output.shape:
         yield output.base.read()
         return
+    source = output if output.low_rank else output.base
+    torch_dtype = getattr(torch, DTYPES[dtype])
     for start, stop in row_blocks(output.shape):
-        rows = source.rows(start, stop).to(getattr(torch, DTYPES[dtype]))
+        rows = source.rows(start, stop).to(torch_dtype)
         low, high = rows.aminmax()
         if not (low.isfinite() and high.isfinite()):  # faster than testing each element
             raise RunError(f"{output.name} is NaN or infinite in {dtype}: broken, or too large for this dtype")
@@ -74,10 +81,11 @@ def _blocks(output: Output, dtype: str) -> Iterator[Any]:
 
 def write_index(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
-    if len(shards) > 1:
-        file_of = {output.base.name: shard.name for shard in shards for output, _ in shard.tensors}
-        metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
-        atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of.items()))})
+    if len(shards) == 1:
+        return
+    file_of_tensor = {output.base.name: shard.name for shard in shards for output, _ in shard.tensors}
+    metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
+    atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of_tensor.items()))})
 
 
 def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> None:
@@ -86,10 +94,14 @@ def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> Non
     changes: dict[str, Any] = {"dtype": DTYPES[STORED[dtype]]}
     if plan.tie_word_embeddings is not None:
         changes["tie_word_embeddings"] = plan.tie_word_embeddings
-    text = config.get("text_config", {})
-    for part in (config, text):
-        part.pop("torch_dtype", None)  # the former name of `dtype`
-    text |= {key: value for key, value in changes.items() if key in text}
+
+    # The part for text of a multimodal model repeats some settings.
+    text_config = config.get("text_config", {})
+    for settings in (config, text_config):
+        settings.pop("torch_dtype", None)  # the former name of `dtype`
+    for name, value in changes.items():
+        if name in text_config:
+            text_config[name] = value
     atomic.write_json(folder / "config.json", config | changes)
 
 
@@ -112,11 +124,10 @@ def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequenc
     else:
         settings = GenerationConfig.from_model_config(config).to_diff_dict()
     changes: dict[str, Any] = {}
-    declared = settings.get("eos_token_id")
-    declared_ids = declared if isinstance(declared, list) else [declared]
-    if ends and set(ends) != set(declared_ids):
+    declared_ends = stop_tokens.as_ids(settings.get("eos_token_id"))
+    if ends and set(ends) != set(declared_ends):
         changes["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
-    has_pad = settings.get("pad_token_id") not in (None, base_model.NO_PAD)
+    has_pad = settings.get("pad_token_id") not in (None, stop_tokens.NO_PAD)
     if ends and pad is not None and not has_pad and (changes or path.is_file()):
         changes["pad_token_id"] = pad
     if changes:

@@ -1,19 +1,29 @@
 """Models: resolve names, load the base model and the trainable policy.
 
-policy = load_policy(config)               # frozen base model + LoRA adapter, tokenizer, eos_token_ids
-spec = resolve("outputs/run", ModelFlags()) # a run, an adapter, a model folder or a Hub id
+    spec = resolve("outputs/run", ModelFlags())   # a run, an adapter, a model folder or a Hub id
+    policy = load_policy(config)                  # frozen base model + LoRA adapter, tokenizer, eos_token_ids
 
-architectures.py  which models can be trained, decided from config.json
-target.py         resolves a name to a ModelSpec: base model, adapter, tokenizer, run
-model_files.py    locates a model's files: local folders, the Hub cache, and files still to be downloaded
-tokenizers.py     the tokenizer of a model spec, its chat template, and the tokens that end its completions
-base_model.py     sets up torch, loads the base model and its tokenizer; reports why an engine did not start
-adapter.py        reads adapter_config.json
-start_adapter.py  --lora.from: checks the adapter that a run starts from, and copies it into the run
-policy.py         loads the base model with an adapter, using PEFT or Unsloth; saves and loads an adapter
+A ModelSpec says what a name stands for: files of a base, an adapter and a tokenizer; nothing is loaded. A Policy is
+loaded: y = W x + (alpha / r) * B (A x) in every target layer, with W frozen in 4 or 16 bits and A and B trained.
+
+Files, before anything is loaded:
+model_files.py     locates a model's files: local folders, the Hub cache, and files still to be downloaded
+adapter.py         reads adapter_config.json
+architectures.py   which models can be trained, decided from config.json
+target.py          resolves a name to a ModelSpec: base model, adapter, tokenizer, run
+start_adapter.py   --lora.from: checks the adapter that a run starts from, and copies it into the run
+
+Loaded models:
+engines.py         sets up torch and silences libraries; reports why an engine did not start
+base_model.py      loads the base model in 4 or 16 bits, and its tokenizer
+stop_tokens.py     the tokens that end a completion
+tokenizers.py      the tokenizer of a model spec, its chat template, and the tokens that end its completions
+policy.py          loads the policy of a run; saves and loads an adapter
+peft_policy.py     the base with an adapter, by transformers, bitsandbytes and PEFT
+unsloth_policy.py  the same by Unsloth, which also starts vLLM
 """
 
-from lora_grpo.models import architectures, base_model, model_files
+from lora_grpo.models import architectures, base_model, engines, model_files, stop_tokens, unsloth_policy
 from lora_grpo.models.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

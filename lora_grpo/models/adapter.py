@@ -23,13 +23,17 @@ PATTERNS = ("rank_pattern", "alpha_pattern")
 SELECTION = ("exclude_modules", "layers_pattern", "layers_to_transform")
 """Features that only select the modules to adapt. The names of the weights show which modules were selected."""
 
-_PLAIN = {
+_PLAIN_FIELDS = {
+    # Of every LoRA adapter.
     *("r", "lora_alpha", "target_modules", "use_rslora", "peft_type", "base_model_name_or_path", "revision"),
+    # They do not change a trained adapter.
     *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode"),
     *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "runtime_config", "task_type"),
 }
-"""Fields of every LoRA adapter, and fields that do not change a trained one."""
+"""Fields that are no features."""
+_UNSET: tuple[Any, ...] = (None, False, "none", [], {})
+"""Values with which a feature is off."""
 _BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base unchanged."""
 
@@ -56,16 +60,27 @@ class SavedAdapter(BaseModel):
 
     def check(self, supported: Collection[str], problem: str) -> None:
         """Raise a UserError that ends with `problem` if the adapter has features other than the supported ones."""
-        if others := [name for name in self.features if name not in supported]:
-            raise UserError(f"{self.folder / ADAPTER_CONFIG} sets {', '.join(others)}, {problem}")
+        unsupported = [name for name in self.features if name not in supported]
+        if unsupported:
+            raise UserError(f"{self.folder / ADAPTER_CONFIG} sets {', '.join(unsupported)}, {problem}")
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of B·A: alpha / r, or alpha / sqrt(r) for rsLoRA. Patterns override r and alpha."""
-        expected = _match(self.rank_pattern, module, self.r)
+        """Return the factor of B @ A: alpha / r, or alpha / sqrt(r) for rsLoRA. Patterns override r and alpha.
+
+        Args:
+            module: name of a module, such as `model.layers.0.self_attn.q_proj`.
+            rank: r of its stored weights.
+
+        Raises:
+            UserError: the configuration has another rank for the module.
+        """
+        expected = _value_for(module, self.rank_pattern, default=self.r)
         if expected != rank:
             raise UserError(f"{self.folder}: {module} has rank {rank}, and {ADAPTER_CONFIG} has {expected}")
-        alpha = _match(self.alpha_pattern, module, self.lora_alpha)
-        return float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
+        alpha = _value_for(module, self.alpha_pattern, default=self.lora_alpha)
+        if self.use_rslora:  # arXiv:2312.03732
+            return float(alpha / math.sqrt(rank))
+        return float(alpha / rank)
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
@@ -105,11 +120,10 @@ def _check_expressions(values: Mapping[str, Any], path: Path) -> None:
 
 def features(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the features in a `LoraConfig` as a dict. An initialization that changes the base counts as one."""
-    unset: tuple[Any, ...] = (None, False, "none", [], {})
-    found = [name for name, value in values.items() if name not in _PLAIN and value not in unset]
+    names = [name for name, value in values.items() if name not in _PLAIN_FIELDS and value not in _UNSET]
     if values.get("init_lora_weights", True) not in _BASE_PRESERVING:
-        found.append("init_lora_weights")
-    return tuple(sorted(found))
+        names.append("init_lora_weights")
+    return tuple(sorted(names))
 
 
 def adapter_sha256(folder: Path) -> str:
@@ -117,6 +131,9 @@ def adapter_sha256(folder: Path) -> str:
     return digest(folder, (ADAPTER_WEIGHTS, ADAPTER_CONFIG))
 
 
-def _match(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+def _value_for(module: str, patterns: Mapping[str, Any] | None, default: Any) -> Any:
     """Return the value of the first pattern that matches a module's name, as in PEFT."""
-    return next((value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default

@@ -42,20 +42,37 @@ def with_supported(config: RunConfig, family: Any) -> RunConfig:
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:
     """Check from its config.json that a model can be trained, or that its code is trusted. Raises UserError."""
-    family, stored = config.get("model_type"), config.get("quantization_config")
-    reason, fix = "", "pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
-    if stored and not (isinstance(stored, Mapping) and stored.get("load_in_4bit")):
-        method = stored.get("quant_method") if isinstance(stored, Mapping) else "an unknown format"
-        reason, fix = f"its weights are stored in {method}, not in bitsandbytes' 4 bits", "pass the 16-bit model"
-    elif family not in TRAINABLE and config.get("auto_map"):
-        if not settings.trust_remote_code:
-            reason, fix = "it needs Python code from its repository", "read it, then pass --model.trust-remote-code"
+    family = config.get("model_type")
+    has_own_code = family not in TRAINABLE and config.get("auto_map")
+    stored_format = _stored_format(config.get("quantization_config"))
+    fix = "pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
+    if stored_format is not None:
+        reason = f"its weights are stored in {stored_format}, not in bitsandbytes' 4 bits"
+        fix = "pass the 16-bit model"
+    elif has_own_code and settings.trust_remote_code:
+        return
+    elif has_own_code:
+        reason = "it needs Python code from its repository"
+        fix = "read it, then pass --model.trust-remote-code"
     elif engine == "unsloth" and family in ONLY_PEFT:
-        reason, fix = "with Unsloth, it has not been tested", "pass --model.engine peft"
+        reason = "with Unsloth, it has not been tested"
+        fix = "pass --model.engine peft"
     elif config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder model, and only decoder-only models are supported"
+    elif not family:
+        reason = "its config.json has no model_type"
     elif family not in TRAINABLE:
-        reason = "it has not been tested" if family else "its config.json has no model_type"
-    if reason:
-        kind = f"is a model of type {family}, which " if family else ""
-        raise UserError(f"{settings.name} {kind}cannot be trained: {reason}; {fix}")
+        reason = "it has not been tested"
+    else:
+        return
+    kind = f"is a model of type {family}, which " if family else ""
+    raise UserError(f"{settings.name} {kind}cannot be trained: {reason}; {fix}")
+
+
+def _stored_format(quantization: Any) -> Any:
+    """Return the format of the stored weights if it is one that cannot be trained; None for 16 and NF4's 4 bits."""
+    if not quantization:
+        return None
+    if not isinstance(quantization, Mapping):
+        return "an unknown format"
+    return None if quantization.get("load_in_4bit") else str(quantization.get("quant_method"))

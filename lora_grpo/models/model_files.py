@@ -59,20 +59,20 @@ def last_part(path: str) -> str:
 
 def is_folder_name(name: str) -> bool:
     """Return whether a name is a folder rather than a Hub id such as `owner/name`."""
-    return name != STARTER and (
-        is_path(name)
-        or "\\" in name  # in no Hub id
-        or Path(name).exists()
-        or name.count("/") > 1
-        or ("/" in name and Path(name).parent.is_dir())  # outputs/mistyped
-    )
+    if name == STARTER:
+        return False
+    if is_path(name) or "\\" in name or name.count("/") > 1:  # no Hub id has this form
+        return True
+    if Path(name).exists():
+        return True
+    return "/" in name and Path(name).parent.is_dir()  # outputs/mistyped
 
 
 def missing_folder(name: str, expected: str) -> str:
     """Return the error for a folder that does not exist: a similar name, or what is expected."""
     folder = Path(name).expanduser()
-    similar = suggestion(folder.name, [path.name for path in folder.parent.glob("*/")], otherwise=f"give {expected}")
-    return f"{name} does not exist; {similar}"
+    neighbors = [path.name for path in folder.parent.glob("*/")]
+    return f"{name} does not exist; {suggestion(folder.name, neighbors, otherwise=f'give {expected}')}"
 
 
 def check_folder(name: str, flag: str) -> None:
@@ -82,9 +82,11 @@ def check_folder(name: str, flag: str) -> None:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise UserError(f"{flag} {missing_folder(name, 'the folder of a model or a Hub id such as owner/name')}")
-    for file in ("config.json", "*.safetensors"):
-        if not list(folder.glob(file)):
-            raise UserError(f"{flag} {name} has no {file}; give the folder of a model (pickled weights are not loaded)")
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            raise UserError(
+                f"{flag} {name} has no {pattern}; give the folder of a model (pickled weights are not loaded)"
+            )
 
 
 def weights_fingerprint(folder: Path) -> str:
@@ -97,8 +99,8 @@ def digest(folder: Path, names: Collection[str]) -> str:
     paths = [folder / name for name in names if (folder / name).is_file()]
     with ThreadPoolExecutor(4) as threads:
         hashes = threads.map(_cached_sha256, paths, [path.stat().st_mtime_ns for path in paths])
-        files = {path.name: sha256 for path, sha256 in zip(paths, hashes, strict=True)}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        sha256_by_name = {path.name: sha256 for path, sha256 in zip(paths, hashes, strict=True)}
+    return hashlib.sha256(json.dumps(sha256_by_name, sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache
@@ -115,15 +117,15 @@ def chat_templates(folder: Path) -> dict[str, str]:
     Raises:
         UserError: a file cannot be read, or tokenizer_config.json has a template that is not a text.
     """
-    paths = {path.stem: path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+    files: dict[str, Path] = {}
     if (folder / TEMPLATE_FILE).is_file():
-        paths = {"default": folder / TEMPLATE_FILE, **paths}
-    if paths:
-        templates = {name: _read_template(path) for name, path in paths.items()}
+        files["default"] = folder / TEMPLATE_FILE
+    for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
+        files[path.stem] = path
+    if files:
+        templates = {name: _read_template(path) for name, path in files.items()}
     else:
-        settings = folder / "tokenizer_config.json"
-        saved = json_files.read_object(settings).get("chat_template") if settings.is_file() else None
-        templates = _named_templates(saved, settings)
+        templates = _templates_in_config(folder / "tokenizer_config.json")
     return {name: text for name, text in templates.items() if text}
 
 
@@ -136,12 +138,15 @@ def _read_template(path: Path) -> str:
         ) from None
 
 
-def _named_templates(saved: Any, path: Path) -> dict[str, str]:
+def _templates_in_config(path: Path) -> dict[str, str]:
     """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and texts.
 
     Raises:
         UserError: it is neither.
     """
+    if not path.is_file():
+        return {}
+    saved = json_files.read_object(path).get("chat_template")
     if saved is None:
         return {}
     if isinstance(saved, str):
@@ -149,7 +154,8 @@ def _named_templates(saved: Any, path: Path) -> dict[str, str]:
     entries = saved if isinstance(saved, list) else [saved]
     for entry in entries:
         is_object = isinstance(saved, list) and isinstance(entry, dict)
-        if not is_object or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+        is_named_text = is_object and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+        if not is_named_text:
             raise UserError(
                 f"{path}: chat_template has {entry!r:.80}; expected a text, or a list of objects with a name and a "
                 "template; correct it, or remove the field"
@@ -171,14 +177,15 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
 
 def find(name: str, revision: str | None) -> tuple[Path, str | None]:
     """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError."""
-    where = source(name)
-    if is_folder_name(where):
-        return Path(where), None
+    folder_or_id = source(name)
+    if is_folder_name(folder_or_id):
+        return Path(folder_or_id), None
     from huggingface_hub import snapshot_download
 
-    wanted = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
-    folder = Path(_download(snapshot_download, ModelConfig(name=where, revision=revision), **wanted))
-    return folder, folder.name
+    settings = ModelConfig(name=folder_or_id, revision=revision)
+    patterns = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
+    folder = Path(_download(snapshot_download, settings, **patterns))
+    return folder, folder.name  # in the cache, the folder is named by the commit
 
 
 def hub_http_error() -> type[Exception]:
@@ -192,37 +199,38 @@ def hub_http_error() -> type[Exception]:
     return HTTPError
 
 
-def _download(get: Callable[..., str], settings: ModelConfig, **wanted: Any) -> str:
+def _download(function: Callable[..., str], settings: ModelConfig, **options: Any) -> str:
     """Return the path that a function of huggingface_hub returns: from the Hub or, if it is unavailable, its cache."""
-    reason = ""
+    unavailable_reason = ""
     try:
-        reason = _why_unavailable(settings)
-        return get(settings.name, revision=settings.revision, local_files_only=bool(reason), **wanted)
+        # Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
+        unavailable_reason = _unavailable_reason(settings)
+        is_offline = bool(unavailable_reason)
+        return function(settings.name, revision=settings.revision, local_files_only=is_offline, **options)
     except Exception as error:  # missing, gated and misnamed repositories raise many types
-        kind = HubUnavailable if reason else UserError
-        why = reason or first_line(error)
-        raise kind(f"{settings.name} is not a folder and cannot be loaded from the Hub ({why})") from error
+        kind = HubUnavailable if unavailable_reason else UserError
+        reason = unavailable_reason or first_line(error)
+        raise kind(f"{settings.name} is not a folder and cannot be loaded from the Hub ({reason})") from error
 
 
-def _why_unavailable(settings: ModelConfig) -> str:
-    """Return why the Hub does not give access to a model; "" if it does, or if it says that something is missing.
-
-    Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
-    """
+def _unavailable_reason(settings: ModelConfig) -> str:
+    """Return why the Hub does not give access to a model; "" if it does, or if it says that something is missing."""
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     url = hf_hub_url(settings.name, "config.json", revision=settings.revision)
     try:
-        # A login page of the network has no commit.
-        is_hub = get_hf_file_metadata(url, timeout=5).commit_hash is not None
-        reason = "" if is_hub else f"{url} is not answered by the Hub; sign in to the network"
+        metadata = get_hf_file_metadata(url, timeout=5)
+        if metadata.commit_hash is not None:
+            return ""
+        reason = f"{url} is not answered by the Hub; sign in to the network"  # a login page has no commit
     except errors.OfflineModeIsEnabled:
         reason = "HF_HUB_OFFLINE is set"
     except errors.GatedRepoError:
         reason = f"the model is gated; accept its license at huggingface.co/{settings.name}, then run hf auth login"
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
-        reason = ""  # an adapter has no config.json
+        return ""  # an adapter has no config.json
     except (hub_http_error(), ConnectionError) as error:  # of the network, the Hub or a proxy
         reason = f"the Hub is unreachable ({first_line(error)})"
-    fix = "; `make laptop-model` makes a folder of it" if settings.name == LAPTOP_MODEL else ""
-    return reason and f"it is not cached, and {reason}{fix}"
+    if settings.name == LAPTOP_MODEL:
+        reason += "; `make laptop-model` makes a folder of it"
+    return f"it is not cached, and {reason}"

@@ -16,36 +16,44 @@ from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, file_tensors, unquantized
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
-from lora_grpo.models.base_model import eos_token_ids
 from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
-from lora_grpo.models.target import run_of
-from lora_grpo.prompts import chat
+from lora_grpo.models.stop_tokens import eos_token_ids
+from lora_grpo.models.target import START, run_of
+from lora_grpo.prompts import chat, template_variables
 from lora_grpo.runs import Run, read_record
 
 
-def with_start(config: RunConfig, given: Collection[str], *, resumed: bool) -> RunConfig:
+def with_start(config: RunConfig, requested: Collection[str], *, resumed: bool) -> RunConfig:
     """Return a configuration with the settings of the adapter that the run starts from, if any.
 
     Args:
-        given: the names of the settings in `lora` that the command line gives.
+        requested: the names of the settings in `lora` that the command line gives.
         resumed: whether the output folder contains a run that continues.
     """
     folder = start_folder(config, resumed=resumed)
-    for name, value in (("--lora.from", folder and config.lora.from_), ("--model.name", config.model.name)):
-        path = Path(value or "").expanduser().resolve()
-        if value and not resumed and path.exists() and path.is_relative_to(config.folder.resolve()):
-            raise UserError(f"{name} {value} is inside --output-dir {config.folder}; pass another folder")
+    if not resumed:
+        if config.lora.from_ is not None:
+            _check_outside("--lora.from", config.lora.from_, config.folder)
+        _check_outside("--model.name", config.model.name, config.folder)
     if folder is None:
         return config
     adapter = read_adapter(folder)
     settings = _lora_settings(adapter)
-    asked = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}
+    current = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}
     for name, value in settings.items():
-        if name in given and asked[name] != value:
+        if name in requested and current[name] != value:
             raise UserError(
-                f"{flag(f'lora.{name}')} is {asked[name]}, but the adapter in {folder} has {value}; leave the flag out"
+                f"{flag(f'lora.{name}')} is {current[name]}, but the adapter in {folder} has {value}; leave the flag "
+                "out"
             )
     return replace(config, {"lora": settings, "model": {"revision": _check_base(config, adapter)}})
+
+
+def _check_outside(flag_name: str, value: str, output: Path) -> None:
+    """Raise a UserError if a path is in the output folder, which a new run replaces. A Hub id is no path."""
+    path = Path(value).expanduser().resolve()
+    if path.exists() and path.is_relative_to(output.resolve()):
+        raise UserError(f"{flag_name} {value} is inside --output-dir {output}; pass another folder")
 
 
 def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
@@ -53,9 +61,9 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
     name = config.lora.from_
     if name is None:
         return None
-    kept = config.folder / "start"
-    if resumed and kept.is_dir():
-        return kept
+    copy = config.folder / START
+    if resumed and copy.is_dir():
+        return copy
     folder = Path(name).expanduser()
     if (folder / "run.json").is_file():
         folder = folder / "adapter"
@@ -70,12 +78,15 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
 
 def keep_start(run: Run, origin: Path | None) -> None:
     """Copy the adapter that a run starts from into its folder, and record where it came from."""
-    kept = run.folder / "start"
-    if origin and origin != kept and distributed.is_main():
-        first = run_of(origin)
-        relative = first and os.path.relpath(first.resolve(), run.folder.resolve())
-        run.update(start={"name": (first or origin).resolve().name, "run": relative})
-        with atomic.new_folder(kept) as folder:
+    copy = run.folder / START
+    if origin and origin != copy and distributed.is_main():
+        origin_run = run_of(origin)
+        if origin_run is None:
+            run.update(start={"name": origin.resolve().name, "run": None})
+        else:
+            relative = os.path.relpath(origin_run.resolve(), run.folder.resolve())
+            run.update(start={"name": origin_run.resolve().name, "run": relative})
+        with atomic.new_folder(copy) as folder:
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *TOKENIZER_FILES):
                 if (origin / name).is_file():
                     shutil.copyfile(origin / name, folder / name)
@@ -85,7 +96,12 @@ def keep_start(run: Run, origin: Path | None) -> None:
 def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:
     """Set the chat template: that of the adapter that the run starts from, else `model.chat_template`, else the base's.
 
-    Returns the variables that are set in it. See `chat.set_variables`.
+    Args:
+        start: folder of the adapter that the run starts from, if any.
+        quiet: whether to print nothing.
+
+    Returns:
+        The variables that are set in the template. See `template_variables.set_variables`.
 
     Raises:
         UserError: `model.chat_template` is not that of the adapter, or does not fit the tokenizer.
@@ -94,32 +110,43 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, 
         tokenizer.chat_template = chat_templates(start).get("default", tokenizer.chat_template)
     if config.model.chat_template:
         _set_template(tokenizer, config.model, start)
-    given = chat.parse_kwargs(config.model.chat_template_kwargs)
-    return chat.set_variables(tokenizer, given, config.sampling.max_completion_tokens, quiet=quiet)
+    requested_variables = template_variables.parse_kwargs(config.model.chat_template_kwargs)
+    return template_variables.set_variables(
+        tokenizer, requested_variables, config.sampling.max_completion_tokens, quiet=quiet
+    )
 
 
 def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> None:
     """Set `model.chat_template`, or check that the adapter `start` was trained with it."""
-    name, given = str(model.chat_template), f"--model.chat-template {model.chat_template}"
-    folder = Path(str(find_spec("trl").origin)).with_name("chat_templates")  # type: ignore[union-attr]
-    known = {path.stem: path for path in folder.glob("*.jinja")}
+    name = str(model.chat_template)
+    flag_text = f"--model.chat-template {name}"
+
+    # The setting is the name of a template that TRL has, or a file.
+    trl_folder = Path(str(find_spec("trl").origin)).with_name("chat_templates")  # type: ignore[union-attr]
+    trl_templates = {path.stem: path for path in trl_folder.glob("*.jinja")}
+    path = trl_templates.get(name, Path(name).expanduser())
     try:
-        template = known.get(name, Path(name).expanduser()).read_text(encoding="utf-8")
+        template = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        similar = suggestion(name, known, otherwise="expected a Jinja file, or a name such as qwen2_5")
-        raise UserError(f"{given} cannot be read ({first_line(error)}); {similar}") from None
+        similar = suggestion(name, trl_templates, otherwise="expected a Jinja file, or a name such as qwen2_5")
+        raise UserError(f"{flag_text} cannot be read ({first_line(error)}); {similar}") from None
+
     if start:
-        if chat.without_variables(tokenizer.chat_template or "") != template:
-            raise UserError(f"{given} is not the template of the adapter in {start}; leave the flag out")
+        if template_variables.without_variables(tokenizer.chat_template or "") != template:
+            raise UserError(f"{flag_text} is not the template of the adapter in {start}; leave the flag out")
         return
     tokenizer.chat_template = template
-    end_ids = eos_token_ids(model, tokenizer, model.name)
-    # An embedding may have rows without a token.
-    ends = [tokenizer.convert_ids_to_tokens(token_id) or f"token {token_id}" for token_id in end_ids]
-    if (end := chat.end_of_turn(tokenizer)) not in ends:
+
+    # A template whose answers end with another token would let completions run to their maximum length.
+    ends = []
+    for token_id in eos_token_ids(model, tokenizer, model.name):
+        text = tokenizer.convert_ids_to_tokens(token_id)
+        ends.append(text or f"token {token_id}")  # an embedding may have rows without a token
+    template_end = chat.end_of_turn(tokenizer)
+    if template_end not in ends:
         raise UserError(
-            f"{given} ends an answer with {end or 'none of the special tokens of the model'}, and completions of "
-            f"{model.name} end with {' or '.join(ends)}; pass a template for this model"
+            f"{flag_text} ends an answer with {template_end or 'none of the special tokens of the model'}, and "
+            f"completions of {model.name} end with {' or '.join(ends)}; pass a template for this model"
         )
 
 
@@ -129,12 +156,14 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
         "which cannot be trained here; merge the adapter into its base and pass the merged model with --model.name"
     )
     adapter.check({"use_dora", "exclude_modules"}, problem)
-    targets = ["all-linear"] if adapter.target_modules == "all-linear" else adapter.target_modules
-    path = adapter.folder / ADAPTER_CONFIG
-    if not isinstance(targets, list) or adapter.lora_alpha < 1 or adapter.lora_alpha != int(adapter.lora_alpha):
+    targets = adapter.target_modules
+    if targets == "all-linear":
+        targets = ["all-linear"]
+    is_whole_alpha = adapter.lora_alpha >= 1 and adapter.lora_alpha == int(adapter.lora_alpha)
+    if not isinstance(targets, list) or not is_whole_alpha:
         raise UserError(
-            f"{path} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; expected names and a "
-            "whole number of at least 1"
+            f"{adapter.folder / ADAPTER_CONFIG} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; "
+            "expected names and a whole number of at least 1"
         )
     weights = adapter.folder / ADAPTER_WEIGHTS
     unquantized(file_tensors(weights), weights, "pass another adapter")  # raises UserError for a truncated file too
@@ -149,23 +178,37 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
 
 def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
     """Check that an adapter was trained on the base of a run, and return the commit of the base to use."""
-    name, folder, run = config.model.name, adapter.folder, run_of(adapter.folder)
-    record = read_record(run) if run else None
-    policy = record["policy"] if record else {}
-    trained = record["config"]["model"]["name"] if record else adapter.base_model_name_or_path
-    if not trained:
-        raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
-    here, there = Path(source(name)), Path(source(trained))
-    if here.is_dir() and (known := policy.get("fingerprint")):
-        is_same = weights_fingerprint(here) == known
+    name = config.model.name
+    folder = adapter.folder
+    run = run_of(folder)
+    if run is None:
+        policy: dict[str, Any] = {}
+        trained_on = adapter.base_model_name_or_path
     else:
-        is_same = here == there or (there.is_dir() and here.resolve() == there.resolve())
+        record = read_record(run)
+        policy = record["policy"]
+        trained_on = record["config"]["model"]["name"]
+    if not trained_on:
+        raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
+
+    # The weights decide if they are known, else the name.
+    base_here = Path(source(name))
+    base_there = Path(source(trained_on))
+    fingerprint = policy.get("fingerprint")
+    if fingerprint and base_here.is_dir():
+        is_same = weights_fingerprint(base_here) == fingerprint
+    elif base_there.is_dir():
+        is_same = base_here.resolve() == base_there.resolve()
+    else:
+        is_same = base_here == base_there
     if not is_same:
         raise UserError(
-            f"--model.name is {name}, but the adapter in {folder} was trained on {trained}, another model or other "
-            f"weights; pass --model.name {trained}"
+            f"--model.name is {name}, but the adapter in {folder} was trained on {trained_on}, another model or other "
+            f"weights; pass --model.name {trained_on}"
         )
-    commit, revision = policy.get("revision"), config.model.revision
+
+    commit = policy.get("revision")
+    revision = config.model.revision
     if commit and revision not in (None, commit):
         raise UserError(
             f"--model.revision is {revision}, but the adapter in {folder} was trained on {commit}; leave the flag out"

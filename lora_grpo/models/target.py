@@ -61,29 +61,32 @@ class ModelSpec:
     @property
     def identity(self) -> dict[str, Any]:
         """Hashes that identify the model: weights (or the Hub commit), precision, adapter and tokenizer."""
-        on_hub = self.base.revision is not None
+        base_folder = Path(self.base.name)
+        is_from_hub = self.base.revision is not None
         return {
             "model": self.base_name,
             "revision": self.base.revision,
-            "weights_sha256": None if on_hub else model_files.weights_fingerprint(Path(self.base.name)),
-            "config_sha256": model_files.digest(Path(self.base.name), ("config.json", "generation_config.json")),
+            "weights_sha256": None if is_from_hub else model_files.weights_fingerprint(base_folder),
+            "config_sha256": model_files.digest(base_folder, ("config.json", model_files.GENERATION_CONFIG)),
             "bits": self.base.bits,
-            "adapter_sha256": self.adapter and adapter_sha256(self.adapter),
+            "adapter_sha256": adapter_sha256(self.adapter) if self.adapter else None,
             "tokenizer_sha256": self._tokenizer_sha256(),
         }
 
     def _tokenizer_sha256(self) -> str:
-        files = model_files.digest(self.tokenizer, model_files.TOKENIZER_FILES)
+        files_sha256 = model_files.digest(self.tokenizer, model_files.TOKENIZER_FILES)
         if not self.chat_templates:
-            return files
-        return hashlib.sha256(json.dumps([files, self.chat_templates], sort_keys=True).encode()).hexdigest()
+            return files_sha256
+        content = json.dumps([files_sha256, self.chat_templates], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def context_tokens(self) -> int | None:
         """Maximum length of a prompt and its completion in tokens, or None if the configuration does not specify it."""
         config = json_files.read_object(Path(self.base.name) / "config.json")
-        longest = (config.get("text_config") or config).get("max_position_embeddings")
-        return longest if isinstance(longest, int) else None
+        text_config = config.get("text_config") or config
+        max_tokens = text_config.get("max_position_embeddings")
+        return max_tokens if isinstance(max_tokens, int) else None
 
     def without_adapter(self) -> Self:
         """Return the model before training, with the same tokenizer: the base, or the base and an adapter."""
@@ -93,75 +96,145 @@ class ModelSpec:
             )
         if self.start and not (self.start / ADAPTER_WEIGHTS).is_file():
             raise UserError(f"{self.start} is missing; pass --compare {self.base_name} for the base without an adapter")
-        return dataclasses.replace(self, label=START if self.start else BASE, adapter=self.start)
+        label = START if self.start else BASE
+        return dataclasses.replace(self, label=label, adapter=self.start)
 
 
 def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: bool = False) -> ModelSpec:
-    """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model; raise a UserError for other names.
+    """Resolve `starter`, a Hub id, or the folder of a run, an adapter or a model.
 
     Args:
+        name: the name as the user gave it.
+        flags: flags that override what was saved with the model.
         bits: precision of the weights. None: that of the run, else 16.
         any_base: accept a base with different weights than the one that the run was trained on.
+
+    Raises:
+        UserError: the name is none of these, or files are missing or damaged.
     """
     if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
     folder, commit = model_files.find(name, flags.revision)
     run = run_of(folder)
-    if not run and not (folder / ADAPTER_CONFIG).is_file():
-        if flags.base:
-            raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
-        if not (folder / "config.json").is_file():
-            raise UserError(
-                f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
-            )
-        base = _base(folder, commit, bits, flags)
-        template_from: Literal["base"] | None = "base" if model_files.chat_templates(folder) else None
-        return ModelSpec(Path(name).name, base, name, None, folder, template_from=template_from)
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    if run is None and not is_adapter:
+        return _resolve_model(name, folder, commit, bits, flags)
+    if run == folder:
+        return _resolve_adapter(folder / "adapter", run, bits, flags, any_base=any_base)
+    return _resolve_adapter(folder, run, bits, flags, any_base=any_base)
 
-    adapter = folder / "adapter" if run == folder else folder
+
+def _resolve_model(name: str, folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelSpec:
+    """Return the spec of a model without an adapter."""
+    if flags.base:
+        raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
+        )
+    return ModelSpec(
+        label=Path(name).name,
+        base=_base_settings(folder, commit, bits, flags),
+        base_name=name,
+        adapter=None,
+        tokenizer=folder,
+        template_from="base" if model_files.chat_templates(folder) else None,
+    )
+
+
+def _resolve_adapter(
+    adapter: Path, run: Path | None, bits: int | None, flags: ModelFlags, *, any_base: bool
+) -> ModelSpec:
+    """Return the spec of an adapter, with the base, the tokenizer and the chat template that it was trained with."""
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise UserError(
             f"{adapter} has no {ADAPTER_WEIGHTS} (pickled weights are not loaded); finish its run with --resume, or "
             "give another folder"
         )
-    saved = read_adapter(adapter)
-    record, start, known = None, None, None
-    if run:  # run.json identifies the base of an adapter exactly
-        record = read_record(run)
-        trained, policy = record["config"]["model"], record["policy"]
-        stored, revision = trained["name"], flags.revision or policy.get("revision")
-        known, bits = policy.get("fingerprint"), bits or trained["bits"]
-        folder_name = adapter.resolve().name
-        label = "trained" if folder_name == "adapter" else folder_name
-        if record["config"].get("lora", {}).get("from") and label != START:
-            start = run / START
-        if trained["trust_remote_code"] and not flags.trust_remote_code:
-            raise UserError(
-                f"{run}/run.json would run Python code from the repository of {flags.base or stored}; if you trust "
-                "it, pass --trust-remote-code"
-            )
+    if run is None:
+        saved = read_adapter(adapter)
+        training = _Training("adapter", saved.base_model_name_or_path, saved.revision)
     else:
-        label, stored, revision = "adapter", saved.base_model_name_or_path, saved.revision
-    requested = flags.base or stored
+        read_adapter(adapter)  # raises UserError for a damaged file
+        training = _training_of(run, adapter, flags)
+
+    # The base: as requested, else as recorded.
+    requested = flags.base or training.base_name
     if not requested or (not flags.base and _is_missing_folder(requested)):
         raise UserError(
             f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
             "it with --base"
         )
-    path, commit = model_files.find(requested, revision)
-    base = _base(path, commit, bits, flags)
-    if known and not any_base and model_files.weights_fingerprint(path) != known:
+    base_folder, commit = model_files.find(requested, training.revision)
+    base = _base_settings(base_folder, commit, bits or training.bits, flags)
+    is_checked = training.fingerprint is not None and not any_base
+    if is_checked and model_files.weights_fingerprint(base_folder) != training.fingerprint:
         raise UserError(
-            f"{requested} is not the base that the run in {run} was trained on, {stored}: its weights differ from "
-            "those in run.json; pass that base with --base"
+            f"{requested} is not the base that the run in {run} was trained on, {training.base_name}: its weights "
+            "differ from those in run.json; pass that base with --base"
         )
-    has_tokenizer = any((adapter / file).is_file() for file in ("tokenizer.json", "vocab.json"))
-    if (adapter / "tokenizer.model").is_file():  # transformers cannot load it alone
-        has_tokenizer = has_tokenizer or (adapter / "tokenizer_config.json").is_file()
-    tokenizer = adapter if has_tokenizer else path
-    shown = stored if run else requested
-    return _with_template(ModelSpec(label, base, shown, adapter, tokenizer, record, start))
+
+    spec = ModelSpec(
+        label=training.label,
+        base=base,
+        base_name=requested if run is None else str(training.base_name),
+        adapter=adapter,
+        tokenizer=adapter if _has_tokenizer(adapter) else base_folder,
+        run=training.record,
+        start=training.start,
+    )
+    return _with_template(spec)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What an adapter_config.json or, in more detail, a run.json says about the training of an adapter."""
+
+    label: str
+    base_name: str | None
+    revision: str | None
+    """Commit of the base."""
+    bits: int | None = None
+    """Precision of the base, if it is known."""
+    fingerprint: str | None = None
+    """SHA-256 of the base's weights, if it was a folder."""
+    record: Mapping[str, Any] | None = None
+    """run.json."""
+    start: Path | None = None
+    """The adapter that the run started from, unless this is that adapter."""
+
+
+def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
+    """Return what run.json, which identifies the base of an adapter exactly, says about its training."""
+    record = read_record(run)
+    model = record["config"]["model"]
+    policy = record["policy"]
+    folder_name = adapter.resolve().name
+    label = "trained" if folder_name == "adapter" else folder_name
+    started_from = record["config"].get("lora", {}).get("from")
+    if model["trust_remote_code"] and not flags.trust_remote_code:
+        raise UserError(
+            f"{run}/run.json would run Python code from the repository of {flags.base or model['name']}; if you trust "
+            "it, pass --trust-remote-code"
+        )
+    return _Training(
+        label=label,
+        base_name=model["name"],
+        revision=flags.revision or policy.get("revision"),
+        bits=model["bits"],
+        fingerprint=policy.get("fingerprint"),
+        record=record,
+        start=run / START if started_from and label != START else None,
+    )
+
+
+def _has_tokenizer(adapter: Path) -> bool:
+    """Return whether the folder of an adapter contains a whole tokenizer."""
+    if (adapter / "tokenizer.json").is_file() or (adapter / "vocab.json").is_file():
+        return True
+    # transformers cannot load a SentencePiece model alone.
+    return (adapter / "tokenizer.model").is_file() and (adapter / "tokenizer_config.json").is_file()
 
 
 def _with_template(spec: ModelSpec) -> ModelSpec:
@@ -171,15 +244,18 @@ def _with_template(spec: ModelSpec) -> ModelSpec:
     template takes the base's, except in a run: there, it was saved by a training without one.
     """
     assert spec.adapter is not None
-    of_adapter = model_files.chat_templates(spec.adapter)
-    of_base = model_files.chat_templates(Path(spec.base.name))
-    has_own_tokenizer = spec.tokenizer == spec.adapter
-    if of_adapter:
-        replaced = {} if has_own_tokenizer else of_adapter
+    adapter_templates = model_files.chat_templates(spec.adapter)
+    base_templates = model_files.chat_templates(Path(spec.base.name))
+    is_adapters_tokenizer = spec.tokenizer == spec.adapter
+
+    # `chat_templates` is only set if the folder of the tokenizer has other templates.
+    if adapter_templates:
+        replaced = {} if is_adapters_tokenizer else adapter_templates
         return dataclasses.replace(spec, chat_templates=replaced, template_from="adapter")
-    if not of_base or (has_own_tokenizer and spec.run is not None):
+    was_trained_without = is_adapters_tokenizer and spec.run is not None
+    if not base_templates or was_trained_without:
         return spec
-    replaced = of_base if has_own_tokenizer else {}
+    replaced = base_templates if is_adapters_tokenizer else {}
     return dataclasses.replace(spec, chat_templates=replaced, template_from="base")
 
 
@@ -187,10 +263,14 @@ def _is_missing_folder(name: str) -> bool:
     return model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()
 
 
-def _base(folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelConfig:
+def _base_settings(folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelConfig:
     model_files.check_folder(str(folder), "the model")
-    trust = flags.trust_remote_code
-    return ModelConfig(str(folder), bits=4 if bits == 4 else 16, trust_remote_code=trust, revision=commit)
+    return ModelConfig(
+        name=str(folder),
+        revision=commit,
+        bits=4 if bits == 4 else 16,
+        trust_remote_code=flags.trust_remote_code,
+    )
 
 
 def choose_adapter(name: str, what: str | None) -> str:
@@ -208,7 +288,8 @@ def source_adapter(folder: Path) -> Path:
 
     The merged model and the GGUF files of the last adapter are in `merged` and `gguf`.
     """
-    return folder.parent / (BEST if folder.name.partition("-")[0] == BEST else "adapter")
+    is_of_best = folder.name == BEST or folder.name.startswith(f"{BEST}-")
+    return folder.parent / (BEST if is_of_best else "adapter")
 
 
 def run_of(folder: Path) -> Path | None:
@@ -216,6 +297,7 @@ def run_of(folder: Path) -> Path | None:
     if (folder / "run.json").is_file():
         return folder
     if (folder / ADAPTER_CONFIG).is_file():
-        above = folder.resolve().parents
-        return next((run for run in above[:2] if (run / "run.json").is_file()), None)
+        for parent in folder.resolve().parents[:2]:  # a checkpoint is two levels below its run
+            if (parent / "run.json").is_file():
+                return parent
     return None

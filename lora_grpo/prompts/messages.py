@@ -37,7 +37,8 @@ def own_prompt(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def check_asks(messages: Sequence[Mapping[str, Any]], where: str) -> None:
     """Raise UserError if messages have no text beside that of the system."""
-    if not any(message["content"].strip() for message in messages if message["role"] != "system"):
+    texts = [message["content"] for message in messages if message["role"] != "system"]
+    if not "".join(texts).strip():
         raise UserError(f"{where} has no text beside the system's; expected a message of the user")
 
 
@@ -47,8 +48,10 @@ def _checked(message: Any, where: str, roles: Sequence[str]) -> dict[str, Any]:
 
     role = message.get("role")
     if role not in roles:
-        fix = "; write 'system' instead" if role == "developer" and "system" in roles else ""
-        raise UserError(f"{where} has the role {role!r:.60}; expected one of {', '.join(roles)}{fix}")
+        problem = f"{where} has the role {role!r:.60}; expected one of {', '.join(roles)}"
+        if role == "developer" and "system" in roles:
+            problem += "; write 'system' instead"
+        raise UserError(problem)
 
     calls = message.get("tool_calls") or []
     if not isinstance(calls, (list, tuple)):

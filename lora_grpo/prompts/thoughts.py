@@ -14,7 +14,7 @@ One rule for all tasks, in rewards, evaluation, SFT, the audit and the preview (
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 UNFINISHED = "unfinished_thought"
 """The reason of a verdict on a completion whose thought is not closed."""
@@ -53,26 +53,37 @@ FAMILIES = (
 )
 """Of the models that can be trained. Sources: the chat templates of TRL 1.14 and the reasoning parsers of vLLM."""
 
-_MARKERS = {family.opening: (family, True) for family in FAMILIES}
-_MARKERS |= {text: (family, False) for family in FAMILIES for text in (family.closing, *family.also_closing)}
-_MARKER = re.compile("|".join(map(re.escape, sorted(_MARKERS, key=len, reverse=True))))
+# Each marker with its family, and whether it opens a thought. In the pattern, longer markers come before their starts.
+_MARKERS: dict[str, tuple[Family, bool]] = {}
+for _family in FAMILIES:
+    _MARKERS[_family.opening] = (_family, True)
+    for _closing in (_family.closing, *_family.also_closing):
+        _MARKERS[_closing] = (_family, False)
+_MARKER = re.compile("|".join(re.escape(marker) for marker in sorted(_MARKERS, key=len, reverse=True)))
+
+# A thought that a text opens at its end, and one that it leaves empty there.
 _OPENINGS = "|".join(re.escape(family.opening) for family in FAMILIES)
-_EMPTY_THOUGHTS = "|".join(rf"{re.escape(each.opening)}\s*{re.escape(each.closing)}" for each in FAMILIES)
 _OPENED_AT_END = re.compile(rf"(?:{_OPENINGS})\s*\Z")
+_EMPTY_THOUGHTS = "|".join(rf"{re.escape(family.opening)}\s*{re.escape(family.closing)}" for family in FAMILIES)
 _EMPTY_AT_END = re.compile(rf"(?:{_EMPTY_THOUGHTS})\s*\Z")
+
 _FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 _QUOTES = "'\"`"
 _BLANK_LINES = re.compile(r"\A[ \t]*(?:\s*\n)?")
 
 
-class _Marker(NamedTuple):
+@dataclass(frozen=True)
+class _Marker:
+    """A marker in a text."""
+
     family: Family
     opens: bool
     start: int
     end: int
 
 
-class _Reading(NamedTuple):
+@dataclass(frozen=True)
+class _Reading:
     """How far a text has come."""
 
     answer_start: int
@@ -110,10 +121,15 @@ def begun(prompt: str, prefill: str = "") -> str:
     """
     if not prompt.endswith(prefill):  # a base model gets the start of a program in place of the messages
         prefill = ""
-    by_template = _OPENED_AT_END.search(prompt.removesuffix(prefill))
-    turn = (by_template[0] if by_template else "") + prefill
+    turn = prefill
+    opened_by_template = _OPENED_AT_END.search(prompt.removesuffix(prefill))
+    if opened_by_template:
+        turn = opened_by_template[0] + prefill
+
     open_thought = _read(turn).open_thought
-    return turn[open_thought.start :] if open_thought else turn
+    if open_thought:
+        return turn[open_thought.start :]
+    return turn
 
 
 def with_prefill(prompt: str, prefill: str) -> str:
@@ -121,9 +137,9 @@ def with_prefill(prompt: str, prefill: str) -> str:
 
     If that start is a thought, it takes the place of one that the chat template has begun or left empty.
     """
-    first = next(_markers(prefill), None)
-    if first and first.opens and not prefill[: first.start].strip():
-        prompt = _EMPTY_AT_END.sub("", _OPENED_AT_END.sub("", prompt))
+    if _starts_with_thought(prefill):
+        prompt = _OPENED_AT_END.sub("", prompt)
+        prompt = _EMPTY_AT_END.sub("", prompt)
     return prompt + prefill
 
 
@@ -140,40 +156,59 @@ def continuation(begun: str, reference: str, lead: str = "") -> str:
     """
     if begun and reference.startswith(begun):
         return reference.removeprefix(begun)
-    first = next(_markers(reference), None)
+
+    first_marker = next(_markers(reference), None)
     open_thought = _read(begun).open_thought
     if open_thought is None:
-        ends_thought = next(_markers(lead), None)
-        has_its_own = first and ends_thought and first.family == ends_thought.family
-        return reference if has_its_own else lead + reference
-    family = open_thought.family
-    if first and first.family == family and not first.opens:
-        return reference
-    if first and first.family == family and not reference[: first.start].strip():
-        reasoning = reference[first.end :]
-        return reasoning.lstrip("\n") if begun.endswith("\n") else reasoning
-    return (lead or f"\n{family.closing}\n\n") + reference
+        lead_marker = next(_markers(lead), None)
+        if first_marker and lead_marker and first_marker.family == lead_marker.family:
+            return reference  # it has thoughts of its own
+        return lead + reference
+
+    # The prompt has opened a thought.
+    if first_marker and first_marker.family == open_thought.family:
+        if not first_marker.opens:
+            return reference  # it closes the thought
+        if _starts_with_thought(reference):
+            reasoning = reference[first_marker.end :]
+            return reasoning.lstrip("\n") if begun.endswith("\n") else reasoning
+    closing = lead or f"\n{open_thought.family.closing}\n\n"
+    return closing + reference
+
+
+def _starts_with_thought(text: str) -> bool:
+    first_marker = next(_markers(text), None)
+    if first_marker is None or not first_marker.opens:
+        return False
+    return not text[: first_marker.start].strip()
 
 
 def ends_a_thought(text: str) -> bool:
     """Return whether the first marker in a text is a closing one."""
-    first = next(_markers(text), None)
-    return first is not None and not first.opens
+    first_marker = next(_markers(text), None)
+    return first_marker is not None and not first_marker.opens
 
 
 def decode(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of token ids without special tokens, but with those that mark thoughts."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {number: str(token) for number, token in added.items() if token.special}
-    kept: set[str] = set()
+    added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
+    special_tokens = {token_id: str(token) for token_id, token in added_tokens.items() if token.special}
+
+    # The special tokens of which the markers of the model's family consist.
+    marker_parts: set[str] = set()
     for family in FAMILIES:
-        if any(family.opening.startswith(token) for token in special.values()):
-            kept |= {token for token in special.values() if token in family.opening or token in family.closing}
-    if not kept:
+        # `<|end|>` alone, with which Phi ends its turns, is not a part of gpt-oss's markers.
+        if not any(family.opening.startswith(token) for token in special_tokens.values()):
+            continue
+        for token in special_tokens.values():
+            if token in family.opening or token in family.closing:
+                marker_parts.add(token)
+    if not marker_parts:
         return list(tokenizer.batch_decode(batch, skip_special_tokens=True))
-    dropped = {number for number, token in special.items() if token not in kept}
-    marked = [[number for number in ids if number not in dropped] for ids in batch]
-    return list(tokenizer.batch_decode(marked, skip_special_tokens=False))
+
+    dropped_ids = {token_id for token_id, token in special_tokens.items() if token not in marker_parts}
+    remaining_batch = [[token_id for token_id in token_ids if token_id not in dropped_ids] for token_ids in batch]
+    return list(tokenizer.batch_decode(remaining_batch, skip_special_tokens=False))
 
 
 def marker_tokens(template: str) -> list[str]:
@@ -185,9 +220,9 @@ def marker_tokens(template: str) -> list[str]:
 def _markers(text: str) -> Iterator[_Marker]:
     """Yield the markers in a text, except those in quotation marks or backticks, which the text only mentions."""
     for match in _MARKER.finditer(text):
-        before = text[match.start() - 1 : match.start()]
-        after = text[match.end() : match.end() + 1]
-        if before and before in _QUOTES and before == after:
+        character_before = text[match.start() - 1 : match.start()]
+        character_after = text[match.end() : match.end() + 1]
+        if character_before and character_before in _QUOTES and character_before == character_after:
             continue
         family, opens = _MARKERS[match.group()]
         yield _Marker(family, opens, match.start(), match.end())
@@ -196,9 +231,10 @@ def _markers(text: str) -> Iterator[_Marker]:
 def _read(text: str) -> _Reading:
     """Read a text to its end. Other markers inside a thought are part of it, and those in an answer's code are code."""
     fences = [fence.start() for fence in _FENCE.finditer(text)]
-    reading, unclosed = _read_with_fences(text, fences)
-    if unclosed is not None:  # the last fence of the answer opens no code block
-        reading, _ = _read_with_fences(text, [start for start in fences if start < unclosed])
+    reading, unclosed_fence = _read_with_fences(text, fences)
+    if unclosed_fence is not None:  # the last fence of the answer opens no code block
+        fences_before = [start for start in fences if start < unclosed_fence]
+        reading, _ = _read_with_fences(text, fences_before)
     return reading
 
 
@@ -208,21 +244,24 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
     Returns:
         The reading, and the start of the fence whose code block does not end, or None.
     """
+    # All fences and markers in the order of the text.
+    events: list[tuple[int, _Marker | None]] = [(start, None) for start in fences]
+    events += [(marker.start, marker) for marker in _markers(text)]
+    events.sort(key=lambda event: event[0])
+
     answer_start = 0
     open_thought: _Marker | None = None
-    code_block: int | None = None  # the start of the one that the reading is in
-    passed_fences = 0
-    for marker in [*_markers(text), None]:
-        end = marker.start if marker else len(text)
-        while passed_fences < len(fences) and fences[passed_fences] < end:
-            if open_thought is None:  # the model may close a thought without closing the code in it
-                code_block = fences[passed_fences] if code_block is None else None
-            passed_fences += 1
-        if marker is None or code_block is not None:
+    open_fence: int | None = None  # the start of the code block that the reading is in
+    for position, marker in events:
+        if marker is None:
+            # In a thought, fences do not count: the model may close it without closing the code in it.
+            if open_thought is None:
+                open_fence = position if open_fence is None else None
+        elif open_fence is not None:
             continue
-        if open_thought is None and marker.opens:
+        elif open_thought is None and marker.opens:
             open_thought = marker
         elif open_thought is None or (marker.family == open_thought.family and not marker.opens):
             open_thought = None
             answer_start = marker.end
-    return _Reading(answer_start, open_thought), code_block
+    return _Reading(answer_start, open_thought), open_fence

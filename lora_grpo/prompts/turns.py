@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.prompts import chat, thoughts
+from lora_grpo.prompts import chat, template_variables, thoughts
 
 _MARK = "\u2042"
 """Stands for the model's answer in a rendered conversation."""
-
 
 THOUGHT_FIELDS = ("reasoning_content", "thinking")
 """The keys of a message under which chat templates have the model's thoughts."""
@@ -38,11 +37,15 @@ def response_format(tokenizer: Any) -> dict[str, Any]:
             "the model's chat template does not render tool calls; use a model whose template does, another template "
             "(--model.chat-template qwen2_5), or an environment with reply(text) and without tools"
         )
-    if found := getattr(tokenizer, "response_template", None):
-        return dict(found)
-    known = types.SimpleNamespace(chat_template=chat.without_variables(tokenizer.chat_template))
+    response_template = getattr(tokenizer, "response_template", None)
+    if response_template:
+        return dict(response_template)
+
+    # TRL knows the formats of some templates by their text.
+    template = template_variables.without_variables(tokenizer.chat_template)
+    stand_in = types.SimpleNamespace(chat_template=template)
     try:
-        return dict(chat_template_utils.add_response_schema(known).response_template)
+        return dict(chat_template_utils.add_response_schema(stand_in).response_template)
     except ValueError:
         raise UserError(
             "the format of tool calls in the model's chat template is unknown: its tokenizer has no "
@@ -69,46 +72,57 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
     begun = thoughts.begun(before)
     answer_start = (thoughts.answer_start(begun + text) or 0) - len(begun)
     thought = ""
+    answer = text
     if answer_start > 0:
         answer = text[answer_start:].lstrip()
         thought = text.removesuffix(answer)
     try:
-        parsed = parse_response(text.removeprefix(thought), dict(template), prefix=before + thought)
+        parsed = parse_response(answer, dict(template), prefix=before + thought)
         json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # ValueError for half a character, and for NaN
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MalformedCall(first_line(error)) from None
-    for call in parsed.get("tool_calls") or ():
+
+    calls = parsed.get("tool_calls") or []
+    for call in calls:
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise MalformedCall("a tool call needs a name and arguments")
         if not isinstance(function.get("arguments"), dict):
             raise MalformedCall(f"the arguments of {function['name']!r:.60} must be an object")
+
     message: dict[str, Any] = {"role": "assistant", "content": parsed.get("content") or ""}
     for name in THOUGHT_FIELDS:
         if str(parsed.get(name) or "").strip():
             message[name] = parsed[name]
-    return message | ({"tool_calls": parsed["tool_calls"]} if parsed.get("tool_calls") else {})
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text between the end of the model's answer and its next turn: the end of its turn and the messages."""
     answer: chat.Message = {"role": "assistant", "content": _MARK}
-    called = answer
-    if messages[0]["role"] == "tool":  # some templates name the tool in the header of its result
-        function = {"name": messages[0]["name"], "arguments": {}}
-        called = {**answer, "tool_calls": [{"type": "function", "function": function}]}
+    if messages[0]["role"] != "tool":
+        return _after_mark(tokenizer, answer, *messages)
+
+    # Some templates name the tool in the header of its result, so the answer must call it.
+    function = {"name": messages[0]["name"], "arguments": {}}
+    answer_with_call = {**answer, "tool_calls": [{"type": "function", "function": function}]}
 
     # The rendered tool call stands between the answer and the end of the turn. The model has sampled its own.
-    call = _after_mark(tokenizer, called).removesuffix(_after_mark(tokenizer, answer)) if called is not answer else ""
-    return _after_mark(tokenizer, called, *messages).removeprefix(call)
+    end_of_turn = _after_mark(tokenizer, answer)
+    call = _after_mark(tokenizer, answer_with_call).removesuffix(end_of_turn)
+    return _after_mark(tokenizer, answer_with_call, *messages).removeprefix(call)
 
 
 def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:
     """Return the text of a reference turn, as the model must write it, without the end of the turn."""
     if not message.get("tool_calls"):
         return str(message["content"])
-    end = _after_mark(tokenizer, {"role": "assistant", "content": _MARK})
-    return (message["content"] + _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end)).lstrip("\n")
+    end_of_turn = _after_mark(tokenizer, {"role": "assistant", "content": _MARK})
+    calls = _after_mark(tokenizer, {**message, "content": _MARK}).removesuffix(end_of_turn)
+    text = str(message["content"]) + calls
+    return text.lstrip("\n")
 
 
 def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
@@ -116,13 +130,19 @@ def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
-        given = function.get("arguments")
-        arguments = given if isinstance(given, Mapping) else {"": given}
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        arguments = function.get("arguments")
+        if not isinstance(arguments, Mapping):
+            arguments = {"": arguments}
+        texts = {}
+        for name, value in arguments.items():
+            texts[name] = value if isinstance(value, str) else json.dumps(value)
         calls.append((function["name"], texts))
     return calls
 
 
 def _after_mark(tokenizer: Any, *messages: Mapping[str, Any]) -> str:
-    asked = {"role": "user", "content": "?"}
-    return chat.render_example(tokenizer, [asked, *map(dict, messages)]).partition(_MARK)[2]
+    """Return what the template writes after the mark in the first message, which answers a question."""
+    question = {"role": "user", "content": "?"}
+    text = chat.render_example(tokenizer, [question, *(dict(message) for message in messages)])
+    _, _, text_after_mark = text.partition(_MARK)
+    return text_after_mark

@@ -4,19 +4,15 @@
     scorer = Scorer(resolve(specs), tokenizer, rows)                            # imports and guards the functions
     batch = scorer.score([row["id"]], [completion], [token_ids])                # grades once, calls them as TRL does
 
-functions.py    built-in rewards with values from 0 to 1
-specs.py        parses `NAME=WEIGHT`, loads the functions, and stops the run if one fails
-scoring.py      grades and scores the completions of a batch; builds the dataset for TRL's trainer
+functions.py    built-in rewards, and the table `REWARDS` of their names: add a reward here
+specs.py        parses `NAME=WEIGHT`, and loads the functions
+guard.py        checks what a reward function returns, and stops the run if one fails
+scoring.py      grades and scores the completions of a batch
+trl_data.py     prompts, completions and the dataset as TRL's trainer has them
 """
 
-from lora_grpo.rewards.functions import TEST_REWARDS
-from lora_grpo.rewards.scoring import ScoredBatch, Scorer, graded, training_set
-from lora_grpo.rewards.specs import (
-    RIGHT_REWARDS,
-    Reward,
-    RewardError,
-    beside,
-    is_format_reward,
-    parse_reward_specs,
-    resolve,
-)
+from lora_grpo.rewards.functions import RIGHT_REWARDS, TEST_REWARDS, is_format_reward
+from lora_grpo.rewards.guard import RewardError
+from lora_grpo.rewards.scoring import ScoredBatch, Scorer, graded
+from lora_grpo.rewards.specs import Reward, beside, parse_reward_specs, resolve
+from lora_grpo.rewards.trl_data import training_set

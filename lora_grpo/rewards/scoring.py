@@ -9,12 +9,19 @@ from lora_grpo import asynchronous
 from lora_grpo.grading import Row, Verdict
 from lora_grpo.prompts import chat, thoughts
 from lora_grpo.rewards.functions import RewardFunction, completion_text, correct_answer
-from lora_grpo.rewards.specs import Reward, call_together
+from lora_grpo.rewards.guard import call_together
+from lora_grpo.rewards.specs import Reward
+from lora_grpo.rewards.trl_data import trl_completion, trl_prompt
 from lora_grpo.rollouts import Episode, grade
 from lora_grpo.tasks import grade_all, reward_columns
 
-_WITHOUT_TRAINER = {"trainer_state": None, **dict.fromkeys(("log_extra", "log_metric"), lambda *_, **__: None)}
-"""A placeholder for the trainer's state and loggers."""
+
+def _log_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a logger of the trainer."""
+
+
+_WITHOUT_TRAINER = {"trainer_state": None, "log_extra": _log_nothing, "log_metric": _log_nothing}
+"""What rewards get in place of the trainer's state and loggers when there is no trainer."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +52,38 @@ class Scorer:
     """
 
     def __init__(self, rewards: Sequence[Reward], tokenizer: Any, rows: Sequence[Row]) -> None:
-        self.rewards, self._tokenizer = rewards, tokenizer
+        self.rewards = rewards
         self.rows = {row["id"]: row for row in rows}
-        self._columns = {row["id"]: reward_columns(row) for row in rows}
-        self._names = {name: None for columns in self._columns.values() for name in columns}
+        self._tokenizer = tokenizer
         self._prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
 
-    def score_episodes(self, episodes: Sequence[Episode], **given: Any) -> ScoredBatch:
+        # The columns that rewards get of each row, and the names of all of them in the order of the rows.
+        self._columns = {row["id"]: reward_columns(row) for row in rows}
+        self._column_names: dict[str, None] = {}
+        for columns in self._columns.values():
+            self._column_names.update(dict.fromkeys(columns))
+
+    def score_episodes(self, episodes: Sequence[Episode], **extra_arguments: Any) -> ScoredBatch:
         """Score B episodes. Rewards get their conversations as `completions`, and the tokens that the model sampled.
 
         With environments, they also get them as `environments`, and verdicts are theirs. See `score`.
         """
-        task, sessions = episodes[0].row["task"], [episode.session for episode in episodes]
+        sessions = [episode.session for episode in episodes]
         if all(sessions):
-            given["environments"] = [session.environment for session in sessions if session]
-        completions = [episode.messages if episode.session else episode.text for episode in episodes]
-        ids, sampled = [episode.row["id"] for episode in episodes], [episode.sampled_ids for episode in episodes]
-        batch = self.score(ids, completions, sampled, grade(task, episodes), **given)
+            extra_arguments["environments"] = [session.environment for session in sessions if session]
+        verdicts = grade(episodes[0].row["task"], episodes)
+        batch = self.score(
+            ids=[episode.row["id"] for episode in episodes],
+            completions=[episode.messages if episode.session else episode.text for episode in episodes],
+            token_ids=[episode.sampled_ids for episode in episodes],
+            verdicts=verdicts,
+            **extra_arguments,
+        )
         return replace(batch, texts=[episode.text for episode in episodes], episodes=episodes)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of completions that the trainer sampled: with what the prompts of the rows have begun."""
-        return completion_texts(self._tokenizer, [self.rows[each] for each in ids], token_ids)
+        return completion_texts(self._tokenizer, [self.rows[row_id] for row_id in ids], token_ids)
 
     def score(
         self,
@@ -74,7 +91,7 @@ class Scorer:
         completions: Sequence[Any],
         token_ids: Sequence[Sequence[int]],
         verdicts: Sequence[Verdict] | None = None,
-        **given: Any,
+        **extra_arguments: Any,
     ) -> ScoredBatch:
         """Score B completions of the rows with B ids.
 
@@ -82,7 +99,7 @@ class Scorer:
             completions: texts, or conversations that end with the answer.
             token_ids: the token ids of the completions, with the EOS token.
             verdicts: their grades; by default, those of the task's `check`.
-            given: further arguments that the trainer passes to rewards, such as `trainer_state`.
+            extra_arguments: further arguments that the trainer passes to rewards, such as `trainer_state`.
 
         Raises:
             RewardError: a reward failed.
@@ -90,21 +107,37 @@ class Scorer:
 
         Source: `GRPOTrainer._calculate_rewards`, TRL 1.14.2.
         """
-        rows, prompts = [self.rows[each] for each in ids], [self._prompts[each] for each in ids]
+        rows = [self.rows[row_id] for row_id in ids]
+        prompts = [self._prompts[row_id] for row_id in ids]
         completions = [
-            _as_trl_completion(completion, prompt, row)
+            trl_completion(completion, prompt, row)
             for completion, prompt, row in zip(completions, prompts, rows, strict=True)
         ]
+
+        # One grader answers, once for each completion.
         texts = [completion_text(completion) for completion in completions]
-        verdicts = grade_all(rows[0]["task"], texts, rows) if verdicts is None else verdicts
-        arguments: dict[str, Any] = {name: [self._columns[row["id"]].get(name) for row in rows] for name in self._names}
-        arguments |= {"prompts": prompts, "completions": completions, "completion_ids": list(token_ids)}
-        arguments |= {"verdicts": verdicts, **_WITHOUT_TRAINER, **given}
-        columns_of_values = call_together([reward.function for reward in self.rewards], arguments)
+        if verdicts is None:
+            verdicts = grade_all(rows[0]["task"], texts, rows)
+
+        # Rewards get the columns of the rows, each as a list of B values, and what TRL passes.
+        arguments: dict[str, Any] = {}
+        for name in self._column_names:
+            arguments[name] = [self._columns[row_id].get(name) for row_id in ids]
+        arguments |= _WITHOUT_TRAINER
+        arguments |= {
+            "prompts": prompts,
+            "completions": completions,
+            "completion_ids": list(token_ids),
+            "verdicts": verdicts,
+        }
+        arguments |= extra_arguments
+
+        # (rewards, B) values, then a dictionary of values for each completion.
+        values_of_rewards = call_together([reward.function for reward in self.rewards], arguments)
         names = [reward.name for reward in self.rewards]
-        values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*columns_of_values, strict=True)]
-        sums = [self._weighted_sum(values_by_name) for values_by_name in values]
-        return ScoredBatch(rows, texts, token_ids, verdicts, values, sums)
+        values = [dict(zip(names, numbers, strict=True)) for numbers in zip(*values_of_rewards, strict=True)]
+        weighted_sums = [self._weighted_sum(values_by_name) for values_by_name in values]
+        return ScoredBatch(rows, texts, token_ids, verdicts, values, weighted_sums)
 
     def _weighted_sum(self, values: Mapping[str, float | None]) -> float | None:
         if all(value is None for value in values.values()):
@@ -112,43 +145,11 @@ class Scorer:
         return sum(reward.weight * (values[reward.name] or 0.0) for reward in self.rewards)
 
 
-def _as_trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
-    """Return a completion as TRL passes it to rewards: a message if the prompt consists of messages, or else a text."""
-    if not isinstance(completion, str):
-        return completion
-    if not isinstance(prompt, str):
-        return [{"role": "assistant", "content": completion}]
-    # A trainer that samples by itself (Unsloth's) does not end a completion at the next question.
-    return completion if row.get("completion_prefix") else chat.before_next_question(completion)
-
-
 def completion_texts(tokenizer: Any, rows: Sequence[Row], token_ids: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of B completions of B rows, each with what its prompt has begun; see `prompts/thoughts.py`."""
-    begun = [chat.begun_in(chat.render_row(tokenizer, row), row) for row in rows]
-    sampled = thoughts.decode(tokenizer, token_ids)
-    return [start + text for start, text in zip(begun, sampled, strict=True)]
-
-
-def trl_prompt(tokenizer: Any, row: Row) -> Any:
-    """Return a row's prompt: chat messages, or plain text for a base model, which has no chat template."""
-    return row["prompt"] if getattr(tokenizer, "chat_template", None) else chat.render_row(tokenizer, row)
-
-
-def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> Any:
-    """Build the dataset for TRL's trainer: ids and prompts in the order of training, which lists row indices.
-
-    The dataset itself holds the ids only, and prompts are looked up. Arrow has one type for a column, so it would
-    reject messages whose tool calls have arguments of different types, and add None for keys that others have.
-    """
-    from datasets import Dataset
-
-    prompts = {row["id"]: trl_prompt(tokenizer, row) for row in rows}
-
-    def with_prompts(batch: dict[str, list[str]]) -> dict[str, list[Any]]:
-        return {"id": batch["id"], "prompt": [prompts[row_id] for row_id in batch["id"]]}
-
-    ids = [rows[index]["id"] for index in order]
-    return Dataset.from_dict({"id": ids}).with_transform(with_prompts)
+    begun_texts = [chat.begun_in(chat.render_row(tokenizer, row), row) for row in rows]
+    sampled_texts = thoughts.decode(tokenizer, token_ids)
+    return [begun + sampled for begun, sampled in zip(begun_texts, sampled_texts, strict=True)]
 
 
 def graded(
@@ -163,15 +164,15 @@ def graded(
         tokenizer: for a model that thinks. TRL's texts lack `<think>` if the chat template has opened the thought, and
             markers that are special tokens.
     """
-    by_id = {row["id"]: row for row in rows}
+    row_by_id = {row["id"]: row for row in rows}
 
     @functools.wraps(reward)
     def score(completions: Sequence[Any], id: Sequence[str], **columns: Any) -> list[float | None]:
-        completed = [by_id[name] for name in id]
+        completed_rows = [row_by_id[row_id] for row_id in id]
         texts = [completion_text(completion) for completion in completions]
         if tokenizer is not None:
-            texts = completion_texts(tokenizer, completed, columns["completion_ids"])
-        verdicts = grade_all(task, texts, completed)
+            texts = completion_texts(tokenizer, completed_rows, columns["completion_ids"])
+        verdicts = grade_all(task, texts, completed_rows)
         return asynchronous.finished(reward(completions=completions, id=id, verdicts=verdicts, **columns))
 
     return score

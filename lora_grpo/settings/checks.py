@@ -9,7 +9,7 @@ from lora_grpo.data import columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_engine, vllm_serves
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import template_variables
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, get_task, task_title
 
@@ -38,7 +38,7 @@ def _check_tasks(config: RunConfig) -> None:
         if titles.count(task_title(name)) > 1:
             raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
     columns_of(config.data, "train")
-    chat.parse_kwargs(config.model.chat_template_kwargs)
+    template_variables.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
         if spec.name in TEST_REWARDS and task not in CODE_TASKS:
             raise UserError(f"--rewards {spec.name} needs unit tests, as in {', '.join(CODE_TASKS)}, not {task}")

@@ -3,38 +3,44 @@
     rows = get_task("gsm8k").load("train")
     (verdict,) = grade_all("gsm8k", [completion], [rows[0]])
 
-A task is a module with the three functions of the `Task` protocol: `load` returns rows, `check` returns a verdict, and
-`gold` returns a completion that must pass. A user's file is such a module too (`task_file.py`). To add a built-in
-task, create `tasks/<name>.py` and add the name in `registry.py` to `TASK_NAMES` (and to `CODE_TASKS` if unit tests
-grade it).
+A `Task` has three methods: `load` returns rows, `check` returns a verdict, and `gold` returns a completion that must
+pass. A user's file has functions of these names (`task_file.py`). To add a built-in task, copy gsm8k.py, and add a line
+to the table in registry.py and an entry to cli/tasks.toml.
 
-registry.py          the `Task` protocol, lookup by name, and the bundled starter tasks
+task.py              the class `Task`: what all tasks have
+registry.py          the table of built-in tasks, and lookup by name
 sources.py           reads records from JSON Lines, CSV and Parquet files and the Hub, and samples them
 columns.py           the columns of a user's data: which names are taken, and which columns rewards get
+
+starter_problems.py  the bundled problems: arithmetic in words, and small functions
 gsm8k.py             word problems with one number as the answer
+mathematics.py       competition problems, graded by math-verify
 humaneval.py         functions to complete: HumanEval and HumanEval+
 mbpp.py              short programs: MBPP and MBPP+
 evalplus_columns.py  the tests of HumanEval+ and MBPP+
-code_feedback.py     programs that may be repaired, in a conversation
-textarena_games.py   games of TextArena
 instructions.py      instructions that a program can check: IFEval and IFBench
-mathematics.py       competition problems, graded by math-verify
 reasoning_gym.py     generators of reasoning-gym, with their scorers
+
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
 tool_arguments.py    a tool: its JSON schema, and the types of its arguments
+
+In the form of a task file:
+
+bfcl.py              function calls: the Berkeley Function-Calling Leaderboard
+code_feedback.py     programs that may be repaired, in a conversation
+textarena_games.py   games of TextArena
 """
 
 from lora_grpo.grading import CheckError, Row, Verdict
-from lora_grpo.tasks import gsm8k, mbpp, sources
-from lora_grpo.tasks.columns import reward_columns
+from lora_grpo.tasks import sources
+from lora_grpo.tasks.columns import loaded_columns, reward_columns
 from lora_grpo.tasks.environment import EnvironmentClass, Session
+from lora_grpo.tasks.mbpp import MBPP
 from lora_grpo.tasks.reasoning_gym import Generator
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
-    MATH_TASKS,
     TASK_NAMES,
-    Task,
     get_task,
     grade_all,
     is_own_task,
@@ -46,4 +52,5 @@ from lora_grpo.tasks.registry import (
     task_title,
 )
 from lora_grpo.tasks.sources import read_rows
+from lora_grpo.tasks.task import Task
 from lora_grpo.tasks.task_file import TaskFile, of_object

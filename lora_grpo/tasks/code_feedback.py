@@ -1,7 +1,7 @@
 """Programs that may be repaired: the model writes one, reads which call failed, and writes it again, at most 3 times.
 
 Rows are those of `starter-code`, or rows like MBPP's from `--data.train` and `--data.eval`. Programs are graded by
-`code_grading`, as in the tasks of one turn. The reward of a program that passes falls with each try.
+`lora_grpo/grading/programs.py`, as in the tasks of one turn. The reward of a program that passes falls with each try.
 
 No expected value reaches the model. Of the first assert that fails, it reads the calls of its own function, such as
 `adjust(5)`, but not what they are compared with. Of an exception, it reads only the class, because the tests may have
@@ -21,19 +21,20 @@ from typing import Any
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row, Verdict, programs
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 from lora_grpo.tasks import mbpp
-from lora_grpo.tasks.task_file import TaskFile, of_module
+from lora_grpo.tasks.task_file import TaskFile, task_of_module
 
 SCORES = (1.0, 0.9, 0.8)
 """The reward of a program that passes, by the number of its try."""
 MAX_TURNS = len(SCORES)
-SYSTEM_PROMPT = chat.SYSTEM_PROMPTS["code"]
+SYSTEM_PROMPT = styles.SYSTEM_PROMPTS["code"]
 SECONDS_PER_CALL = 0  # the sandbox has its own limit
 
 _GRADED_WITH = {"question", "answer", "entry_point", "test", "prelude", "functions", "completion_prefix", "seconds"}
 """Columns that the grader reads."""
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
+"""Of a call that the model reads, and of the part of a test that is searched for in the failed assert."""
 _ENDS = {
     "no_code": "There is no function `{name}` in your answer.",
     "timeout": "`{name}` takes too long.",
@@ -41,13 +42,12 @@ _ENDS = {
     "crashed": "Your program ends its process.",
     "blocked": "Your program does something that is forbidden here.",
 }
+"""What the model reads if no assert failed, by the reason of the verdict."""
 
-check = programs.check
 
-
-def read(name: str) -> TaskFile:
-    """Return the task."""
-    return of_module(Path(__file__), sys.modules[__name__])
+def make_task(name: str) -> TaskFile:
+    """Return the task: this module has the form of a task file."""
+    return task_of_module(Path(__file__), sys.modules[__name__])
 
 
 def load(split: str, source: str | None = None) -> list[Row]:
@@ -56,10 +56,11 @@ def load(split: str, source: str | None = None) -> list[Row]:
         return starter.problems("starter-code", split)
     # The environment reads the entries that MBPP's loader adds, and rewards also get the columns of the source.
     rows = []
-    for row in programs.solvable(mbpp.load(split, source)):
+    for row in programs.solvable(mbpp.MBPP().load(split, source)):
         columns = row.pop("loaded_row")
-        if taken := sorted(_GRADED_WITH & columns.keys()):
-            raise UserError(f"{source}: code-with-feedback makes a column {taken[0]!r} itself; rename yours")
+        clashes = sorted(_GRADED_WITH & columns.keys())
+        if clashes:
+            raise UserError(f"{source}: code-with-feedback makes a column {clashes[0]!r} itself; rename yours")
         rows.append({**row, **columns})
     return rows
 
@@ -78,15 +79,19 @@ class Environment:
     """The tries at one row."""
 
     def reset(self, **row: Any) -> None:
-        self.row, self.tries = row, 0
+        self.row = row
+        self.tries = 0
         self.verdict = Verdict(False, "no_code", score=0.0, tests=(0, 0))  # if the first turn is cut
 
     def reply(self, text: str) -> str | None:
         """Grade a program, and return what the model reads if it fails."""
         self.tries += 1
-        graded = check(text, self.row)
-        self.verdict = replace(graded, score=SCORES[self.tries - 1] if graded.passed else 0.0)
-        return None if graded.passed else f"{problem(graded, self.row)} Write the whole program again."
+        graded = programs.check(text, self.row)
+        if graded.passed:
+            self.verdict = replace(graded, score=SCORES[self.tries - 1])
+            return None
+        self.verdict = replace(graded, score=0.0)
+        return f"{problem(graded, self.row)} Write the whole program again."
 
     def get_reward(self) -> Verdict:
         return self.verdict
@@ -94,20 +99,36 @@ class Environment:
 
 def problem(verdict: Verdict, row: Mapping[str, Any]) -> str:
     """Return what is wrong with a program that failed, without an expected value."""
-    name, detail = row["entry_point"], verdict.detail or ""
+    name = row["entry_point"]
+    detail = verdict.detail or ""
     if verdict.reason == "invalid":
         return f"{detail}."
     if verdict.reason in _ENDS:
         return _ENDS[verdict.reason].format(name=name)
+
+    # Only the class of an exception: its text is the program's own, which could ask whether an assert that the program
+    # wrote is in the tests.
+    exception = re.match(r"[A-Za-z_]\w*(?=:)", detail)
+    if exception:
+        is_built_in = hasattr(builtins, exception[0])
+        return f"`{name}` raises {exception[0] if is_built_in else 'Exception'}."
+
+    calls = [f"`{call}`" for call in _calls(_failed_assert(detail, row), name)]
+    return f"{' or '.join(calls) or f'`{name}`'} is wrong."
+
+
+def _failed_assert(detail: str, row: Mapping[str, Any]) -> str:
+    """Return the longest line of the tests that the sandbox quotes, or ""."""
     lines = [line.strip() for line in row["test"].splitlines()]
-    tested = max((line for line in lines if line and line[:_MOST_CHARACTERS] in detail), key=len, default="")
-    raised = re.match(r"[A-Za-z_]\w*(?=:)", detail)
-    if raised:  # the text is the program's own, which could ask whether an assert that it wrote is in the tests
-        return f"`{name}` raises {raised[0] if hasattr(builtins, raised[0]) else 'Exception'}."
+    quoted = [line for line in lines if line and line[:_MAX_CHARACTERS] in detail]
+    return max(quoted, key=len, default="")
+
+
+def _calls(line: str, name: str) -> list[str]:
+    """Return the calls of a function in a line of code; none if the line is only a part of a statement."""
     try:
-        nodes = [node for node in ast.walk(ast.parse(tested)) if isinstance(node, ast.Call)]
-        calls = [ast.unparse(node)[:_MOST_CHARACTERS] for node in nodes if ast.unparse(node.func) == name]
-    except SyntaxError:  # a line of a longer assert
-        calls = []
-    where = " or ".join(f"`{call}`" for call in calls) or f"`{name}`"
-    return f"{where} is wrong."
+        tree = ast.parse(line)
+    except SyntaxError:
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [ast.unparse(call)[:_MAX_CHARACTERS] for call in calls if ast.unparse(call.func) == name]

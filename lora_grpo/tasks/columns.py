@@ -1,8 +1,16 @@
-"""The columns of a user's data: which names are taken, and which columns rewards get.
+"""The columns of a user's data: which names are taken, and which columns rewards and task files get.
 
-A row has entries of its own, such as `question`, `prompt` and `task`. A column of the data may have the same name and
-another value. So the columns are also kept apart, as they were loaded, in the entry `loaded_row`: rewards get them, and
-so do the functions of a task file.
+A row is a flat dictionary. Some of its entries are made by lora_grpo, such as `question`, `prompt` and `task`. A column
+of the data may have the same name and another value, so the columns are also kept apart, as they were loaded, in the
+entry `loaded_row`:
+
+    {"id": "7", "question": "9 + 9?", "answer": "18", "loaded_row": {"id": 7, "answer": 18, "task": "sums", ...}}
+
+Rewards and the functions of a task file get the columns from `loaded_row`; everything else reads the row itself. Rows
+of a built-in task have no `loaded_row` if nothing would differ, and rows of a task file always have one.
+
+The repetition is written into the fingerprint of the rows, which an interrupted run compares when it is resumed.
+Another form of the rows would end every run that was begun before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +29,8 @@ ROW_ENTRIES = frozenset({"prompt", "prompt_style", "task", "loaded_row", "reset_
 """Entries of a row that lora_grpo adds and reads. A column with such a name is in `loaded_row` only."""
 
 
-def with_record(row: Row, record: Mapping[str, Any], where: str) -> Row:
-    """Return a row of a built-in task, with its record as `loaded_row` if the row itself lacks some of its columns.
+def with_loaded_columns(row: Row, record: Mapping[str, Any], where: str) -> Row:
+    """Return a row of a built-in task, with the columns of its record as `loaded_row` if the row lacks some of them.
 
     Args:
         row: what the task made of the record.
@@ -33,20 +41,25 @@ def with_record(row: Row, record: Mapping[str, Any], where: str) -> Row:
         UserError: a column has the name of another argument of rewards.
     """
     check_names(record, where)
-    columns = own_columns(row)
+    columns = without_row_entries(row)
     if all(name in columns and columns[name] == value for name, value in record.items()):
         return row
     return {**row, "loaded_row": {"id": row["id"], **record}}
 
 
-def own_columns(record: Mapping[str, Any]) -> Row:
+def without_row_entries(columns: Mapping[str, Any]) -> Row:
     """Return the columns of a record or a row without the names that lora_grpo uses for entries of its own."""
-    return {name: value for name, value in record.items() if name not in ROW_ENTRIES}
+    return {name: value for name, value in columns.items() if name not in ROW_ENTRIES}
+
+
+def loaded_columns(row: Mapping[str, Any]) -> Row:
+    """Return the columns of a row as they were loaded: what the functions of a task file get."""
+    return dict(row.get("loaded_row", row))
 
 
 def reward_columns(row: Mapping[str, Any]) -> Row:
     """Return the columns of a row that rewards get: as they were loaded, and what the task has added."""
-    return {**own_columns(row), **row.get("loaded_row", {})}
+    return {**without_row_entries(row), **row.get("loaded_row", {})}
 
 
 def check_names(record: Mapping[str, Any], where: str) -> None:
@@ -62,7 +75,7 @@ def check_names(record: Mapping[str, Any], where: str) -> None:
 
 
 def row_ids(records: Sequence[Mapping[str, Any]], prefix: str) -> list[str]:
-    """Return the id of each row: the record's `id` as a text, if each record has one of its own, or `prefix`/index."""
+    """Return the id of each row: the record's `id` as a text, if each record has another one, or `prefix`/index."""
     ids = [record.get("id") for record in records]
     if all(is_id(value) for value in ids):
         names = [str(value) for value in ids]
@@ -75,4 +88,6 @@ def is_id(value: Any) -> bool:
     """Return whether a value can name a row: an integer, or a text that is not empty."""
     if isinstance(value, bool):
         return False
-    return isinstance(value, int) or (isinstance(value, str) and value.strip() != "")
+    if isinstance(value, str):
+        return value.strip() != ""
+    return isinstance(value, int)

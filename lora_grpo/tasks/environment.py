@@ -36,12 +36,16 @@ from lora_grpo.grading import CheckError, Verdict, as_verdict
 from lora_grpo.prompts import thoughts
 from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
-_METHODS = ("reset", "reply", "take_calls", "tools_of", "get_reward")
+_CONTRACT = ("reset", "reply", "take_calls", "tools_of", "get_reward")
 """Public methods that are not tools."""
 
 
 class _TimeLimit(BaseException):
     """Not an Exception, so that a tool does not catch it."""
+
+
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError, _TimeLimit)
+"""What a user's method may raise. Ctrl-C is not among them."""
 
 
 @dataclass(frozen=True)
@@ -64,34 +68,40 @@ class EnvironmentClass:
     """The class `Environment` of a task file."""
 
     path: Path
-    kind: Any
+    """The task file, for error messages."""
+    python_class: Any
+    """The class itself."""
     constants: Constants
 
     def __post_init__(self) -> None:
         for method in ("reset", "get_reward"):
-            if not callable(getattr(self.kind, method, None)):
+            if not callable(getattr(self.python_class, method, None)):
                 raise UserError(f"{self.path}: Environment has no method {method!r}; expected reset and get_reward")
-        if misplaced := [name for name in Constants.__annotations__ if hasattr(self.kind, name)]:
-            raise UserError(f"{self.path}: {misplaced[0]} is in the class; define it at the top level of the file")
-        if not (self.tools or self.replies):
+        for name in Constants.__annotations__:
+            if hasattr(self.python_class, name):
+                raise UserError(f"{self.path}: {name} is in the class; define it at the top level of the file")
+        if not self.tools and not self.replies:
             raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")
 
     @property
     def replies(self) -> bool:
         """Whether it has a method `reply`."""
-        return callable(getattr(self.kind, "reply", None))
+        return callable(getattr(self.python_class, "reply", None))
 
     @functools.cached_property
     def tools(self) -> dict[str, Tool]:
-        """The tools by name."""
-        members = {name: each for name, each in inspect.getmembers(self.kind, callable) if name not in _METHODS}
-        public = {name: each for name, each in members.items() if not name.startswith("_")}
-        if static := [name for name in public if not inspect.isfunction(inspect.getattr_static(self.kind, name))]:
-            raise UserError(f"{self.path}: {static[0]} is static or a class; a tool is a method with `self`")
-        try:
-            return {name: Tool.of(name, method) for name, method in public.items()}
-        except (PydanticUserError, NameError) as error:
-            raise UserError(f"{self.path}: a type of a tool cannot be checked: {first_line(error)}") from None
+        """The tools by name: the public methods that are not part of the contract."""
+        tools = {}
+        for name, method in inspect.getmembers(self.python_class, callable):
+            if name.startswith("_") or name in _CONTRACT:
+                continue
+            if not inspect.isfunction(inspect.getattr_static(self.python_class, name)):
+                raise UserError(f"{self.path}: {name} is static or a class; a tool is a method with `self`")
+            try:
+                tools[name] = Tool.of(name, method)
+            except (PydanticUserError, NameError) as error:
+                raise UserError(f"{self.path}: a type of a tool cannot be checked: {first_line(error)}") from None
+        return tools
 
     @functools.cached_property
     def schemas(self) -> list[dict[str, Any]]:
@@ -110,55 +120,62 @@ class EnvironmentClass:
                 raise UserError(
                     f"{self.path}: the tool {name!r} has an argument of a type that is not in JSON: {first_line(error)}"
                 ) from None
-            except (chat_template_utils.TypeHintParsingException, chat_template_utils.DocstringParsingException) as bad:
+            except (
+                chat_template_utils.TypeHintParsingException,
+                chat_template_utils.DocstringParsingException,
+            ) as error:
                 raise UserError(
                     f"{self.path}: the tool {name!r} needs type hints and a Google-style docstring with an entry for "
-                    f"each argument: {first_line(bad)}"
+                    f"each argument: {first_line(error)}"
                 ) from None
         return schemas
 
 
 class Session:
-    """The environment of one conversation.
+    """The environment of one conversation: an instance of the class, and what happened in it.
 
     Args:
-        row: the row's columns, which `reset` gets.
+        row: the columns of the row as they were loaded, which `reset` gets.
 
     Raises:
         CheckError: `reset` raised an exception.
     """
 
     def __init__(self, environment: EnvironmentClass, row: Mapping[str, Any]) -> None:
-        self._class, self._name = environment, row.get("id")
-        self.environment = self._run("Environment", environment.kind)
-        columns = copy.deepcopy(dict(row))  # it may change them
-        text = self._run("reset", functools.partial(self.environment.reset, **columns))
-        if not isinstance(text, str | None):
-            raise CheckError(f"{environment.path}: reset returned {text!r:.60}; expected a text or None")
-        self.opening: str = text or ""
-        """The text that `reset` returned."""
+        self._class = environment
+        self._row_id = row.get("id")
+        self.environment = self._run("Environment", environment.python_class)
         self.max_turns = environment.constants.MAX_TURNS
         self.calls = 0
         self.failed_calls = 0
         """Calls that were malformed or raised an exception."""
 
+        columns = copy.deepcopy(dict(row))  # `reset` may change them
+        opening = self._run("reset", functools.partial(self.environment.reset, **columns))
+        if not isinstance(opening, str | None):
+            raise CheckError(f"{environment.path}: reset returned {opening!r:.60}; expected a text or None")
+        self.opening: str = opening or ""
+        """The text that `reset` returned."""
+
     def answer(self, message: Mapping[str, Any]) -> list[dict[str, str]]:
         """Return the messages that follow the model's message: results of its tool calls, or a reply. [] ends."""
-        if calls := message.get("tool_calls"):
-            if hasattr(self.environment, "take_calls"):
-                self.calls += len(calls)
-                self._run("take_calls", self.environment.take_calls, json.loads(json.dumps(calls)))
-                return []
-            return [self._call(each) for each in calls]
+        calls = message.get("tool_calls")
+        if calls and hasattr(self.environment, "take_calls"):
+            self.calls += len(calls)
+            self._run("take_calls", self.environment.take_calls, json.loads(json.dumps(calls)))
+            return []
+        if calls:
+            return [self._call(call) for call in calls]
         if not self._class.replies:
             return []
+
         text = message["content"]
         if not self._class.constants.SEES_THOUGHTS:
             text = thoughts.answer_of(text) or ""
-        text = self._run("reply", self.environment.reply, text)
-        if not isinstance(text, str | None):
-            raise CheckError(f"{self._class.path}: reply returned {text!r:.60}; expected a text or None")
-        return [] if text is None else [{"role": "user", "content": text}]
+        reply = self._run("reply", self.environment.reply, text)
+        if not isinstance(reply, str | None):
+            raise CheckError(f"{self._class.path}: reply returned {reply!r:.60}; expected a text or None")
+        return [] if reply is None else [{"role": "user", "content": reply}]
 
     def refuse(self, problem: str, tool: str = "unknown") -> dict[str, str]:
         """Return the message that answers a malformed call, and count it."""
@@ -166,47 +183,66 @@ class Session:
         return {"role": "tool", "name": tool, "content": f"error: {problem}"}
 
     def verdict(self, ended_by: str) -> Verdict:
-        """Return the grade of the conversation. Call it once, when the conversation is over."""
-        found = self._run("get_reward", self.environment.get_reward)
-        failed = {"limit": "turn_limit", "budget": "token_limit"}.get(ended_by, "wrong_answer")
-        verdict = as_verdict(found, self._class.constants.THRESHOLD, failed)
+        """Return the grade of the conversation. Call it once, when the conversation is over.
+
+        Args:
+            ended_by: what ended the conversation; see `Episode` in rollouts/episode.py.
+
+        Raises:
+            CheckError: `get_reward` raised an exception, or returned a value that is neither a score nor a verdict.
+        """
+        reward = self._run("get_reward", self.environment.get_reward)
+        reason_if_failed = {"limit": "turn_limit", "budget": "token_limit"}.get(ended_by, "wrong_answer")
+        verdict = as_verdict(reward, self._class.constants.THRESHOLD, reason_if_failed)
         if verdict is None:
-            raise CheckError(f"{self._class.path}: get_reward returned {found!r:.60}; expected 0 to 1, or a Verdict")
+            raise CheckError(f"{self._class.path}: get_reward returned {reward!r:.60}; expected 0 to 1, or a Verdict")
         return verdict
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, str]:
         """Run one tool call, whose form `turns.parse_turn` has checked, and return the message with its result."""
         self.calls += 1
-        name, arguments = (call["function"][key] for key in ("name", "arguments"))
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
         tool = self._class.tools.get(name)
         if tool is None:
             return self.refuse(f"no tool named {name!r:.60}; {suggestion(name, self._class.tools)}")
         try:
-            result = self._run(name, functools.partial(tool, self.environment, **arguments), is_tool=True)
-        except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
-            if isinstance(error, WrongArguments):
-                return self.refuse(first_line(error), name)
+            with self._guarded():
+                result = str(asynchronous.finished(tool(self.environment, **arguments)))
+        except WrongArguments as error:
+            return self.refuse(first_line(error), name)
+        except _FAILURES as error:
             if self._class.constants.RAISE_ERRORS:
                 raise self._failed(name, error) from error
             self.failed_calls += 1
-            result = f"error: {type(error).__name__.lstrip('_')}: {first_line(error)}"
+            result = f"error: {_class_name(error)}: {first_line(error)}"
         return {"role": "tool", "name": name, "content": result}
 
-    def _run(self, name: str, method: Callable[..., Any], *args: Any, is_tool: bool = False) -> Any:
-        """Call a method within the time limit, and return its result, as a text if it is a tool's."""
+    def _run(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the contract within the time limit, and return its result.
+
+        Raises:
+            CheckError: it raised an exception, which stops the run.
+        """
         try:
-            with python_file.keeping_directory(), _time_limit(self._class.constants.SECONDS_PER_CALL):
-                result = asynchronous.finished(method(*args))
-                return str(result) if is_tool else result  # integers of more than 4,300 digits raise ValueError
-        except (Exception, SystemExit, asyncio.CancelledError, _TimeLimit) as error:
-            if is_tool:
-                raise
+            with self._guarded():
+                return asynchronous.finished(method(*arguments))
+        except _FAILURES as error:
             raise self._failed(name, error) from error
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Keep the current directory, and end what takes longer than the file's `SECONDS_PER_CALL`."""
+        with python_file.keeping_directory(), _time_limit(self._class.constants.SECONDS_PER_CALL):
+            yield
 
     def _failed(self, name: str, error: BaseException) -> CheckError:
         line = python_file.line_of(error, self._class.path)
-        what = f"{type(error).__name__.lstrip('_')}: {first_line(error)}"
-        return CheckError(f"{line}: {name} raised {what}; row {self._name}")
+        return CheckError(f"{line}: {name} raised {_class_name(error)}: {first_line(error)}; row {self._row_id}")
+
+
+def _class_name(error: BaseException) -> str:
+    return type(error).__name__.lstrip("_")
 
 
 @contextlib.contextmanager
@@ -219,10 +255,10 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _TimeLimit(f"the call took more than {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    previous_handler = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)

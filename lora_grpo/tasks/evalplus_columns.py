@@ -1,7 +1,8 @@
 """The columns of a row of EvalPlus's data sets, HumanEval+ and MBPP+, for the sandbox."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo import sandbox
@@ -11,34 +12,62 @@ from lora_grpo.tasks import sources
 
 # A test program of EvalPlus's datasets on the Hub has `inputs = [...]` and, in a loop, `assertion(f(*inp), exp, atol)`.
 _HUB_INPUTS = re.compile(r"^ *inputs = (\[.*\])$", re.MULTILINE)
-_HUB_ATOL = re.compile(r"[,=] ([\d.e-]+)\)?$", re.MULTILINE)
+_HUB_TOLERANCE = re.compile(r"[,=] ([\d.e-]+)\)?$", re.MULTILINE)
 
 
-def plus_columns(record: Row, where: str, reference: str, entry_point: str, convert: Callable[..., Any] = list) -> Row:
+@dataclass(frozen=True)
+class _Inputs:
+    """What the tests of a problem call its function with."""
+
+    parts: Sequence[str]
+    """Lists of the arguments of calls, as Python code. A release has a list of the original inputs and one of more."""
+    tolerance: float
+    """Absolute tolerance of floats."""
+
+
+def plus_columns(
+    record: sources.Record,
+    reference: str,
+    entry_point: str,
+    convert: Callable[[list[Any]], list[Any]] = list,
+) -> Row:
     """Return the columns `test`, `prelude` and `seconds` of a row of EvalPlus; `sandbox/evalplus.py` has the rules.
 
     Args:
-        record: a row of EvalPlus's release, which has `base_input`, or of its dataset on the Hub, which has `test`.
-        where: location of the record.
+        record: of EvalPlus's release, which has `base_input`, or of its dataset on the Hub, which has `test`.
         reference: the reference program, which computes the expected values.
+        entry_point: the function that is called.
         convert: returns the arguments of a call for those in a release.
     """
-    if "base_input" in record:
-        parts, atol = (record["base_input"], record.get("plus_input") or []), record.get("atol", 0)
-        are_lists = all(isinstance(part, list) and all(isinstance(call, list) for call in part) for part in parts)
-        if not are_lists or not isinstance(atol, (int, float)):
-            raise UserError(f"{where}: expected a number as 'atol' and lists of lists as 'base_input' and 'plus_input'")
-        inputs = [repr([*map(convert, part)]) for part in parts if part]
-    else:
-        (program,) = sources.texts(record, ("test",), where)
-        lists, numbers = _HUB_INPUTS.findall(program), _HUB_ATOL.findall(program)
-        if len(lists) != 1 or not numbers:
-            raise UserError(f"{where}: 'test' has no inputs or no tolerance; expected a row of EvalPlus's dataset")
-        inputs, atol = lists, float(numbers[-1])
+    inputs = _inputs(record, convert)
+
+    # The prelude is trusted: a program can read neither the inputs nor what they are compared with.
     prelude = ["from math import inf, nan", "from lora_grpo.sandbox.evalplus import Comparison"]
     test = []
-    for number, source in enumerate(inputs):
+    for number, source in enumerate(inputs.parts):
         prelude.append(f"_inputs{number} = {source}")
-        prelude.append(f"_tests{number} = Comparison({reference!r}, {entry_point!r}, {atol!r})")
+        prelude.append(f"_tests{number} = Comparison({reference!r}, {entry_point!r}, {inputs.tolerance!r})")
         test.append(f"for _args in _inputs{number}:\n    assert _tests{number}.holds({entry_point}, _args), _args\n")
     return {"test": "".join(test), "prelude": "\n".join(prelude), "seconds": sandbox.LONGEST}
+
+
+def _inputs(record: sources.Record, convert: Callable[[list[Any]], list[Any]]) -> _Inputs:
+    if "base_input" not in record.columns:
+        return _inputs_of_hub_row(record)
+    parts = [record.columns["base_input"], record.columns.get("plus_input") or []]
+    tolerance = record.columns.get("atol", 0)
+    are_calls = all(isinstance(part, list) and all(isinstance(call, list) for call in part) for part in parts)
+    if not are_calls or not isinstance(tolerance, (int, float)):
+        raise UserError(
+            f"{record.where}: expected a number as 'atol' and lists of lists as 'base_input' and 'plus_input'"
+        )
+    return _Inputs([repr([convert(call) for call in part]) for part in parts if part], tolerance)
+
+
+def _inputs_of_hub_row(record: sources.Record) -> _Inputs:
+    [program] = sources.texts(record.columns, ["test"], record.where)
+    lists = _HUB_INPUTS.findall(program)
+    tolerances = _HUB_TOLERANCE.findall(program)
+    if len(lists) != 1 or not tolerances:
+        raise UserError(f"{record.where}: 'test' has no inputs or no tolerance; expected a row of EvalPlus's dataset")
+    return _Inputs(lists, float(tolerances[-1]))

@@ -7,42 +7,57 @@ Source: https://github.com/openai/grade-school-math
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lora_grpo.files import json_files
-from lora_grpo.grading import Row, numbers
+from lora_grpo.grading import Row, Verdict, numbers
 from lora_grpo.prompts import own_prompt
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.columns import own_columns, row_ids, with_record
-
-HUB_DATASET = "openai/gsm8k"
-COLUMNS = ("question", "answer")
-
-check = numbers.check
-gold = numbers.gold
+from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
+from lora_grpo.tasks.task import Task
 
 
-def load(split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-    """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
+class GSM8K(Task):
+    """Word problems. Records have a `question` and an `answer`: a number, or a solution that ends with `#### N`."""
 
-    Each record has a `question` and an `answer`, which is a number or a worked solution that ends with `#### N`. The
-    `id` is that of the record, if each has another one, and else "gsm8k/test/17" or "<file stem>/17", counted from 0.
-    A `prompt` that is a list of messages is what the model gets.
-    """
-    source = source or HUB_DATASET
-    records = sources.read(source, split, COLUMNS, columns, "main" if source.partition("@")[0] == HUB_DATASET else None)
-    prefix = json_files.stem(Path(source))
-    if sources.is_on_hub(source):
-        prefix = f"{'gsm8k' if source == HUB_DATASET else source}/{'train' if split == 'train' else 'test'}"
-    names = row_ids([record for _, record in records], prefix)
-    return [_row(record, name, where) for name, (where, record) in zip(names, records, strict=True)]
+    COLUMNS = ("question", "answer")
+    HUB_DATASET = "openai/gsm8k"
+
+    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
+        """Return the rows of a split; see `Task.load`. All rows of a file are used for either split.
+
+        The `id` is that of the record, if each has another one, and else "gsm8k/test/17" or "<file stem>/17", counted
+        from 0. A `prompt` that is a list of messages is what the model gets.
+        """
+        source = source or self.HUB_DATASET
+        is_gsm8k = source.partition("@")[0] == self.HUB_DATASET
+        records = sources.read(source, split, self.COLUMNS, columns, hub_config="main" if is_gsm8k else None)
+
+        prefix = json_files.stem(Path(source))
+        if sources.is_on_hub(source):
+            dataset = "gsm8k" if source == self.HUB_DATASET else source
+            prefix = f"{dataset}/{'train' if split == 'train' else 'test'}"
+        ids = row_ids([record.columns for record in records], prefix)
+        return [_row(record, row_id) for row_id, record in zip(ids, records, strict=True)]
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        return numbers.check(completion, row)
+
+    def gold(self, row: Mapping[str, Any]) -> str:
+        return numbers.gold(row)
 
 
-def _row(record: Row, row_id: str, where: str) -> Row:
+def make_task(name: str) -> GSM8K:
+    """Return the task."""
+    return GSM8K()
+
+
+def _row(record: sources.Record, row_id: str) -> Row:
     """Return the row of a record, or raise UserError. The answer may be a JSON number."""
-    row = {**own_columns(record), "id": row_id, **own_prompt(record, where)}
-    answer = record["answer"]
+    row = {**without_row_entries(record.columns), "id": row_id, **own_prompt(record.columns, record.where)}
+    answer = record.columns["answer"]
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         row["answer"] = str(answer)
-    sources.texts(row, COLUMNS, where)
-    numbers.gold_number(row, where)
-    return with_record(row, record, where)
+    sources.texts(row, GSM8K.COLUMNS, record.where)
+    numbers.gold_number(row, record.where)
+    return with_loaded_columns(row, record.columns, record.where)

@@ -14,25 +14,82 @@ Sources: https://github.com/google-research/google-research/tree/master/instruct
 https://github.com/allenai/IFBench (arXiv:2507.02833), by way of the package if-verifiable, version 0.1.2.
 """
 
-import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.prompts import thoughts
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.columns import own_columns, row_ids, with_record
+from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
+from lora_grpo.tasks.task import Task
 from lora_grpo.workers import TooSlow, Worker
 
-COLUMNS = ("prompt", "instruction_id_list", "kwargs")
 _DATASETS = {"ifeval": "google/IFEval@train", "ifbench": "allenai/IFBench_test@train"}
 _follow = Worker("lora_grpo.tasks.instructions:follow", seconds=10.0, imports=["if_verifiable"])
 
 
-def read(name: str) -> Any:
+@dataclass(frozen=True)
+class Instructions(Task):
+    """The task `ifeval` or `ifbench`."""
+
+    COLUMNS = ("prompt", "instruction_id_list", "kwargs")
+    has_gold = False
+
+    name: str
+
+    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
+        """Return the rows of a split; see `Task.load`."""
+        if source is None and split == "train":
+            raise UserError(
+                f"{self.name} is a benchmark without training rows; pass --data.train with rows of the same form"
+            )
+        source = source or _DATASETS[self.name]
+        records = sources.read(source, split, self.COLUMNS, columns)
+        ids = row_ids([record.columns for record in records], self.name)
+        rows = []
+        for row_id, record in zip(ids, records, strict=True):
+            if "key" in record.columns:  # of the datasets
+                row_id = f"{self.name}/{record.columns['key']}"
+            rows.append(_row(record, row_id))
+        return sources.unique(rows, source)
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        """Grade one completion.
+
+        Raises:
+            CheckError: a checker needs data of NLTK that is not there, or there is no such instruction.
+        """
+        answer = thoughts.answer_of(completion)
+        if answer is None:
+            rules = {"strict": False, "loose": False}
+            return Verdict(False, thoughts.UNFINISHED, rules=rules, score=0.0)
+        try:
+            strict, loose = _follow(self.name, row["question"], row["instructions"], row["arguments"], answer)
+        except TooSlow:
+            return Verdict(False, "timeout", score=0.0)
+        except RuntimeError as error:
+            if "nltk" in str(error).lower():
+                raise CheckError(
+                    "a checker needs data of NLTK; run `python -m nltk.downloader punkt punkt_tab stopwords "
+                    f"averaged_perceptron_tagger_eng` ({first_line(error)})"
+                ) from None
+            raise CheckError(f"{self.name} row {row['id']}: {first_line(error)}") from None
+
+        passed = all(strict)
+        missed = [name for name, is_followed in zip(row["instructions"], strict, strict=True) if not is_followed]
+        return Verdict(
+            passed,
+            "correct" if passed else "wrong_answer",
+            rules={"strict": passed, "loose": all(loose)},
+            detail=f"does not follow {', '.join(missed)}" if missed else None,
+            score=sum(strict) / len(strict),
+        )
+
+
+def make_task(name: str) -> Instructions:
     """Return the task `ifeval` or `ifbench`.
 
     Raises:
@@ -40,63 +97,29 @@ def read(name: str) -> Any:
     """
     if importlib.util.find_spec("if_verifiable") is None:
         raise UserError(f"{name} needs the package if-verifiable; run `pip install 'lora-grpo[tasks]'`")
-    given = {"load": functools.partial(load, name), "check": functools.partial(check, name)}
-    return SimpleNamespace(**given, has_gold=False, COLUMNS=COLUMNS)
+    return Instructions(name)
 
 
-def load(name: str, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-    """Return the rows of a split; see `Task.load`."""
-    if source is None and split == "train":
-        raise UserError(f"{name} is a benchmark without training rows; pass --data.train with rows of the same form")
-    rows: list[Row] = []
-    records = sources.read(source or _DATASETS[name], split, COLUMNS, columns)
-    ids = row_ids([record for _, record in records], name)
-    for row_id, (where, record) in zip(ids, records, strict=True):
-        prompt, names, arguments = (record[column] for column in COLUMNS)
-        sources.texts(record, ("prompt",), where)
-        if not isinstance(names, list) or not names or not isinstance(arguments, list) or len(arguments) != len(names):
-            raise UserError(f"{where}: expected lists of the same length in instruction_id_list and kwargs")
-        given = [{key: value for key, value in (each or {}).items() if value is not None} for each in arguments]
-        if "key" in record:
-            row_id = f"{name}/{record['key']}"
-        row: Row = {"answer": ""}
-        row |= {key: value for key, value in own_columns(record).items() if key not in COLUMNS}
-        row |= {"id": row_id, "question": prompt, "prompt": [{"role": "user", "content": prompt}]}
-        row |= {"instructions": names, "arguments": given}
-        rows.append(with_record(row, record, where))
-    return sources.unique(rows, source or _DATASETS[name])
+def _row(record: sources.Record, row_id: str) -> Row:
+    columns = record.columns
+    [prompt] = sources.texts(columns, ["prompt"], record.where)
+    names = columns["instruction_id_list"]
+    arguments = columns["kwargs"]
+    if not isinstance(names, list) or not names or not isinstance(arguments, list) or len(arguments) != len(names):
+        raise UserError(f"{record.where}: expected lists of the same length in instruction_id_list and kwargs")
 
+    # A dataset has all arguments of all instructions in each entry, and null for those that the instruction lacks.
+    given_arguments = []
+    for entry in arguments:
+        given_arguments.append({name: value for name, value in (entry or {}).items() if value is not None})
 
-def check(name: str, completion: str, row: Mapping[str, Any]) -> Verdict:
-    """Grade one completion.
-
-    Raises:
-        CheckError: a checker needs data of NLTK that is not there.
-    """
-    answer = thoughts.answer_of(completion)
-    if answer is None:
-        rules = {"strict": False, "loose": False}
-        return Verdict(False, thoughts.UNFINISHED, rules=rules, score=0.0)
-    try:
-        strict, loose = _follow(name, row["question"], row["instructions"], row["arguments"], answer)
-    except TooSlow:
-        return Verdict(False, "timeout", score=0.0)
-    except RuntimeError as error:
-        if "nltk" in str(error).lower():
-            raise CheckError(
-                "a checker needs data of NLTK; run `python -m nltk.downloader punkt punkt_tab stopwords "
-                f"averaged_perceptron_tagger_eng` ({first_line(error)})"
-            ) from None
-        raise CheckError(f"{name} row {row['id']}: {first_line(error)}") from None
-    passed = all(strict)
-    missed = [each for each, follows in zip(row["instructions"], strict, strict=True) if not follows]
-    return Verdict(
-        passed,
-        "correct" if passed else "wrong_answer",
-        rules={"strict": passed, "loose": all(loose)},
-        detail=f"does not follow {', '.join(missed)}" if missed else None,
-        score=sum(strict) / len(strict),
-    )
+    row: Row = {"answer": ""}
+    for name, value in without_row_entries(columns).items():
+        if name not in Instructions.COLUMNS:
+            row[name] = value
+    row |= {"id": row_id, "question": prompt, "prompt": [{"role": "user", "content": prompt}]}
+    row |= {"instructions": names, "arguments": given_arguments}
+    return with_loaded_columns(row, columns, record.where)
 
 
 def follow(
@@ -107,14 +130,16 @@ def follow(
     import langdetect
 
     langdetect.DetectorFactory.seed = 0  # it samples, and the same text must get the same grade
-    kind = {"ifeval": if_verifiable.IFEvalSample, "ifbench": if_verifiable.IFBenchSample}[name]
-    sample = kind(key=0, prompt=prompt, instruction_id_list=instructions, kwargs=arguments)
+    sample_class = {"ifeval": if_verifiable.IFEvalSample, "ifbench": if_verifiable.IFBenchSample}[name]
+    sample = sample_class(key=0, prompt=prompt, instruction_id_list=instructions, kwargs=arguments)
+    none_followed = [False] * len(instructions)
     try:
         results, _ = if_verifiable.evaluate_output_for_sample(name, sample, completion)
     except IndexError:  # of a checker, on a text without words
-        return [False] * len(instructions), [False] * len(instructions)
+        return none_followed, none_followed
     if not results and not completion.strip():
-        return [False] * len(instructions), [False] * len(instructions)
-    if unknown := {*instructions} - {each.instruction_id for each in results}:
+        return none_followed, none_followed
+    unknown = set(instructions) - {result.instruction_id for result in results}
+    if unknown:
         raise ValueError(f"no instruction {', '.join(sorted(unknown))}")
-    return [each.strict_pass for each in results], [each.loose_pass for each in results]
+    return [result.strict_pass for result in results], [result.loose_pass for result in results]

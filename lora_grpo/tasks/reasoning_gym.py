@@ -25,6 +25,7 @@ from typing import Any
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.grading import Row, Verdict, find_answers
 from lora_grpo.prompts import DEFAULT_STYLE, thoughts, write_completion
+from lora_grpo.tasks.task import Task
 from lora_grpo.workers import TooSlow, Worker
 
 PREFIX = "reasoning-gym:"
@@ -39,12 +40,12 @@ _SEEDS = {"train": 0, "eval": 1_000_000_000}
 """The seed of the first row of a split. Each row has the next one."""
 _SIZES = {"train": 1000, "eval": 200}
 """Rows of a split. A `size` that is given is that of both, but at most 200 rows are for evaluation."""
-_LONGEST = 10_000
+_MAX_CHARACTERS = 10_000
 """Characters of an answer that is graded."""
 _generate = functools.cache(Worker("lora_grpo.tasks.reasoning_gym:generate", 3600.0, imports=["reasoning_gym"]))
 _score = Worker("lora_grpo.tasks.reasoning_gym:score", 10.0, imports=["reasoning_gym"])
 
-# What an answer may consist of if its scorer runs it. A name alone does nothing.
+# What an answer may consist of, as nodes of Python's syntax tree, if its scorer runs it. A name alone does nothing.
 _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.unaryop)
 _ARITHMETIC = (ast.Expression, ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 _FORMULA = (*_ARITHMETIC, ast.Name, ast.Load, ast.Call)
@@ -53,21 +54,30 @@ _RUN = {
     **dict.fromkeys(("countdown", "puzzle24"), _ARITHMETIC),
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _FORMULA),
 }
+"""The generators whose scorers run the answer, and the nodes that it may have."""
 _FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "Abs"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Generator:
-    """The `Task` of one generator."""
+class Generator(Task):
+    """The task of one generator."""
 
     name: str
+    """As in reasoning-gym: "countdown"."""
 
     @property
     def has_gold(self) -> bool:
         """Whether rows have a reference answer. A few generators have only a scorer."""
-        return bool(_generate(self.name, "eval", '{"size": 1}')[0][1])
+        [(_, answer)] = _generate(self.name, "eval", '{"size": 1}')
+        return bool(answer)
 
-    def load(self, split: str, source: str | None = None, options: Sequence[str] = ()) -> list[Row]:
+    def load(
+        self,
+        split: str,
+        source: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> list[Row]:
         """Return the rows of a split; see `Task.load`.
 
         Args:
@@ -84,8 +94,16 @@ class Generator:
             # Some references of `intermediate_integration` contain the integral itself. Such an answer must not pass.
             if answer and not _is_safe(self.name, answer):
                 continue
-            row = {"id": f"{self.name}/{split}/{index}", "question": question, "answer": answer}
-            rows.append({**row, "split": split, "index": index, "config": config})
+            rows.append(
+                {
+                    "id": f"{self.name}/{split}/{index}",
+                    "question": question,
+                    "answer": answer,
+                    "split": split,
+                    "index": index,
+                    "config": config,
+                }
+            )
         return rows
 
     def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
@@ -93,12 +111,15 @@ class Generator:
         text = thoughts.answer_of(completion)
         if text is None:
             return Verdict(False, thoughts.UNFINISHED, score=0.0)
-        found = find_answers(text)
-        if not found or len(found) > 1:
-            return Verdict(False, "conflicting_answers" if found else "no_answer", score=0.0)
-        [answer] = found
+        answers = find_answers(text)
+        if not answers:
+            return Verdict(False, "no_answer", score=0.0)
+        if len(answers) > 1:
+            return Verdict(False, "conflicting_answers", score=0.0)
+
+        [answer] = answers
         wrong = Verdict(False, "wrong_answer", answer, score=0.0)
-        if not answer or len(answer) > _LONGEST or not _is_safe(self.name, answer):
+        if not answer or len(answer) > _MAX_CHARACTERS or not _is_safe(self.name, answer):
             return wrong
         try:
             score = _score(self.name, row["split"], row["config"], row["index"], answer)
@@ -106,7 +127,8 @@ class Generator:
             return dataclasses.replace(wrong, reason="timeout")
         except RuntimeError as error:  # some scorers do not catch the errors of their parsers
             return dataclasses.replace(wrong, detail=f"the scorer raised {first_line(error)}")
-        return Verdict(score == 1, "correct" if score == 1 else "wrong_answer", answer, score=score)
+        passed = score == 1
+        return Verdict(passed, "correct" if passed else "wrong_answer", answer, score=score)
 
     def gold(self, row: Mapping[str, Any]) -> str:
         """Return a completion without reasoning in the row's `prompt_style`."""
@@ -118,52 +140,59 @@ class Generator:
         Raises:
             UserError: one is unknown, or the generator refuses it.
         """
-        names = {field.name for field in dataclasses.fields(_library().DATASETS[self.name][1])} - {"seed"}
-        names |= {"level"} if _library().has_curriculum(self.name) else set()
-        given: dict[str, Any] = {}
+        config_class = _library().DATASETS[self.name][1]
+        fields = {field.name for field in dataclasses.fields(config_class)} - {"seed"}
+        if _library().has_curriculum(self.name):
+            fields.add("level")
+
+        values: dict[str, Any] = {}
         for option in options:
             name, equals, text = option.partition("=")
-            if not equals or name not in names:
-                hint = suggestion(name, sorted(names))
+            if not equals or name not in fields:
+                hint = suggestion(name, sorted(fields))
                 raise UserError(f"--data.options {option!r}: expected NAME=VALUE with a field of {self.name}; {hint}")
             try:
-                given[name] = json.loads(text)
+                values[name] = json.loads(text)
             except ValueError:
-                given[name] = text
-            if name == "size" and (type(given[name]) is not int or given[name] < 1):
+                values[name] = text
+            if name == "size" and (type(values[name]) is not int or values[name] < 1):
                 raise UserError(f"--data.options {option!r}: expected a number of rows, 1 or more")
-        config = json.dumps(given, sort_keys=True)
-        try:
-            _generate(self.name, "eval", json.dumps({**given, "size": 1}))
+
+        try:  # the generator checks the values when it makes a row
+            _generate(self.name, "eval", json.dumps({**values, "size": 1}))
         except RuntimeError as error:
-            refused = " ".join(options)
-            raise UserError(f"{self.name} refuses --data.options {refused}: {first_line(error)}") from None
-        return config
+            raise UserError(f"{self.name} refuses --data.options {' '.join(options)}: {first_line(error)}") from None
+        return json.dumps(values, sort_keys=True)
 
 
 def generate(name: str, split: str, config: str) -> list[tuple[str, str]]:
     """Return the questions and answers of a split; an answer is empty if there is none. Called in a `Worker`."""
-    entries = (_entry(name, split, config, index) for index in range(len(_dataset(name, split, config))))
-    return [(entry["question"], "" if entry["answer"] is None else str(entry["answer"])) for entry in entries]
+    rows = []
+    for index in range(len(_dataset(name, split, config))):
+        entry = _entry(name, split, config, index)
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        rows.append((entry["question"], answer))
+    return rows
 
 
 def score(name: str, split: str, config: str, index: int, answer: str) -> float:
     """Return the score of an answer from 0 to 1. Called in a `Worker`."""
-    found = float(_dataset(name, split, config).score_answer(answer, _entry(name, split, config, index)))
-    return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
+    value = float(_dataset(name, split, config).score_answer(answer, _entry(name, split, config, index)))
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
-def read(name: str) -> Generator:
+def make_task(name: str) -> Generator:
     """Return the task of a generator.
 
     Raises:
         UserError: reasoning-gym is not installed, or has no such generator.
     """
-    generator, known = name.removeprefix(PREFIX), sorted(set(_library().DATASETS) - {*REFUSED})
+    generator = name.removeprefix(PREFIX)
+    usable = sorted(set(_library().DATASETS) - set(REFUSED))
     if generator in REFUSED:
         raise UserError(f"{name} cannot be used: {REFUSED[generator]}")
-    if generator not in known:
-        hint = suggestion(generator, known, "`lora-grpo tasks reasoning-gym` lists them")
+    if generator not in usable:
+        hint = suggestion(generator, usable, "`lora-grpo tasks reasoning-gym` lists them")
         raise UserError(f"reasoning-gym has no generator {generator!r}; {hint}")
     return Generator(generator)
 
@@ -180,15 +209,18 @@ def _library() -> Any:
 @functools.lru_cache(maxsize=64)
 def _dataset(name: str, split: str, config: str) -> Any:
     """Return the rows of a split, which are made when they are read."""
-    given = json.loads(config)
-    level = given.pop("level", None)
-    size = given.get("size", _SIZES["train"])
-    given |= {"seed": _SEEDS[split], "size": min(size, _SIZES["eval"]) if split == "eval" else size}
+    fields = json.loads(config)
+    level = fields.pop("level", None)
+    size = fields.get("size", _SIZES["train"])
+    if split == "eval":
+        size = min(size, _SIZES["eval"])
+    fields |= {"seed": _SEEDS[split], "size": size}
     if level is None:
-        return _library().create_dataset(name, **given)
+        return _library().create_dataset(name, **fields)
     curriculum = _library().create_curriculum(name)
     curriculum.set_global_level(level)
-    return _library().DATASETS[name][0](dataclasses.replace(curriculum.generate_configuration(), **given))
+    dataset_class = _library().DATASETS[name][0]
+    return dataset_class(dataclasses.replace(curriculum.generate_configuration(), **fields))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -198,28 +230,30 @@ def _entry(name: str, split: str, config: str, index: int) -> dict[str, Any]:
 
 def _is_safe(name: str, answer: str) -> bool:
     """Return whether the scorer may get an answer: it does not run it, or the answer is harmless and short to run."""
-    kinds = _RUN.get(name)
-    if kinds is None:
+    allowed_nodes = _RUN.get(name)
+    if allowed_nodes is None:
         return True
     try:
         tree = ast.parse(answer, mode="eval")
         nodes = list(ast.walk(tree))
-        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-        return (
-            all(isinstance(node, kinds) for node in nodes)
-            and all(isinstance(function, ast.Name) and function.id in _FUNCTIONS for function in calls)
-            and _powers(tree) <= 2
-        )
+        if not all(isinstance(node, allowed_nodes) for node in nodes):
+            return False
+        functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+        if not all(isinstance(function, ast.Name) and function.id in _FUNCTIONS for function in functions):
+            return False
+        return _nested_powers(tree) <= 2
     except SyntaxError:  # SymPy rewrites a text before it runs it; `eval` does not
-        return kinds is _LITERAL
+        return allowed_nodes is _LITERAL
     except (ValueError, MemoryError, RecursionError):
         return False
 
 
-def _powers(node: ast.AST) -> float:
+def _nested_powers(node: ast.AST) -> float:
     """Return how many powers are nested; infinity if an exponent is large or has a power."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Pow | ast.LShift):
-        return max((_powers(child) for child in ast.iter_child_nodes(node)), default=0)
-    numbers = [each.value for each in ast.walk(node.right) if isinstance(each, ast.Constant)]
-    is_small = len(numbers) <= 2 and all(isinstance(each, int | float) and abs(each) <= 99 for each in numbers)
-    return math.inf if _powers(node.right) or not is_small else _powers(node.left) + 1
+        return max((_nested_powers(child) for child in ast.iter_child_nodes(node)), default=0)
+    if _nested_powers(node.right):
+        return math.inf
+    numbers = [part.value for part in ast.walk(node.right) if isinstance(part, ast.Constant)]
+    is_small = len(numbers) <= 2 and all(isinstance(number, int | float) and abs(number) <= 99 for number in numbers)
+    return _nested_powers(node.left) + 1 if is_small else math.inf

@@ -1,57 +1,97 @@
-"""The `Task` protocol, and lookup of tasks by name."""
+"""The table of built-in tasks, and lookup of tasks by name.
 
-import importlib
-from collections.abc import Mapping, Sequence
+To add a task, write a module with a class like `GSM8K` in gsm8k.py and a function `make_task`, add a line to `TASKS`,
+and add an entry to cli/tasks.toml, which `lora-grpo tasks` and docs/tasks.md list.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from lora_grpo import python_objects, starter
+from lora_grpo import python_objects
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import python_file
-from lora_grpo.grading import Row, Verdict, numbers, programs
+from lora_grpo.grading import Verdict
+from lora_grpo.tasks import (
+    bfcl,
+    code_feedback,
+    gsm8k,
+    humaneval,
+    instructions,
+    mathematics,
+    mbpp,
+    reasoning_gym,
+    starter_problems,
+    task_file,
+    textarena_games,
+)
+from lora_grpo.tasks.task import Task
 
-CODE_TASKS = ("code-with-feedback", "humaneval", "humaneval-plus", "mbpp", "mbpp-plus", "starter-code")
-"""Tasks with programs as completions, graded by unit tests. Their rows have the columns listed in `code_grading`."""
 
-MATH_TASKS = ("aime24", "aime25", "math", "math500")
-"""Tasks of `mathematics`."""
+@dataclass(frozen=True)
+class BuiltIn:
+    """A line of the table."""
 
-TASK_NAMES = (*CODE_TASKS, *MATH_TASKS, "gsm8k", "ifbench", "ifeval", "starter")
-
-_READERS = {"code-with-feedback": "code_feedback", "textarena": "textarena_games", "reasoning-gym": "reasoning_gym"}
-_READERS |= {**dict.fromkeys(MATH_TASKS, "mathematics"), **dict.fromkeys(("ifbench", "ifeval"), "instructions")}
-"""The module whose `read(name)` returns the task, by the name of the task or the part of it before a colon."""
+    make_task: Callable[[str], Task]
+    """Returns the task of a name, or raises UserError if a package that it needs is not installed."""
+    runs_programs: bool = False
+    """Whether completions are programs, which unit tests grade in the sandbox."""
 
 
-class Task(Protocol):
-    """The functions of a task module.
+TASKS = {
+    "code-with-feedback": BuiltIn(code_feedback.make_task, runs_programs=True),
+    "humaneval": BuiltIn(humaneval.make_task, runs_programs=True),
+    "humaneval-plus": BuiltIn(humaneval.make_task, runs_programs=True),
+    "mbpp": BuiltIn(mbpp.make_task, runs_programs=True),
+    "mbpp-plus": BuiltIn(mbpp.make_task, runs_programs=True),
+    "starter-code": BuiltIn(starter_problems.make_task, runs_programs=True),
+    "aime24": BuiltIn(mathematics.make_task),
+    "aime25": BuiltIn(mathematics.make_task),
+    "math": BuiltIn(mathematics.make_task),
+    "math500": BuiltIn(mathematics.make_task),
+    "bfcl": BuiltIn(bfcl.make_task),
+    "gsm8k": BuiltIn(gsm8k.make_task),
+    "ifbench": BuiltIn(instructions.make_task),
+    "ifeval": BuiltIn(instructions.make_task),
+    "starter": BuiltIn(starter_problems.make_task),
+}
+"""The tasks of this package, by name."""
 
-    A task that can check a batch faster than single completions also has `check_many(completions, rows)`.
-    """
+FAMILIES = {
+    "reasoning-gym": BuiltIn(reasoning_gym.make_task),
+    "textarena": BuiltIn(textarena_games.make_task),
+}
+"""Packages with many tasks, by what stands before the colon: `reasoning-gym:countdown`."""
 
-    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-        """Return the rows of the split "train" or "eval". Raises UserError for a missing source or a malformed row.
+TASK_NAMES = tuple(TASKS)
+CODE_TASKS = tuple(name for name, task in TASKS.items() if task.runs_programs)
+"""Tasks with programs as completions. Their rows have the columns that `lora_grpo/grading/programs.py` describes."""
 
-        Args:
-            source: path of a JSON Lines, CSV or Parquet file, a Hub dataset id, or None for the task's default.
-            columns: the source's name of a column for each of ours. Only tasks with `COLUMNS` accept it.
-        """
 
-    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
-        """Grade one completion, which may be any string, against its row."""
+def get_task(name: str) -> Task:
+    """Return a task by its name or file, or raise UserError if there is none. A file is run."""
+    if python_objects.is_name(name):
+        return cast(Task, python_objects.find(name))
+    if is_task_file(name):
+        return task_file.load_task_file(name)
+    family, _, _ = name.partition(":")
+    built_in = TASKS.get(name) or FAMILIES.get(family)
+    if built_in is None:
+        expected = f"expected one of {', '.join(TASKS)}, reasoning-gym:NAME, textarena:NAME, or a file: my_task.py"
+        raise UserError(f"unknown task {name!r}; {suggestion(name, [*TASKS, *FAMILIES], expected)}")
+    return built_in.make_task(name)
 
-    def gold(self, row: Mapping[str, Any]) -> Any:
-        """Return a completion in the row's `prompt_style` that `check` accepts.
 
-        With an environment, return the messages of the model in a conversation that passes.
-        """
+def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Grade B completions of one task against their B rows."""
+    return get_task(task_name).check_many(completions, rows)
 
 
 def runs_programs(data: DataConfig, also: Sequence[str] = ()) -> bool:
     """Return whether grading these tasks, and others, requires running programs written by the model."""
-    return bool({data.task, data.evaluation_task, *also} & {*CODE_TASKS})
+    return any(name in CODE_TASKS for name in (data.task, data.evaluation_task, *also))
 
 
 def is_task_file(name: str) -> bool:
@@ -71,13 +111,14 @@ def task_title(name: str) -> str:
 
 def same_task(first: str, second: str) -> bool:
     """Return whether two names are of the same task, or two paths of the same file."""
-    paths = [Path(name).expanduser().resolve() for name in (first, second)]
-    return first == second or (is_task_file(first) and paths[0] == paths[1])
+    if not is_task_file(first):
+        return first == second
+    return Path(first).expanduser().resolve() == Path(second).expanduser().resolve()
 
 
 def source_of_rows(name: str) -> str:
-    """Return the source of the training rows of a task: "--data.train", or the `load` of a task file."""
-    return "--data.train" if getattr(get_task(name), "takes_source", True) else f"load in {Path(name).name}"
+    """Return where the training rows of a task come from: "--data.train", or the `load` of a task file."""
+    return "--data.train" if get_task(name).takes_source else f"load in {Path(name).name}"
 
 
 def task_sha256(name: str) -> str | None:
@@ -85,38 +126,3 @@ def task_sha256(name: str) -> str | None:
     if python_objects.is_name(name):
         return python_objects.describe(name)["sha256"]
     return python_file.sha256(Path(name)) if is_task_file(name) else None
-
-
-def get_task(name: str) -> Task:
-    """Return a task by its name or file, or raise UserError if there is none. A file is run."""
-    if python_objects.is_name(name):
-        return cast(Task, python_objects.find(name))
-    reader = "task_file" if is_task_file(name) else _READERS.get(name.partition(":")[0])
-    if reader:
-        return cast(Task, importlib.import_module(f"lora_grpo.tasks.{reader}").read(name))
-    if name not in TASK_NAMES:
-        expected = f"expected one of {', '.join(TASK_NAMES)}, reasoning-gym:NAME, textarena:NAME, or a file: my_task.py"
-        raise UserError(f"unknown task {name!r}; {suggestion(name, [*TASK_NAMES, *_READERS], expected)}")
-    if not name.startswith("starter"):
-        module = importlib.import_module(f"lora_grpo.tasks.{name.removesuffix('-plus')}")
-        if not name.endswith("-plus"):
-            return cast(Task, module)
-        shared = {each: getattr(module, each) for each in ("check", "check_many", "gold")}
-        return cast(Task, SimpleNamespace(load=module.load_plus, HUB_DATASET=module.PLUS_DATASET, **shared))
-
-    def load(split: str, source: str | None = None) -> list[Row]:
-        if source is not None:
-            raise UserError(f"the {name} task uses its bundled problems, got source {source!r}; remove the source")
-        return starter.problems(name, split)
-
-    graders = vars(numbers if name == "starter" else programs)
-    functions = {each: graders[each] for each in ("check", "check_many", "gold") if each in graders}
-    return cast(Task, SimpleNamespace(load=load, **functions))
-
-
-def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Grade B completions of one task against their B rows."""
-    task = get_task(task_name)
-    if check_many := getattr(task, "check_many", None):
-        return list(check_many(completions, rows))
-    return [task.check(completion, row) for completion, row in zip(completions, rows, strict=True)]

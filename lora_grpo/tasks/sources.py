@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,22 @@ from lora_grpo.grading import Row
 _FILE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt", ".gz")
 
 
+@dataclass(frozen=True)
+class Record:
+    """One record of a source."""
+
+    where: str
+    """Its location for error messages, such as "file:line"."""
+    columns: Row
+    """Its values by column, as they were written."""
+
+
 def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
     """Sample `limit` rows without replacement, in their original order; None keeps all rows."""
     if limit is None or limit >= len(rows):
         return list(rows)
-    return [rows[i] for i in sorted(random.Random(seed).sample(range(len(rows)), limit))]
+    chosen = random.Random(seed).sample(range(len(rows)), limit)
+    return [rows[index] for index in sorted(chosen)]
 
 
 def is_on_hub(source: str) -> bool:
@@ -44,7 +56,7 @@ def read_rows(source: str | None, split: str) -> list[Row]:
     if source is None:
         flag = {"train": " with --data.train", "eval": " with --data.eval"}.get(split, "")
         raise UserError(f"no {split} rows are given; pass a file or a Hub dataset{flag}")
-    return [record for _, record in read(source, split)]
+    return [record.columns for record in read(source, split)]
 
 
 def read(
@@ -53,8 +65,8 @@ def read(
     required: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     hub_config: str | None = None,
-) -> list[tuple[str, Row]]:
-    """Return the records of a file or Hub dataset, each with its location, such as "file:line".
+) -> list[Record]:
+    """Return the records of a file or Hub dataset.
 
     Args:
         source: path of a JSON Lines, CSV or Parquet file, or a Hub dataset as `owner/name:config@split`. The config and
@@ -62,11 +74,13 @@ def read(
         split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
         required: columns that every record must have.
         columns: the source's name of a column for each of our names.
+        hub_config: the config of a Hub dataset whose source names none.
 
     Raises:
         UserError: the source cannot be read, has no rows, or lacks a column.
     """
-    path, suffix = Path(source).expanduser(), Path(source.lower().removesuffix(".gz")).suffix
+    path = Path(source).expanduser()
+    suffix = Path(source.lower().removesuffix(".gz")).suffix
     if python_objects.is_name(source):
         records = _read_object(source)
     elif is_on_hub(source):
@@ -76,51 +90,67 @@ def read(
     elif suffix == ".csv":
         records = _read_csv(path)
     else:
-        records = list(json_files.read_lines(path, "a JSON Lines file"))
+        records = _read_json_lines(path)
     if not records:
         raise UserError(f"{source} has no rows for {split!r}; pass a file or dataset with at least one")
-    return [(where, _rename(record, required, columns or {}, where)) for where, record in records]
+    return [_renamed(record, required, columns or {}) for record in records]
 
 
-def _read_csv(path: Path) -> list[tuple[str, Row]]:
+def _read_json_lines(path: Path) -> list[Record]:
+    records = []
+    for where, value in json_files.read_lines(path, "a JSON Lines file"):
+        if not isinstance(value, dict):
+            raise UserError(f"{where}: got {type(value).__name__}; expected an object with columns")
+        records.append(Record(where, value))
+    return records
+
+
+def _read_csv(path: Path) -> list[Record]:
     """Return each row of a CSV file with a header.
 
     All values are strings, because a reader that guesses types would read the answer "007" as 7. A column without a
     name, such as the index that pandas writes, is dropped.
     """
     text = json_files.read_text(path, "a CSV file with a header")
-    reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    records = []
     try:
+        header = reader.fieldnames or ()
         # A row would have the last of two columns with the same name only.
-        for name, count in Counter(name.strip() for name in reader.fieldnames or ()).items():
+        for name, count in Counter(name.strip() for name in header).items():
             if name and count > 1:
                 raise UserError(f"{path}:1: the header has {name!r} {count} times; rename the others")
+
         for cells in reader:
             where = f"{path}:{reader.line_num}"
             if None in cells or None in cells.values():  # surplus cells have the name None, missing ones are None
                 raise UserError(
-                    f"{where}: more or fewer cells than the {len(reader.fieldnames or ())} names in the header; put "
+                    f"{where}: more or fewer cells than the {len(header)} names in the header; put "
                     "texts that contain commas in double quotes"
                 )
-            rows.append((where, {name.strip(): cell for name, cell in cells.items() if name.strip()}))
+            columns = {name.strip(): cell for name, cell in cells.items() if name.strip()}
+            records.append(Record(where, columns))
     except csv.Error as error:
         raise UserError(
             f'{path}:{reader.reader.line_num}: {error}; expected CSV, with " in a text written as ""'
         ) from None
-    return rows
+    return records
 
 
-def _read_object(name: str) -> list[tuple[str, Row]]:
+def _read_object(name: str) -> list[Record]:
     """Return the rows of a list of dictionaries, or of a `datasets.Dataset`, that Python code has given."""
     rows = python_objects.find(name)
-    rows = rows.to_list() if hasattr(rows, "to_list") else list(rows)
+    if hasattr(rows, "to_list"):
+        rows = rows.to_list()
+    records = []
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{name}: row {index} is {row!r:.60}; expected a dictionary")
-    return [(f"{name} row {index}", _plain(dict(row), f"{name} row {index}")) for index, row in enumerate(rows)]
+        records.append(_with_json_values(dict(row), f"{name} row {index}"))
+    return records
 
 
-def _read_parquet(path: Path) -> list[tuple[str, Row]]:
+def _read_parquet(path: Path) -> list[Record]:
     import pyarrow
     import pyarrow.parquet
 
@@ -128,25 +158,51 @@ def _read_parquet(path: Path) -> list[tuple[str, Row]]:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
-    return [(f"{path} row {i}", _plain(record, f"{path} row {i}")) for i, record in enumerate(rows)]
+    return [_with_json_values(row, f"{path} row {index}") for index, row in enumerate(rows)]
 
 
-def _rename(record: Any, required: Sequence[str], columns: Mapping[str, str], where: str) -> Row:
-    """Return a record with our column names, or raise UserError if a column is missing."""
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: got {type(record).__name__}; expected an object with columns")
-    missing = [name for name in dict.fromkeys([*required, *columns]) if columns.get(name, name) not in record]
-    if missing:
-        there = ", ".join(f"{column[:40]!r}" for column in [*record][:12])
+def _read_hub(source: str, split: str, hub_config: str | None) -> list[Record]:
+    dataset_and_config, _, named_split = source.partition("@")
+    dataset, _, config = dataset_and_config.partition(":")
+    flag = "--data.train" if split == "train" else "--data.eval (not for a task of --eval.also)"
+    if named_split:
+        hub_split = named_split
+    elif split == "eval":
+        hub_split = "test"
+    else:
+        hub_split = split
+
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # two lines for each of many retries
+    try:
+        import datasets
+
+        rows = datasets.load_dataset(dataset, config or hub_config, split=hub_split)
+    except Exception as error:
+        # Offline, missing and gated datasets raise many types. ValueError names the existing configs or splits first.
+        reason = " ".join(str(error).split("Example of usage")[0].split())
         raise UserError(
-            f"{where}: {columns.get(missing[0], missing[0])!r} is missing; the columns are {there or 'none'}; "
-            f"name yours with --data.columns {missing[0]}=COLUMN, or add a header line if these are values"
-        )
-    kept = {name: value for name, value in record.items() if name not in columns.values()}
-    return {**kept, **{name: record[column] for name, column in columns.items()}}
+            f"cannot load split {hub_split!r} of {source!r} from the Hub ({reason:.300}); pass {dataset}:CONFIG@SPLIT, "
+            f"or a JSON Lines, CSV or Parquet file, with {flag}"
+        ) from error
+    return [_with_json_values(row, f"{source} ({hub_split}) row {index}") for index, row in enumerate(rows)]
 
 
-def _plain(record: Mapping[str, Any], where: str) -> Row:
+def _renamed(record: Record, required: Sequence[str], columns: Mapping[str, str]) -> Record:
+    """Return a record with our column names, or raise UserError if a column is missing."""
+    for name in dict.fromkeys([*required, *columns]):
+        source_name = columns.get(name, name)
+        if source_name not in record.columns:
+            present = ", ".join(f"{column[:40]!r}" for column in list(record.columns)[:12])
+            raise UserError(
+                f"{record.where}: {source_name!r} is missing; the columns are {present or 'none'}; "
+                f"name yours with --data.columns {name}=COLUMN, or add a header line if these are values"
+            )
+    unchanged = {name: value for name, value in record.columns.items() if name not in columns.values()}
+    renamed = {name: record.columns[source_name] for name, source_name in columns.items()}
+    return Record(record.where, {**unchanged, **renamed})
+
+
+def _with_json_values(columns: Mapping[str, Any], where: str) -> Record:
     """Return a record with the values that JSON has, as rows are written as JSON.
 
     Dates, times and decimal numbers become text. Bytes are text in UTF-8, as some programs write text to Parquet files.
@@ -154,58 +210,40 @@ def _plain(record: Mapping[str, Any], where: str) -> Row:
     Raises:
         UserError: a column has other values, such as an image or bytes that are not text.
     """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, (bytes, bytearray)):
-            return value.decode()
-        if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
-            return str(value)
-        if hasattr(value, "tolist"):  # a number or an array of NumPy
-            return value.tolist()
-        raise TypeError(f"{type(value).__name__} is not text")
-
-    for name, value in record.items():
+    for name, value in columns.items():
         try:
-            json.dumps(value, default=plain)
+            json.dumps(value, default=_json_value)
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"{where}: the column {name!r} is not text or numbers ({first_line(error)}); remove it"
             ) from None
-    return json.loads(json.dumps(record, default=plain))
+    return Record(where, json.loads(json.dumps(columns, default=_json_value)))
 
 
-def _read_hub(source: str, split: str, hub_config: str | None) -> list[tuple[str, Any]]:
-    name, _, given = source.partition("@")
-    flag = "--data.train" if split == "train" else "--data.eval (not for a task of --eval.also)"
-    split = given or ("test" if split == "eval" else split)
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # two lines for each of many retries
-    name, _, config = name.partition(":")
-    try:
-        import datasets
-
-        records = datasets.load_dataset(name, config or hub_config, split=split)
-    except Exception as error:
-        # Offline, missing and gated datasets raise many types. ValueError names the existing configs or splits first.
-        reason = " ".join(str(error).split("Example of usage")[0].split())
-        raise UserError(
-            f"cannot load split {split!r} of {source!r} from the Hub ({reason:.300}); pass {name}:CONFIG@SPLIT, or a "
-            f"JSON Lines, CSV or Parquet file, with {flag}"
-        ) from error
-    places = [f"{source} ({split}) row {index}" for index in range(len(records))]
-    return [(where, _plain(record, where)) for where, record in zip(places, records, strict=True)]
+def _json_value(value: Any) -> Any:
+    """Return a value of a Parquet file or a dataset as one that JSON has, or raise TypeError or ValueError."""
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode()
+    if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)):
+        return str(value)
+    if hasattr(value, "tolist"):  # a number or an array of NumPy
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not text")
 
 
-def texts(record: Row, keys: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return a record's values for these keys, or raise UserError unless all of them are non-empty strings."""
-    for key in keys:
-        value = record.get(key)
+def texts(columns: Mapping[str, Any], names: Sequence[str], where: str) -> list[str]:
+    """Return the values of these columns, or raise UserError unless all of them are non-empty strings."""
+    values = []
+    for name in names:
+        value = columns.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise UserError(f"{where}: {key!r} is {value!r:.60}; expected a non-empty string")
-    return tuple(record[key] for key in keys)
+            raise UserError(f"{where}: {name!r} is {value!r:.60}; expected a non-empty string")
+        values.append(value)
+    return values
 
 
 def check_python(text: str, name: str, where: str) -> ast.Module:
-    """Parse the code in a record, or raise UserError if it is not valid Python."""
+    """Parse the code in a column, or raise UserError if it is not valid Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MBPP has invalid escape sequences in strings.
@@ -217,7 +255,7 @@ def check_python(text: str, name: str, where: str) -> ast.Module:
 
 def unique(rows: list[Row], where: str) -> list[Row]:
     """Return rows, or raise UserError if two share an id. Ids are texts: 1 and "1" are the same."""
-    name, count = Counter(row["id"] for row in rows).most_common(1)[0]
+    row_id, count = Counter(row["id"] for row in rows).most_common(1)[0]
     if count > 1:
-        raise UserError(f"{where}: {count} rows have the id {name!r}; keep one of them, or leave out the ids")
+        raise UserError(f"{where}: {count} rows have the id {row_id!r}; keep one of them, or leave out the ids")
     return rows

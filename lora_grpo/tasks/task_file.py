@@ -45,26 +45,32 @@ from lora_grpo.files import python_file
 from lora_grpo.grading import RESULT_ENTRIES, CheckError, Row, Verdict, as_verdict
 from lora_grpo.prompts import check_asks, checked_messages, thoughts
 from lora_grpo.tasks import sources
-from lora_grpo.tasks.columns import check_names, is_id, own_columns
+from lora_grpo.tasks.columns import check_names, is_id, loaded_columns, without_row_entries
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
+from lora_grpo.tasks.task import Task
 
 _GOLD_ROLES = ("assistant", "user", "tool")
 """Of a reference conversation. Only the assistant's messages are read; the environment makes the others."""
 
 
 @dataclass(frozen=True)
-class TaskFile:
-    """The `Task` that a file defines, or a module of this package in the form of such a file."""
+class TaskFile(Task):
+    """The task that a file defines, or a module of this package in the form of such a file."""
 
     path: Path
+    """The file, for error messages."""
     module: Any
+    """The imported file, or an object with the same functions."""
     constants: Constants
+    """The file's constants, with the defaults of those that it does not define."""
 
     @functools.cached_property
     def environment(self) -> EnvironmentClass | None:
         """The file's `Environment`, or None if it defines `check`."""
-        kind = getattr(self.module, "Environment", None)
-        return kind and EnvironmentClass(self.path, kind, self.constants)
+        python_class = getattr(self.module, "Environment", None)
+        if python_class is None:
+            return None
+        return EnvironmentClass(self.path, python_class, self.constants)
 
     @property
     def has_gold(self) -> bool:
@@ -75,11 +81,13 @@ class TaskFile:
         """Whether `load` reads `--data.train` and `--data.eval`."""
         return "source" in inspect.signature(self.module.load).parameters
 
-    def load(self, split: str, source: str | None = None) -> list[Row]:
-        """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`."""
+    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
+        """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`. There are no `columns`."""
         if source is not None and not self.takes_source:
             raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
-        returned = self._call("load", split, *([source] if self.takes_source else []))
+        arguments = [split, source] if self.takes_source else [split]
+        returned = self._call(self.module, "load", *arguments)
+
         rows = list(returned) if isinstance(returned, Iterable) else []
         if not rows or not all(isinstance(row, dict) for row in rows):
             raise UserError(f"{self.path}: load({split!r}) returned {returned!r:.60}; expected a list of dictionaries")
@@ -105,6 +113,7 @@ class TaskFile:
         returned = [self._start_check(completion, row) for completion, row in zip(completions, rows, strict=True)]
         with python_file.keeping_directory():
             results = asynchronous.finished_together(returned)
+
         verdicts = []
         for completion, row, result in zip(completions, rows, results, strict=True):
             if isinstance(result, BaseException):
@@ -114,7 +123,7 @@ class TaskFile:
                 raise CheckError(
                     f"{self.path}: check returned {result!r:.200}; expected True, False, a score from 0 to 1, or a "
                     "Verdict with such a score, with texts as reason, and with rules of other names than those of a "
-                    f"result ({', '.join(sorted(RESULT_ENTRIES))}); {_place(completion, row)}"
+                    f"result ({', '.join(sorted(RESULT_ENTRIES))}); {_row_and_completion(completion, row)}"
                 )
             verdicts.append(verdict)
         return verdicts
@@ -126,18 +135,19 @@ class TaskFile:
             return Verdict(False, thoughts.UNFINISHED)
         try:
             with python_file.keeping_directory():
-                return self.module.check(answer, self._given(row))
+                return self.module.check(answer, _copied_columns(row))
         except (Exception, SystemExit) as error:
             raise self._check_failed(error, completion, row) from error
 
     def _check_failed(self, error: BaseException, completion: str, row: Mapping[str, Any]) -> CheckError:
         line = python_file.line_of(error, self.path)
-        what = f"{type(error).__name__}: {first_line(error)}"
-        return CheckError(f"{line}: check raised {what}; {_place(completion, row)}")
+        return CheckError(
+            f"{line}: check raised {type(error).__name__}: {first_line(error)}; {_row_and_completion(completion, row)}"
+        )
 
     def gold(self, row: Mapping[str, Any]) -> Any:
         """Return the row's reference completion, or the messages of the model in its reference conversation."""
-        gold = self._call("gold", self._given(row))
+        gold = self._call(self.module, "gold", _copied_columns(row))
         if not self.environment:
             if not isinstance(gold, str):
                 raise UserError(f"{self.path}: gold returned {gold!r:.60} for row {row['id']}; expected a text")
@@ -159,53 +169,69 @@ class TaskFile:
         """
         if self.environment is None:
             return row
-        text = Session(self.environment, self._given(row)).opening
-        prompt = list(row["prompt"])
-        asked = len(prompt) - 1
-        if prompt[asked]["role"] == "assistant":  # the model continues it
-            asked -= 1
-        prompt[asked] = {**prompt[asked], "content": prompt[asked]["content"] + text}
-        if not prompt[asked]["content"].strip():
-            raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
-        question = row["question"] + text
-        own = hasattr(self.environment.kind, "tools_of")
-        tools = self._call("tools_of", self._given(row), of=self.environment.kind) if own else self.environment.schemas
-        return {**row, "question": question, "prompt": prompt, "reset_text": text, "tools": tools}
 
-    def _row(self, row: dict[str, Any], split: str, index: int) -> Row:
+        # The text follows the last message, or the one before it if that is the beginning of the model's answer.
+        text = Session(self.environment, _copied_columns(row)).opening
+        prompt = list(row["prompt"])
+        position = len(prompt) - 1
+        if prompt[position]["role"] == "assistant":
+            position -= 1
+        asked = prompt[position]["content"] + text
+        if not asked.strip():
+            raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
+        prompt[position] = {**prompt[position], "content": asked}
+
+        python_class = self.environment.python_class
+        if hasattr(python_class, "tools_of"):
+            tools = self._call(python_class, "tools_of", _copied_columns(row))
+        else:
+            tools = self.environment.schemas
+        return {**row, "question": row["question"] + text, "prompt": prompt, "reset_text": text, "tools": tools}
+
+    def _row(self, columns: dict[str, Any], split: str, index: int) -> Row:
         """Return the row of the columns that `load` has returned, which stay as they are in `loaded_row`."""
-        name = f"{self.path.stem}/{split}/{index}"
-        if is_id(row.get("id")):
-            name = str(row["id"])
-        where = f"{self.path}: row {name}"
-        check_names(row, where)
-        for column, value in row.items():
-            _check_json(value, f"{where}: the column {column!r}")
-        messages = self._messages(row, where)
+        row_id = str(columns["id"]) if is_id(columns.get("id")) else f"{self.path.stem}/{split}/{index}"
+        where = f"{self.path}: row {row_id}"
+        check_names(columns, where)
+        for name, value in columns.items():
+            _check_json(value, f"{where}: the column {name!r}")
+
+        messages = self._messages(columns, where)
         if not self.environment:  # whose `reset` may ask
             check_asks(messages, f"{where}: its prompt")
         _check_json(messages, f"{where}: its prompt")
-
         question = "\n".join(message["content"] for message in messages if message["role"] != "system")
-        loaded = {"id": name, "question": question, "answer": "", **row}
-        system = self.constants.SYSTEM_PROMPT
-        if system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system}, *messages]
-        return {**own_columns(loaded), "id": name, "question": question, "prompt": messages, "loaded_row": loaded}
+        system_prompt = self.constants.SYSTEM_PROMPT
+        if system_prompt and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system_prompt}, *messages]
 
-    def _messages(self, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        loaded_row = {"id": row_id, "question": question, "answer": "", **columns}
+        return {
+            **without_row_entries(loaded_row),
+            "id": row_id,
+            "question": question,
+            "prompt": messages,
+            "loaded_row": loaded_row,
+        }
+
+    def _messages(self, columns: dict[str, Any], where: str) -> list[dict[str, Any]]:
         """Return the messages that a row asks: those of `prompt(row)`, or of its columns `question` or `prompt`."""
+        question = columns.get("question")
+        prompt = columns.get("prompt")
         if hasattr(self.module, "prompt"):
-            asked, place = self._call("prompt", copy.deepcopy(row)), "what prompt(row) returned"
-        elif isinstance(row.get("prompt"), (list, tuple)):
-            asked, place = row["prompt"], "prompt"
+            asked = self._call(self.module, "prompt", copy.deepcopy(columns))
+            asked_by = "what prompt(row) returned"
+        elif isinstance(prompt, (list, tuple)):
+            asked = prompt
+            asked_by = "prompt"
         else:
-            question, text = row.get("question"), row.get("prompt")
-            if question is not None and text not in (None, question):
+            if question is not None and prompt not in (None, question):
                 raise UserError(
                     f"{where} has a question and another text as 'prompt'; define prompt(row) to choose what is asked"
                 )
-            asked, place = text if question is None else question, "question"
+            asked = prompt if question is None else question
+            asked_by = "question"
+
         if self.environment and asked is None:  # `reset` may ask
             asked = ""
         if isinstance(asked, str) and (asked.strip() or self.environment):
@@ -214,21 +240,23 @@ class TaskFile:
             raise UserError(
                 f"{where} asks {asked!r:.60}; expected a text or messages from prompt(row), or a 'question' in the row"
             )
-        return checked_messages(asked, f"{where}: {place}")
+        return checked_messages(asked, f"{where}: {asked_by}")
 
-    def _given(self, row: Mapping[str, Any]) -> Any:
-        """Return a copy of the row as `load` returned it, so that a function of the file cannot change it."""
-        return copy.deepcopy(row.get("loaded_row", dict(row)))
-
-    def _call(self, name: str, *arguments: Any, of: Any = None) -> Any:
+    def _call(self, owner: Any, name: str, *arguments: Any) -> Any:
+        """Return the result of a function of the file, or of a static method of its Environment."""
         try:
             with python_file.keeping_directory():
-                return asynchronous.finished(getattr(of or self.module, name)(*arguments))
+                return asynchronous.finished(getattr(owner, name)(*arguments))
         except UserError:  # of `read_rows`
             raise
         except (Exception, SystemExit) as error:
             line = python_file.line_of(error, self.path)
             raise UserError(f"{line}: {name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def _copied_columns(row: Mapping[str, Any]) -> Any:
+    """Return a copy of the columns that `load` returned, so that a function of the file cannot change the row."""
+    return copy.deepcopy(loaded_columns(row))
 
 
 def _check_json(value: Any, what: str) -> None:
@@ -239,11 +267,11 @@ def _check_json(value: Any, what: str) -> None:
         raise UserError(f"{what} is not JSON: {first_line(error)}; keep plain values") from None
 
 
-def _place(completion: str, row: Mapping[str, Any]) -> str:
+def _row_and_completion(completion: str, row: Mapping[str, Any]) -> str:
     return f"row {row.get('id')}, completion {completion!r:.200}"
 
 
-def read(name: str) -> TaskFile:
+def load_task_file(name: str) -> TaskFile:
     """Import a task file, once per process.
 
     Raises:
@@ -251,7 +279,7 @@ def read(name: str) -> TaskFile:
     """
     path = Path(name).expanduser().resolve()
     expected = "a task file with load(split), and check(completion, row) or a class Environment"
-    return _checked(path, python_file.load(path, expected), expected)
+    return _checked_task(path, python_file.load(path, expected), expected)
 
 
 def of_object(name: str, value: Any) -> TaskFile:
@@ -261,35 +289,37 @@ def of_object(name: str, value: Any) -> TaskFile:
         UserError: the object lacks `load` or a grader, or a constant has the wrong type.
     """
     expected = "an object with load(split), and check(completion, row) or a class Environment"
-    return _checked(Path(name), value() if isinstance(value, type) else value, expected)
+    return _checked_task(Path(name), value() if isinstance(value, type) else value, expected)
 
 
-def _checked(path: Path, module: Any, expected: str) -> TaskFile:
+def _checked_task(path: Path, module: Any, expected: str) -> TaskFile:
     """Return the task of a module or an object, or raise UserError if it lacks something."""
     if not callable(getattr(module, "load", None)):
         raise UserError(f"{path} defines no function 'load'; expected {expected}")
-    kind = getattr(module, "Environment", None)
-    if kind is not None and not isinstance(kind, type):
-        raise UserError(f"{path}: Environment is {kind!r:.60}; expected a class")
-    if callable(getattr(module, "check", None)) == (kind is not None):
-        found = "both check and Environment" if kind else "neither check nor Environment"
-        raise UserError(f"{path} defines {found}; expected {expected}")
-    if not isinstance(module, ModuleType):
-        return _with_constants(path, module)
-    return of_module(path, module)
+    environment = getattr(module, "Environment", None)
+    if environment is not None and not isinstance(environment, type):
+        raise UserError(f"{path}: Environment is {environment!r:.60}; expected a class")
+    has_check = callable(getattr(module, "check", None))
+    if has_check and environment:
+        raise UserError(f"{path} defines both check and Environment; expected {expected}")
+    if not has_check and not environment:
+        raise UserError(f"{path} defines neither check nor Environment; expected {expected}")
+    if isinstance(module, ModuleType):
+        return task_of_module(path, module)
+    return _with_constants(path, module)
 
 
 @functools.cache
-def of_module(path: Path, module: ModuleType) -> TaskFile:
+def task_of_module(path: Path, module: ModuleType) -> TaskFile:
     """Return the task of a module with the functions of a task file, or raise UserError for a wrong constant."""
     return _with_constants(path, module)
 
 
 def _with_constants(path: Path, module: Any) -> TaskFile:
-    given = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
+    defined = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
     try:
-        return TaskFile(path, module, TypeAdapter(Constants).validate_python(given))
+        return TaskFile(path, module, TypeAdapter(Constants).validate_python(defined))
     except ValidationError as errors:
         error = errors.errors()[0]
     name = str(error["loc"][0])
-    raise UserError(f"{path}: {name} is {given[name]!r:.60}; {error['msg'].replace('Input should be', 'expected')}")
+    raise UserError(f"{path}: {name} is {defined[name]!r:.60}; {error['msg'].replace('Input should be', 'expected')}")

@@ -18,11 +18,18 @@ from typing import Any
 
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.grading import Row
-from lora_grpo.tasks.task_file import TaskFile, of_module
+from lora_grpo.tasks.task_file import TaskFile, task_of_module
 
 GAMES = (
-    *("2048-v0", "Blackjack-v0", "FifteenPuzzle-v0", "FrozenLake-v0", "GuessTheNumber-v0", "LightsOut-v0"),
-    *("Mastermind-v0", "Minesweeper-v0", "Secretary-v0"),
+    "2048-v0",
+    "Blackjack-v0",
+    "FifteenPuzzle-v0",
+    "FrozenLake-v0",
+    "GuessTheNumber-v0",
+    "LightsOut-v0",
+    "Mastermind-v0",
+    "Minesweeper-v0",
+    "Secretary-v0",
 )
 """Each with its variants, such as `FrozenLake-v0-hardcore`.
 
@@ -33,6 +40,8 @@ answer in the order of a set, which differs between processes; Bandit pays more 
 ThreeCardMonte have a text as the reward of a wrong move; RushHour, Set, Sokoban and Sudoku take up to seconds to start.
 """
 _SEEDS = {"train": range(1000), "eval": range(1_000_000, 1_000_200)}
+_TURNS_WITHOUT_LIMIT = 50
+"""Turns of a game that has no limit of its own."""
 
 
 class Environment:
@@ -41,67 +50,70 @@ class Environment:
     def reset(self, game: str, seed: int, **row: Any) -> str:
         import textarena
 
-        self.game, self.state = game, random.Random(seed).getstate()
-        with self._alone():
+        self.random_state = random.Random(seed).getstate()
+        with self._own_randomness():
             self.env = textarena.make(game)
             self.env.reset(num_players=1, seed=seed)
-        self.inner, self.own = self.env, textarena.ObservationType.PLAYER_ACTION
-        while isinstance(self.inner, textarena.Wrapper):
-            self.inner = self.inner.env
-        return self._news()
+        self.unwrapped = self.env
+        while isinstance(self.unwrapped, textarena.Wrapper):
+            self.unwrapped = self.unwrapped.env
+        self.own_message = textarena.ObservationType.PLAYER_ACTION
+        return self._new_messages()
 
     def reply(self, text: str) -> str | None:
-        with self._alone():
-            done, _ = self.env.step(text)
-        return None if done else self._news()
+        with self._own_randomness():
+            is_over, _ = self.env.step(text)
+        return None if is_over else self._new_messages()
 
     def get_reward(self) -> float:
         rewards, _ = self.env.close()
-        return min(1.0, max(0.0, (rewards or {}).get(0, 0.0)))
+        reward = (rewards or {}).get(0, 0.0)
+        return min(1.0, max(0.0, reward))
 
-    def _news(self) -> str:
+    def _new_messages(self) -> str:
         """Return what the game has said since the last move."""
-        _, messages = self.inner.get_observation()
-        return "\n".join(text.strip() for _, text, kind in messages if kind is not self.own)
+        _, messages = self.unwrapped.get_observation()
+        return "\n".join(text.strip() for _, text, kind in messages if kind is not self.own_message)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _own_randomness(self) -> Iterator[None]:
         """Give the game a random state of its own, because it uses Python's, and discard what it prints."""
-        others = random.getstate()
-        random.setstate(self.state)
+        state_of_others = random.getstate()
+        random.setstate(self.random_state)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 yield
         finally:
-            self.state = random.getstate()
-            random.setstate(others)
+            self.random_state = random.getstate()
+            random.setstate(state_of_others)
 
 
 @functools.cache
-def read(name: str) -> TaskFile:
-    """Return the task of a game.
+def make_task(name: str) -> TaskFile:
+    """Return the task of a game: a module in the form of a task file.
 
     Raises:
         UserError: TextArena is not installed, or the game is not in `GAMES`.
     """
     game = name.partition(":")[2]
-    if not f"{game}-".startswith(tuple(f"{each}-" for each in GAMES)):
+    if not f"{game}-".startswith(tuple(f"{base}-" for base in GAMES)):
         hint = suggestion(game, GAMES, otherwise=f"expected one of {', '.join(GAMES)}")
         raise UserError(f"no single-player game {game!r} that needs nothing else; {hint}")
     try:
         import textarena
     except ImportError as error:
         raise UserError(f"{name} needs TextArena ({error}); run `pip install 'lora-grpo[tasks]'`") from None
-    variants = [each for each in textarena.envs.registration.ENV_REGISTRY if each.startswith(GAMES)]
+    variants = [variant for variant in textarena.envs.registration.ENV_REGISTRY if variant.startswith(GAMES)]
     if game not in variants:
         raise UserError(f"no game {game!r}; {suggestion(game, variants)}")
 
     def load(split: str) -> list[Row]:
         return [{"id": f"{game}/{split}/{seed}", "game": game, "seed": seed} for seed in _SEEDS[split]]
 
+    # An invalid move is not a turn of the game, and each valid one may follow one.
+    first_game = Environment()
+    first_game.reset(game, 0)
+    max_turns = 2 * (first_game.unwrapped.state.max_turns or _TURNS_WITHOUT_LIMIT)
     module = ModuleType(name)
-    first = Environment()
-    first.reset(game, 0)
-    # An invalid move is not a turn of the game, and each valid one may follow one. Some games have no limit.
-    vars(module).update(load=load, Environment=Environment, MAX_TURNS=2 * (first.inner.state.max_turns or 50))
-    return of_module(Path(__file__), module)
+    vars(module).update(load=load, Environment=Environment, MAX_TURNS=max_turns)
+    return task_of_module(Path(__file__), module)

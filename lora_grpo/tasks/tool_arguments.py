@@ -28,6 +28,7 @@ class Tool:
 
     name: str
     function: Callable[..., Any]
+    """The method, without an instance."""
     arguments: type[BaseModel]
     """Has a field for each argument, whose alias is the argument's name."""
 
@@ -44,13 +45,17 @@ class Tool:
         extra: typing.Literal["allow", "forbid"] = "forbid"
         fields: dict[str, Any] = {}
         for number, parameter in enumerate(parameters):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                continue
             if parameter.kind is parameter.VAR_KEYWORD:
                 extra = "allow"
-            elif parameter.kind is not parameter.VAR_POSITIONAL:
-                is_required = parameter.default is parameter.empty
-                field = Field(alias=parameter.name) if is_required else Field(None, alias=parameter.name)
-                # Names of its own, because those of arguments may be names of pydantic's methods.
-                fields[f"argument_{number}"] = (hints.get(parameter.name, Any), field)
+                continue
+            if parameter.default is parameter.empty:
+                field = Field(alias=parameter.name)
+            else:
+                field = Field(None, alias=parameter.name)
+            # Names of its own, because those of arguments may be names of pydantic's methods.
+            fields[f"argument_{number}"] = (hints.get(parameter.name, Any), field)
         config = ConfigDict(strict=True, allow_inf_nan=False, extra=extra)
         return cls(name, function, create_model(name, __config__=config, **fields))
 
@@ -62,19 +67,18 @@ class Tool:
         """
         try:
             text = json.dumps(arguments, allow_nan=False)  # NaN would be neither too low nor too high
-            values = self.arguments.model_validate_json(text, strict=True)
+            validated = self.arguments.model_validate_json(text, strict=True)
         except ValidationError as errors:
-            error = errors.errors()[0]
-            place = f"argument {error['loc'][0]!r:.60}" if error["loc"] else "arguments"
-            if within := error["loc"][1:]:  # a part of the argument, or one of the types that it may have
-                place += f" ({'.'.join(map(str, within)):.60})"
-            raise WrongArguments(f"{place}: {error['msg']}") from None
+            raise WrongArguments(_problem(errors)) from None
         except (ValueError, TypeError, RecursionError) as error:
             raise WrongArguments(f"arguments are not JSON: {error}") from None
-        fields = type(values).model_fields
-        # The method's own defaults take the place of what is not given.
-        given = {str(fields[name].alias): getattr(values, name) for name in values.model_fields_set & fields.keys()}
-        return self.function(environment, **given, **(values.model_extra or {}))
+
+        # Only what the model gave: the method's own defaults take the place of the rest.
+        values = dict(validated.model_extra or {})
+        for field, info in type(validated).model_fields.items():
+            if field in validated.model_fields_set:
+                values[str(info.alias)] = getattr(validated, field)
+        return self.function(environment, **values)
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema as chat templates take it.
@@ -87,44 +91,68 @@ class Tool:
         from transformers.utils import get_json_schema
 
         hints = typing.get_type_hints(self.function)
-        others = {name: hint for name, hint in hints.items() if name != "return" and not _is_json_type(hint)}
+        by_pydantic = [name for name, hint in hints.items() if name != "return" and not _is_json_type(hint)]
         if not _is_json_type(hints.get("return", Any)) and typing.get_origin(hints["return"]):
             del hints["return"]  # transformers cannot describe it, and templates do not show it
 
-        def described(environment: Any) -> None:
-            """A stand-in with the signature and docstring of the method, and Any for the types of `others`."""
+        # transformers describes a stand-in whose arguments of other types are `Any`.
+        def stand_in(environment: Any) -> None:
+            """Has the signature and docstring of the method."""
 
-        described.__name__, described.__doc__ = self.name, self.function.__doc__
-        described.__signature__ = inspect.signature(self.function)  # type: ignore[attr-defined]
-        described.__annotations__ = hints | dict.fromkeys(others, Any)
-        schema = get_json_schema(types.MethodType(described, object()))
+        stand_in.__name__ = self.name
+        stand_in.__doc__ = self.function.__doc__
+        stand_in.__signature__ = inspect.signature(self.function)  # type: ignore[attr-defined]
+        stand_in.__annotations__ = hints | dict.fromkeys(by_pydantic, Any)
+        schema = get_json_schema(types.MethodType(stand_in, object()))
+
+        # pydantic describes those types. The descriptions of the arguments are transformers', from the docstring.
         properties = schema["function"]["parameters"]["properties"]
-        for name in others:
-            field = next(field for field in self.arguments.model_fields.values() if field.alias == name)
-            annotation: Any = (
-                typing.Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            )
-            whole = TypeAdapter(annotation).json_schema()
-            properties[name] = _inlined(whole, whole.get("$defs", {})) | properties[name]
+        fields = {field.alias: field for field in self.arguments.model_fields.values()}
+        for name in by_pydantic:
+            annotation: Any = fields[name].annotation
+            if fields[name].metadata:
+                annotation = typing.Annotated[(annotation, *fields[name].metadata)]
+            described = TypeAdapter(annotation).json_schema()
+            properties[name] = _inlined(described, described.get("$defs", {})) | properties[name]
         return dict(schema)
+
+
+def _problem(errors: ValidationError) -> str:
+    """Return what is wrong with the first argument that pydantic refuses."""
+    error = errors.errors()[0]
+    if not error["loc"]:
+        return f"arguments: {error['msg']}"
+    argument, *path = error["loc"]
+    position = f"argument {argument!r:.60}"
+    if path:  # to a part of the argument, or one of the types that it may have
+        position += f" ({'.'.join(map(str, path)):.60})"
+    return f"{position}: {error['msg']}"
 
 
 def _is_json_type(hint: Any) -> bool:
     """Return whether transformers describes a type as JSON has it."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin is None:
         return hint in _JSON_TYPES
     if origin is typing.Literal:  # of an Enum's member, transformers refuses it, and pydantic would in each call
         return True
     if origin is dict:
         return parts[0] in (str, Any) and _is_json_type(parts[1])
+    if origin is tuple and len(parts) == 1:
+        return False
     if origin in (list, tuple, typing.Union, types.UnionType):
-        return ... not in parts and all(map(_is_json_type, parts)) and (origin is not tuple or len(parts) > 1)
+        return ... not in parts and all(_is_json_type(part) for part in parts)
     return False
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """Return a JSON schema without titles and with definitions in the place of references, for chat templates."""
+    """Return a JSON schema without titles and with definitions in the place of references, for chat templates.
+
+    Args:
+        definitions: the schemas that references name.
+        within: names of the definitions that contain this schema.
+    """
     if isinstance(schema, list):
         return [_inlined(part, definitions, within) for part in schema]
     if not isinstance(schema, dict):

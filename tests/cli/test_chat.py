@@ -11,7 +11,7 @@ from lora_grpo.cli import verbs
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models import ModelFlags, resolve
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, styles
 from lora_grpo.sampling import SamplingParams, build
 
 QUESTION = "Omar buys 3 apples at $10 each. How much does Omar pay?"
@@ -22,9 +22,9 @@ def run(tmp_path_factory):
     """A run whose adapter changes the answers."""
     folder = tmp_path_factory.mktemp("chat") / "run"
 
-    def disturb(trainer):
+    def disturb(training):
         generator = torch.Generator().manual_seed(1)
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in training.policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
 
@@ -39,7 +39,7 @@ def expected(run, params, adapter):
     sampler = build.load_sampler(model, "transformers", tokenizer, 0, 0)
     prompt = chat.render(
         tokenizer,
-        [{"role": "system", "content": chat.SYSTEM_PROMPTS["xml"]}, {"role": "user", "content": QUESTION}],
+        [{"role": "system", "content": styles.SYSTEM_PROMPTS["xml"]}, {"role": "user", "content": QUESTION}],
     )
     assert prompt == chat.render_row(tokenizer, chat.add_prompts([{"question": QUESTION}], "xml")[0])
     [[sample]] = sampler.sample([prompt], params, [0], adapter=adapter)
@@ -94,7 +94,7 @@ def test_a_gguf_file_begins_as_its_merged_model(run, capsys):
     capsys.readouterr()
     assert verbs.run_front_door(["chat", str(run / "gguf" / "run.F16.gguf"), QUESTION]) == 0
     of_file = capsys.readouterr().out.removeprefix("f16: ")
-    assert verbs.run_front_door(["chat", str(run / "merged"), "--system", chat.SYSTEM_PROMPTS["xml"], QUESTION]) == 0
+    assert verbs.run_front_door(["chat", str(run / "merged"), "--system", styles.SYSTEM_PROMPTS["xml"], QUESTION]) == 0
     of_model = capsys.readouterr().out.removeprefix("merged: ")
     # The noise leaves near ties, which rounding to 16 bits decides later in the answer.
     assert of_file[:20] == of_model[:20] and len(of_file) > 20

@@ -1,24 +1,15 @@
+"""Training and evaluation rows: no problem is in both, none is repeated, and each has its prompt."""
+
 import dataclasses
 import json
 
 import pytest
 
 from lora_grpo import sandbox
-from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.data.loading import Data, fit_data, load_data, prompt_order, start_sandbox
+from lora_grpo.config.schema import DataConfig, RunConfig, TrainConfig
+from lora_grpo.data import load_data, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.sandbox import Settings
-
-
-class Words:
-    """A tokenizer without a chat template: one token per word, whose id is its length."""
-
-    chat_template = None
-    pad_token_id = 0
-
-    def __call__(self, text, add_special_tokens):
-        assert not add_special_tokens
-        return {"input_ids": [len(word) for word in text.split()]}
 
 
 def row(question, answer="#### 5"):
@@ -130,63 +121,6 @@ def test_a_row_that_is_not_unicode_is_named(configure, split):
     rows[split].append(row("half \ud83d"))
     with pytest.raises(UserError, match=rf"row {split}/{len(rows[split]) - 1}: '\\ud83d' is not"):
         load_data(configure(*rows.values()))
-
-
-# The context
-
-
-def context(longest, completion, prompts_per_step=1):
-    return RunConfig(
-        model=ModelConfig(max_sequence_tokens=longest),
-        sampling=SamplingConfig(max_completion_tokens=completion),
-        train=TrainConfig(prompts_per_step=prompts_per_step),
-    )
-
-
-def rows_of_words(*lengths):
-    """Return rows with rendered prompts of these lengths in words."""
-    from lora_grpo.prompts.chat import render
-
-    extra = len(render(Words(), [{"role": "user", "content": ""}]).split())
-    return [{"prompt": [{"role": "user", "content": "w " * (length - extra)}]} for length in lengths]
-
-
-def fitting(rows, config):
-    return fit_data(Data(rows, rows_of_words(10), {}), Words(), config).train
-
-
-def test_a_prompt_fits_where_it_leaves_room_for_the_completion(capsys):
-    rows = rows_of_words(10, 11, 12)
-    assert fitting(rows, context(21, 10)) == rows[:2]
-    assert "dropped 1 of 3 train rows: their prompts have more than 11 tokens" in capsys.readouterr().err
-    assert fitting(rows, context(22, 10)) == rows
-    assert capsys.readouterr().err == ""
-
-
-def test_too_few_rows_fit():
-    with pytest.raises(UserError, match=r"without 2 of 3 train rows: .* more than 10 tokens .*longest has 15"):
-        fitting(rows_of_words(10, 12, 15), context(20, 10, 2))
-    rows = rows_of_words(10, 12)
-    assert fit_data(Data(rows[:1], rows, {}), Words(), context(20, 10)).eval == rows[:1]
-    with pytest.raises(UserError, match="1 of 1 eval rows"):
-        fit_data(Data(rows[:1], rows[1:], {}), Words(), context(20, 10))
-
-
-# The order
-
-
-def test_each_epoch_has_every_row_once():
-    order = prompt_order(5, 15, seed=0)
-    passes = [order[start : start + 5] for start in (0, 5, 10)]
-    assert [sorted(one) for one in passes] == [list(range(5))] * 3
-    assert len({tuple(one) for one in passes}) > 1
-
-
-@pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 12])
-def test_a_longer_order_starts_with_the_shorter_one(length):
-    order = prompt_order(5, length, seed=3)
-    assert len(order) == length
-    assert prompt_order(5, 23, seed=3)[:length] == order
 
 
 def test_a_limit_samples_with_the_seed(configure):

@@ -7,16 +7,16 @@ import pytest
 
 from lora_grpo.evaluation.measurement import split_gain
 from lora_grpo.evaluation.results import sampled
-from lora_grpo.prompts import chat
+from lora_grpo.grading import numbers
+from lora_grpo.prompts import styles
 from lora_grpo.rollouts import Episode
-from lora_grpo.tasks import gsm8k
 
 GOLD = 40
 
 
 @functools.cache
 def verdict(text):
-    return gsm8k.check(text, {"id": "p", "answer": str(GOLD), "prompt_style": "xml"})
+    return numbers.check(text, {"id": "p", "answer": str(GOLD), "prompt_style": "xml"})
 
 
 def graded(texts_by_problem, truncated=False):
@@ -31,7 +31,7 @@ def graded(texts_by_problem, truncated=False):
 
 
 def formatted(number):
-    return chat.write_completion("I counted.", str(number))
+    return styles.write_completion("I counted.", str(number))
 
 
 def unformatted(number):

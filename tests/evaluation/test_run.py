@@ -4,7 +4,7 @@ import pytest
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.data.loading import load_data
+from lora_grpo.data import load_data
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.grading.verdict import RESULT_ENTRIES

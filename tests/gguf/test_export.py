@@ -283,8 +283,8 @@ def test_an_interrupted_export_leaves_no_file_and_the_next_replaces_what_was_beg
     output, begun = tmp_path / "m.gguf", tmp_path / ".m.gguf.partial"
     tofile = types.Encoded.tofile
 
-    def interrupted(*given):
-        tofile(*given)
+    def interrupted(encoded, file):
+        tofile(encoded, file)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(types.Encoded, "tofile", interrupted)

@@ -40,7 +40,10 @@ def as_ollama(template, messages):
             return value(words[1:2], message) == value(words[2:], message)
         if words[0].startswith('"'):
             return ast.literal_eval(words[0])  # escapes are Go's
-        return {".System": system, ".Messages": messages, **{f".{k.title()}": v for k, v in message.items()}}[words[0]]
+        fields = {".System": system, ".Messages": messages}
+        if message is not None:
+            fields |= {".Role": message["role"], ".Content": message["content"]}
+        return fields[words[0]]
 
     def block(at, message, writes):
         text = ""
@@ -57,42 +60,50 @@ def as_ollama(template, messages):
                 text += inner
             elif words[0] == "range":
                 start = at + 1
-                for each in value(words[1:], message):
-                    inner, at = block(start, each, writes)
+                for inner_message in value(words[1:], message):
+                    inner, at = block(start, inner_message, writes)
                     text += inner
             else:
                 text += str(value(words, message)) if writes else ""
                 at += 1
         return text, at
 
-    return block(0, {}, True)[0]
+    return block(0, None, True)[0]
 
 
 def as_ollama_reads(text):
     """Parse a Modelfile like Ollama: a value continues until it is complete at the end of a line."""
-    found, name, value = [], None, ""
+    entries = []
+    name = ""  # ends with a space
+    value = ""
     for character in text:
         if not character.isprintable() and character not in "\t\r\n":
             continue
-        if name is None or " " not in name:
-            name = (name or "") + character
+        if not name.endswith(" "):
+            name += character
             continue
-        if character in "\r\n":
-            whole = value.strip()
-            for quote in ('"""', '"'):
-                if whole.startswith(quote):
-                    ended = len(whole) >= 2 * len(quote) and whole.endswith(quote)
-                    content = whole[len(quote) : -len(quote)]
-                    break
-            else:
-                ended, content = True, whole
-            if ended:
-                found.append((name.strip(), content))
-                name, value = None, ""
-                continue
-        value += character
-    assert name is None, f"{name} does not end"
-    return found
+        if character in "\r\n" and is_complete(value.strip()):
+            entries.append((name.strip(), without_quotes(value.strip())))
+            name = ""
+            value = ""
+        else:
+            value += character
+    assert name == "", f"{name} does not end"
+    return entries
+
+
+def quotes_of(value):
+    return next((quotes for quotes in ('"""', '"') if value.startswith(quotes)), "")
+
+
+def is_complete(value):
+    quotes = quotes_of(value)
+    return len(value) >= 2 * len(quotes) and value.endswith(quotes)
+
+
+def without_quotes(value):
+    num_quotes = len(quotes_of(value))
+    return value[num_quotes : len(value) - num_quotes]
 
 
 CONVERSATIONS = [
@@ -123,15 +134,15 @@ CONVERSATIONS = [
 )
 def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
     tokenizer = tokenizer()
-    found = vocabulary(tokenizer)
-    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, found, None)
+    converted = vocabulary(tokenizer)
+    notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, converted, None)
     template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
     assert ["removes spaces" in note for note in notes] == [True] * trims
     for conversation in CONVERSATIONS:
         messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
         # Ollama adds the BOS token itself if the GGUF file says so.
-        first = tokenizer.bos_token if found.add_bos else ""
+        first = tokenizer.bos_token if converted.add_bos else ""
         assert first + as_ollama(template, messages) == render(tokenizer, messages)
 
 
@@ -181,9 +192,9 @@ def test_a_chat_template_that_does_more_is_left_out_with_a_note(template, tmp_pa
 def test_the_modelfile_has_the_file_the_system_prompt_and_the_stop_tokens(tmp_path):
     tokenizer = qwen_tokenizer()
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
-    found = read_vocabulary(tokenizer, len(tokenizer), ends, None)
+    converted = read_vocabulary(tokenizer, len(tokenizer), ends, None)
     system = 'Answer in this format:\n<answer>\n...\n</answer>\nSay """so""", and say "so"'
-    notes = write_modelfiles([tmp_path / "maths.Q8_0.gguf"], tokenizer, found, system)
+    notes = write_modelfiles([tmp_path / "maths.Q8_0.gguf"], tokenizer, converted, system)
     entries = as_ollama_reads((tmp_path / "maths.Q8_0.Modelfile").read_text())
     assert entries[0] == ("FROM", "./maths.Q8_0.gguf")
     assert [entry for entry in entries if entry[0] not in ("FROM", "TEMPLATE")] == [
@@ -226,15 +237,16 @@ def test_ollama_reads_the_system_prompt_that_was_written(system, tmp_path):
     assert write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), system) == []
     entries = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_bytes().decode()))
     assert [name for name in entries if name != "SYSTEM"] == ["FROM", "TEMPLATE", "PARAMETER"]
-    asked = [{"role": "user", "content": "q"}]
+    question = {"role": "user", "content": "q"}
     # Ollama puts SYSTEM in front of the messages.
-    messages = [{"role": "system", "content": entries["SYSTEM"]}, *asked] if "SYSTEM" in entries else asked
-    assert as_ollama(entries["TEMPLATE"], messages) == render(
-        tokenizer, [{"role": "system", "content": system}, *asked]
-    )
+    messages = [question]
+    if "SYSTEM" in entries:
+        messages = [{"role": "system", "content": entries["SYSTEM"]}, question]
+    expected = render(tokenizer, [{"role": "system", "content": system}, question])
+    assert as_ollama(entries["TEMPLATE"], messages) == expected
     # Another system prompt takes its place.
-    other = [{"role": "system", "content": "o"}, *asked]
-    assert as_ollama(entries["TEMPLATE"], other) == render(tokenizer, other)
+    messages = [{"role": "system", "content": "another"}, question]
+    assert as_ollama(entries["TEMPLATE"], messages) == render(tokenizer, messages)
     assert (tmp_path / "system").read_bytes().decode() == system
 
 
@@ -248,8 +260,8 @@ def test_without_a_system_prompt_there_is_none(system, tmp_path):
 
 def test_a_system_prompt_that_nothing_can_write_is_a_note(tmp_path):
     """Without a TEMPLATE, an unreadable SYSTEM would make the whole Modelfile unreadable."""
-    found = vocabulary(qwen_tokenizer())
-    notes = write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(LLAMA2), found, 'a """\nb')
+    converted = vocabulary(qwen_tokenizer())
+    notes = write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(LLAMA2), converted, 'a """\nb')
     entries = as_ollama_reads((tmp_path / "m.Modelfile").read_text())
     assert [name for name, _ in entries] == ["FROM", "PARAMETER"] and len(notes) == 2
     assert (tmp_path / "system").read_text() == 'a """\nb'

@@ -80,21 +80,21 @@ def test_the_starters_tokenizer_comes_back_as_it_was(tmp_path, real_data):
 )
 def test_the_way_text_is_cut_into_words_has_llama_cpps_name(pre, words, ignore_merges, name):
     tokenizer = byte_level(words, pre=pre, ignore_merges=ignore_merges)
-    found = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
-    fields = found.fields
+    converted = vocabulary(wrapped(tokenizer, eos_token="<|im_end|>"))
+    fields = converted.fields
     assert (fields["tokenizer_model"], fields["tokenizer_pre"]) == ("gpt2", name)
     assert not fields["add_space_prefix"] and "token_scores" not in fields
     # Like llama.cpp: the named pre-tokenizer, then byte merges in order.
     again = Tokenizer(
         models.BPE(
-            {text: i for i, text in enumerate(found.tokens)},
+            {text: i for i, text in enumerate(converted.tokens)},
             [tuple(merge.split(" ")) for merge in fields["token_merges"]],
             ignore_merges=name == "llama-bpe",
         )
     )
     again.pre_tokenizer = tokenizer.pre_tokenizer
     again.add_special_tokens(
-        [text for text, kind in zip(found.tokens, fields["token_types"], strict=True) if kind == CONTROL]
+        [text for text, kind in zip(converted.tokens, fields["token_types"], strict=True) if kind == CONTROL]
     )
     for line in LINES:
         assert again.encode(line).ids == tokenizer.encode(line).ids
@@ -128,13 +128,13 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(make, message):
 # SentencePiece
 
 
-def as_llama_cpp(found, text):
+def as_llama_cpp(converted, text):
     """Tokenize text with llama.cpp's algorithm: repeatedly join the neighbors that form the best-scored token."""
-    ids = {token: i for i, token in enumerate(found.tokens)}
-    parts = list((" " * found.fields["add_space_prefix"] + text).replace(" ", "▁"))
+    ids = {token: i for i, token in enumerate(converted.tokens)}
+    parts = list((" " * converted.fields["add_space_prefix"] + text).replace(" ", "▁"))
     while True:
         joins = [
-            (-found.fields["token_scores"][ids[left + right]], at)
+            (-converted.fields["token_scores"][ids[left + right]], at)
             for at, (left, right) in enumerate(itertools.pairwise(parts))
             if left + right in ids
         ]
@@ -142,26 +142,26 @@ def as_llama_cpp(found, text):
             break
         at = min(joins)[1]
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    found_ids = []
+    token_ids = []
     for part in parts:
-        found_ids += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
-    return found_ids
+        token_ids += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return token_ids
 
 
 @pytest.mark.parametrize("scheme", [None, "always", "first", "never"])
 def test_sentencepiece_scores_make_the_tokens_that_merges_make(scheme):
     tokenizer = sentencepiece(scheme=scheme)
-    found = vocabulary(wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), spare=2)
-    fields = found.fields
-    assert (fields["tokenizer_model"], fields["tokenizer_pre"], found.add_bos) == ("llama", "default", True)
+    converted = vocabulary(wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), spare=2)
+    fields = converted.fields
+    assert (fields["tokenizer_model"], fields["tokenizer_pre"], converted.add_bos) == ("llama", "default", True)
     assert "token_merges" not in fields
-    assert found.fields["add_space_prefix"] is (scheme != "never")
-    assert len(fields["token_scores"]) == len(found.tokens)
+    assert converted.fields["add_space_prefix"] is (scheme != "never")
+    assert len(fields["token_scores"]) == len(converted.tokens)
     for line in LINES:
         if line and "s>" not in line and not (scheme in ("always", "first") and line[0] == " "):
-            assert as_llama_cpp(found, line) == tokenizer.encode(line, add_special_tokens=False).ids
-    assert kinds(found, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
-    assert found.fields["token_types"][-2:] == [UNUSED, UNUSED]
+            assert as_llama_cpp(converted, line) == tokenizer.encode(line, add_special_tokens=False).ids
+    assert kinds(converted, "<unk>", "<s>", "</s>", "<0x0A>", "e") == [UNKNOWN, CONTROL, CONTROL, BYTE, NORMAL]
+    assert converted.fields["token_types"][-2:] == [UNUSED, UNUSED]
     assert fields["unk_token_id"] == 0
 
 
@@ -181,12 +181,12 @@ def test_a_sentencepiece_tokenizer_comes_back_as_it_was(tmp_path):
 def test_a_space_before_the_text_alone_is_left_to_the_user():
     tokenizer = wrapped(sentencepiece(scheme="first"), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     tokenizer.chat_template = "{% for message in messages %}<s>[{{ message['content'] }}]{% endfor %}"
-    found = vocabulary(tokenizer)
-    assert not found.fields["add_space_prefix"]  # a chat starts with a special token, so transformers adds no space
+    converted = vocabulary(tokenizer)
+    assert not converted.fields["add_space_prefix"]  # a chat starts with a special token, so transformers adds no space
     lines = [line for line in LINES if line and "s>" not in line and line[0] not in " \n\r"]
     expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in lines]
-    assert [as_llama_cpp(found, f" {line}") for line in lines] == expected
-    assert all(as_llama_cpp(found, line) != ids for line, ids in zip(lines, expected, strict=True))
+    assert [as_llama_cpp(converted, f" {line}") for line in lines] == expected
+    assert all(as_llama_cpp(converted, line) != ids for line, ids in zip(lines, expected, strict=True))
 
 
 # Special tokens
@@ -195,18 +195,23 @@ def test_a_space_before_the_text_alone_is_left_to_the_user():
 def test_special_tokens_are_control_and_added_words_are_not():
     tokenizer = qwen_tokenizer()
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|fim_prefix|>", special=False)])
-    found = vocabulary(tokenizer, spare=2)
-    assert kinds(found, "<|im_end|>", "<|fim_prefix|>", "<tool_call>", "a") == [CONTROL, CONTROL, USER_DEFINED, NORMAL]
-    assert found.tokens[-2:] == [f"[PAD{len(tokenizer)}]", f"[PAD{len(tokenizer) + 1}]"]
-    assert found.fields["token_types"][-2:] == [UNUSED, UNUSED]
+    converted = vocabulary(tokenizer, spare=2)
+    assert kinds(converted, "<|im_end|>", "<|fim_prefix|>", "<tool_call>", "a") == [
+        CONTROL,
+        CONTROL,
+        USER_DEFINED,
+        NORMAL,
+    ]
+    assert converted.tokens[-2:] == [f"[PAD{len(tokenizer)}]", f"[PAD{len(tokenizer) + 1}]"]
+    assert converted.fields["token_types"][-2:] == [UNUSED, UNUSED]
 
 
 def test_the_end_of_a_turn_is_eot_and_other_ends_are_kept():
     tokenizer = llama3_tokenizer()
     text, turn, header = tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>"])
-    found = vocabulary(tokenizer, ends=[text, header, turn])
-    assert special(found) == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": text}
-    assert found.eos_token_ids == [text, header, turn]
+    converted = vocabulary(tokenizer, ends=[text, header, turn])
+    assert special(converted) == {"bos": tokenizer.bos_token_id, "eos": turn, "eot": turn, "eom": text}
+    assert converted.eos_token_ids == [text, header, turn]
     tokenizer.eos_token = "<|end_of_text|>"  # a base model's
     assert special(vocabulary(tokenizer, ends=[text, turn])) == {
         "bos": tokenizer.bos_token_id,
@@ -223,10 +228,10 @@ def test_an_end_without_a_field_is_a_note():
     names = ["<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>", "<|begin_of_text|>"]
     ends = tokenizer.convert_tokens_to_ids(names)
     assert vocabulary(tokenizer, ends=ends[:2]).notes == []
-    found = vocabulary(tokenizer, ends=ends)
-    missing = {*ends} - {special(found)[kind] for kind in ("eos", "eot", "eom")}
-    assert len(missing) == 2 and len(found.notes) == 1
-    assert all(name in found.notes[0] for name in tokenizer.convert_ids_to_tokens([*missing]))
+    converted = vocabulary(tokenizer, ends=ends)
+    missing = {*ends} - {special(converted)[kind] for kind in ("eos", "eot", "eom")}
+    assert len(missing) == 2 and len(converted.notes) == 1
+    assert all(name in converted.notes[0] for name in tokenizer.convert_ids_to_tokens([*missing]))
 
 
 def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
@@ -242,8 +247,8 @@ def test_the_ends_of_the_generation_config_are_in_the_file(tmp_path):
 def test_a_first_token_is_put_where_the_chat_template_puts_it():
     assert vocabulary(llama3_tokenizer()).add_bos  # added by the template only
     assert vocabulary(llama2_tokenizer(None)).add_bos  # by the tokenizer
-    found = vocabulary(llama2_tokenizer())  # added by the tokenizer but not by the template
-    assert not found.add_bos
-    assert found.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
-    found = vocabulary(qwen_tokenizer(), bos_id=0)
-    assert (found.add_bos, special(found)["bos"]) == (False, 0)
+    converted = vocabulary(llama2_tokenizer())  # added by the tokenizer but not by the template
+    assert not converted.add_bos
+    assert converted.notes == ["llama.cpp will not add <s> to plain text; the chat template has none"]
+    converted = vocabulary(qwen_tokenizer(), bos_id=0)
+    assert (converted.add_bos, special(converted)["bos"]) == (False, 0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.gpu_check import measure
 from lora_grpo.gpu_check.measure import CASES, SHORT_CASES, EngineCase, Options, check_gpu, conclude
 from lora_grpo.hardware import save_measured_engine
-from lora_grpo.memory import make_plan, summary
+from lora_grpo.memory import make_plan, show_plan, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -35,12 +36,12 @@ MACHINE = {
 }
 
 
-def run_cases(rows, recipe, output, seconds=60.0, arguments=(), short=False):
+def run_cases(cases, recipe, output, seconds=60.0, arguments=(), short=False):
     options = Options(seconds / 60, output, short)
-    return measure.run_cases(rows, TINY, options, recipe, MACHINE, arguments)
+    return measure.run_cases(cases, TINY, options, recipe, MACHINE, arguments)
 
 
-ROW, OTHER = EngineCase("peft", "transformers"), EngineCase("unsloth", "transformers")
+PEFT, UNSLOTH = EngineCase("peft", "transformers"), EngineCase("unsloth", "transformers")
 
 
 WITHOUT_WEIGHTS = """
@@ -115,9 +116,9 @@ def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, r
     missing = ("unsloth", "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else find_spec(name))
     results = run_cases(rows, RECIPE, tmp_path / "out", 600, ON_CPU, short=rows is SHORT_CASES)
-    logs = [Path(each["log"]).read_text() for each in results if "log" in each]
-    assert " ".join(each["status"][0] for each in results) == statuses, logs
-    by_name = {each["name"]: each for each in results if each["status"] == "ran"}
+    logs = [Path(result["log"]).read_text() for result in results if "log" in result]
+    assert " ".join(result["status"][0] for result in results) == statuses, logs
+    by_name = {result["name"]: result for result in results if result["status"] == "ran"}
     result, resumed = by_name["peft + transformers"], by_name["peft + transformers, resumed"]
     assert result["steps"] == 4 and resumed["steps"] == 1
     assert result["completion_tokens"] == 8 and result["compilation"] is not None
@@ -131,7 +132,7 @@ def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, r
 
 
 def test_what_is_read_of_a_run(stand_in, tmp_path):
-    [result, resumed] = run_cases([ROW, EngineCase(resumes=True)], stand_in(finishes()), tmp_path / "out")
+    [result, resumed] = run_cases([PEFT, EngineCase(resumes=True)], stand_in(finishes()), tmp_path / "out")
     assert result["status"] == resumed["status"] == "ran" and result["reason"] is None
     assert result["step_time"] == 11 and result["time/rollouts"] == 5.5  # without the first step
     assert result["compilation"] == 39 and resumed["compilation"] is None
@@ -153,12 +154,12 @@ if "unsloth" not in sys.argv:
     print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
 """
     out = tmp_path / "out"
-    results = run_cases([ROW, OTHER], stand_in(script + finishes()), out)
+    results = run_cases([PEFT, UNSLOTH], stand_in(script + finishes()), out)
     assert [result["status"] for result in results] == ["failed", "ran"]
     assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
     assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
     assert table_of(out)[0]["notes"].startswith("error: the GPU's memory did not suffice")
-    [untrained] = run_cases([ROW], stand_in(finishes(gradient="0.0")), out)
+    [untrained] = run_cases([PEFT], stand_in(finishes(gradient="0.0")), out)
     assert untrained["status"] == "failed" and untrained["reason"].startswith("no step had a gradient")
 
 
@@ -170,7 +171,7 @@ if "unsloth" not in sys.argv:
     ],
 )
 def test_a_row_out_of_time_keeps_its_steps_and_without_any_is_not_finished(stand_in, tmp_path, begins, status, reason):
-    [result] = run_cases([ROW], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
+    [result] = run_cases([PEFT], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
     assert result["status"] == status and re.fullmatch(reason, result["reason"])
 
 
@@ -197,7 +198,7 @@ from lora_grpo.gpu_check import measure
 from lora_grpo.gpu_check.measure import Options, EngineCase
 build = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
 measure.build_command = lambda folder, config: [sys.executable, "-c", build, str(folder)]
-measure._TRY_TORCH, measure.SHORT_CASES = "", [{ROW}, {OTHER}, EngineCase()]
+measure._TRY_TORCH, measure.SHORT_CASES = "", [{PEFT}, {UNSLOTH}, EngineCase()]
 importlib.util.find_spec = lambda name: name
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
 options = Options(1.0, pathlib.Path(sys.argv[2]), short=True)
@@ -219,8 +220,8 @@ def test_an_interrupted_check_prints_its_table_and_leaves_no_process(card, tmp_p
     stdout, stderr = process.communicate()
     assert process.returncode == 128 + signal.SIGINT and "Traceback" not in stderr
     rows = table_of(out)
-    assert [each["status"] for each in rows] == ["ran", "not finished", "not run"]
-    assert [each["step, s"] for each in rows] == ["11.00", "11.00", "–"]  # the steps before the interruption
+    assert [row["status"] for row in rows] == ["ran", "not finished", "not run"]
+    assert [row["step, s"] for row in rows] == ["11.00", "11.00", "–"]  # the steps before the interruption
     assert rows[1]["notes"].startswith("interrupted") and rows[2]["notes"] == "–"
     assert stdout == (out / "results.md").read_text() + "\n"
     row_process = Path("/proc") / begun.read_text() / "stat"
@@ -287,6 +288,19 @@ def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_p
     assert planned(tmp_path, preset="starter")[:2] == ("auto", "auto")
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "olmo"])  # whose memory is planned, and is not
+def test_a_plan_and_a_run_name_the_measured_choice_with_its_date_and_file(card, tmp_path, capsys, model_type):
+    path = save_measured_engine("unsloth", "vllm", "Card")
+    line = f"engine      unsloth, with vllm the fastest in check-gpu on {date.today().isoformat()} ({path})"
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": model_type}))
+    config = RunConfig(output_dir="out")
+    batches = {"train": {"micro_batch_size": 1}, "model": {"name": str(tmp_path), "gpu_memory_share": 0.5}}
+    _, plan = make_plan(replace(config, batches), Invocation())
+    assert [*summary(plan)].count(line) == 1
+    show_plan(plan)
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+
+
 @pytest.mark.parametrize(
     ("script", "seconds", "message"),
     [
@@ -317,13 +331,9 @@ def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path
     path.parent.rmdir()
     path.parent.touch()  # not a folder, so the choice cannot be saved, which does not fail the check
     assert "peft + transformers, 11.00 s per step" in conclude(results, "Card")[1]
-    conclude(
-        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
-    )
     path.parent.unlink()
-    conclude(
-        [{**each, "status": "skipped", "steps": 0} if "vllm" in each["name"] else each for each in results], "Card"
-    )
+    skipped = {"status": "skipped", "steps": 0}
+    conclude([{**result, **skipped} if "vllm" in result["name"] else result for result in results], "Card")
     assert path.exists()
 
 
@@ -340,7 +350,7 @@ def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path
 def test_only_vllm_with_peft_and_16_bits_may_be_refused(card, stand_in, tmp_path, condition, statuses):
     refusing = finishes().replace("folder = ", f"if {condition}:\n    sys.exit(2)\nfolder = ", 1)
     results = run_cases(CASES, stand_in(refusing), tmp_path / "out")
-    assert [each["status"] for each in results] == statuses.split()
+    assert [result["status"] for result in results] == statuses.split()
 
 
 def test_a_killed_check_leaves_no_run_and_the_next_one_removes_its_model(card, stand_in, tmp_path):

@@ -14,9 +14,9 @@ def python(code):
 def test_at_the_time_limit_the_command_and_its_children_are_killed(tmp_path):
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     started = time.monotonic()
-    exit_code, printed, _ = run_measured(python(code), tmp_path / "log", 1.0)
-    assert exit_code is None and 1 <= time.monotonic() - started < 10
-    child = Path("/proc") / printed / "stat"
+    ended = run_measured(python(code), tmp_path / "log", 1.0)
+    assert ended.exit_code is None and 1 <= time.monotonic() - started < 10
+    child = Path("/proc") / ended.message / "stat"
     deadline = time.monotonic() + 10  # a killed process ends when it is next scheduled
     while child.exists() and child.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
@@ -29,4 +29,4 @@ def test_the_gpu_peak_is_the_increase_over_the_memory_in_use_at_the_start(machin
     machine(script=f'read free < {level}; echo "0, GPU-1, Card, 8192, $free"')
     code = f"import time; from pathlib import Path; level = Path({str(level)!r})\n"
     code += "level.write_text('1024'); time.sleep(1.5); level.write_text('5120'); time.sleep(0.5)"
-    assert run_measured(python(code), tmp_path / "log", 60)[2] == 5
+    assert run_measured(python(code), tmp_path / "log", 60).gpu_peak_gib == 5

@@ -155,10 +155,10 @@ def dequantize(weight, state=None, out=None, use_global_buffer=False):
 
 def import_unsloth():
     """Import Unsloth, which runs ldconfig to find a driver, and have it load models into the CPU's memory."""
-    from lora_grpo.models import policy
+    from lora_grpo.models import unsloth_policy
 
     run, os.system = os.system, lambda command: 1
-    policy._import_unsloth()
+    unsloth_policy.import_unsloth()
     os.system = run
     import unsloth
 

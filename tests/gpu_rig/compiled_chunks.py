@@ -56,10 +56,10 @@ def main():
     os.environ.update(TORCHDYNAMO_DISABLE="0", UNSLOTH_COMPILE_DISABLE="0")
     card.pretend("NVIDIA GeForce RTX 4090", "24", "8.9")
     counts = trace_only()
-    from lora_grpo.models import policy
+    from lora_grpo.models import unsloth_policy
 
     run, os.system = os.system, lambda command: 1  # Unsloth runs ldconfig to find a driver
-    policy._import_unsloth()
+    unsloth_policy.import_unsloth()
     os.system = run
     torch.cuda.is_available = lambda: False  # Dynamo would ask the driver for a stream
     from unsloth_zoo import rl_replacements

@@ -42,11 +42,11 @@ class Started(BaseException):
 
 def import_unsloth():
     """Import Unsloth as for a GPU."""
-    from lora_grpo.models import policy
+    from lora_grpo.models import unsloth_policy
 
     sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
     run, os.system = os.system, lambda command: 1  # Unsloth runs ldconfig to find a driver
-    policy._import_unsloth()
+    unsloth_policy.import_unsloth()
     os.system = run
 
 
@@ -92,7 +92,7 @@ def main():
     from vllm.utils.flashinfer import has_flashinfer
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from lora_grpo.models import policy
+    from lora_grpo.models import load_policy
     from lora_grpo.sampling import build
 
     def start(self, *arguments, **options):
@@ -110,7 +110,7 @@ def main():
     llm.LLM.__init__ = start
     topk_topp_sampler.current_platform = cuda.CudaPlatform()  # here, vLLM's is the CPU
     approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
-    load = {"unsloth": policy.load_policy, "peft": build._engine}
+    load = {"unsloth": load_policy, "peft": build._engine}
     print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
     os.environ.pop("VLLM_WSL2_ENABLE_PIN_MEMORY", None)
     for name, mebibytes, gibibytes, capability in gpus:

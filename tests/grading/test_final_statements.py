@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from lora_grpo.tasks import gsm8k
+from lora_grpo.grading import numbers
 
 STORY = "Tom pays for the pastries at a party and the farmers' market, selling eggs, apples and boxes every day. "
 """Names what the statements count."""
 
 
 def graded(completion, answer="18", question=f"{STORY}How many?"):
-    return gsm8k.check(completion, {"id": "t/0", "question": question, "answer": answer})
+    return numbers.check(completion, {"id": "t/0", "question": question, "answer": answer})
 
 
 @pytest.mark.parametrize(

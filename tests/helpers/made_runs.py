@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from lora_grpo.config.schema import RunConfig
-from lora_grpo.prompts.chat import SYSTEM_PROMPTS
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 
 WIDTH = 192
 

@@ -5,7 +5,7 @@ import json
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.files import atomic
 from lora_grpo.models import adapter_sha256, model_files
-from lora_grpo.prompts.chat import SYSTEM_PROMPTS
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 
 COMMIT = "a" * 40
 

@@ -29,8 +29,8 @@ from transformers import AutoTokenizer
 from lora_grpo import starter
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
-from lora_grpo.hub.files import CARD
 from lora_grpo.hub.push import PushOptions, prepare, push_to_hub
+from lora_grpo.hub.uploads import CARD
 from lora_grpo.models import ModelFlags, resolve
 
 GOLDEN = Path(__file__).with_name("golden_card.txt")

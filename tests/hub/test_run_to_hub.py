@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora_grpo.config.schema import ModelConfig, RunConfig
-from lora_grpo.data.loading import load_data
+from lora_grpo.data import load_data
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.prompts.chat import render_row
 

@@ -30,7 +30,7 @@ NOT_DECLARED = {
     "tests/gpu_rig/unsloth_memory.py": {"triton"},  # part of PyTorch's CUDA builds
     "tests/helpers/evalplus_side.py": {"evalplus"},  # runs in an environment of EvalPlus
     "tests/models/test_vllm_models.py": {"torchvision"},  # its published builds need CUDA
-    "tools/compare_bfcl.py": {"bfcl_eval"},  # a wheel that is unpacked, not installed
+    "tests/tasks/test_bfcl.py": {"bfcl_eval"},  # a wheel that is unpacked, not installed
     "tools/trl_suite.py": {"scripts"},  # of the checkout of TRL that it gets
 }
 

@@ -42,9 +42,9 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     assert plan.estimate.micro_batch_size == int(micro)
     assert plan.estimate.gpu_memory_share == pytest.approx(float(share), abs=0.03)
     assert chunks == f"1 of {4 * plan.estimate.micro_batch_size}"  # tests/gpu_rig/test_training.py counts the graph's
-    found = [sum(plan.estimate.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
+    phases = [sum(plan.estimate.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
     assert [float(cell.split()[0]) * GIB for cell in MEMORY[gpu]] == pytest.approx(
-        [*found, plan.estimate.host_bytes], rel=0.02
+        [*phases, plan.estimate.host_bytes], rel=0.02
     )
 
 

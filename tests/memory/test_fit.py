@@ -11,29 +11,39 @@ from lora_grpo.config import RunConfig, check_fields, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import machine
 from lora_grpo.memory import GIB, KNOWN_MODELS, Shape
-from lora_grpo.memory.fit import USABLE_FRACTION, Device, Planner, refusal
+from lora_grpo.memory.advice import refusal
+from lora_grpo.memory.fit import USABLE_FRACTION, Device, Planner
 from lora_grpo.settings import check
 
 
 def presets_of(recipe):
     """The GPU presets of a recipe: size in GB -> (configuration, shape of its model)."""
-    found = {}
+    presets = {}
     for name, changes in runpy.run_path(str(recipe))["PRESETS"].items():
         if size := machine.preset_gigabytes(name):
             config = replace(RunConfig(output_dir="out", preset=name), changes)
-            found[size] = (config, Shape.of(KNOWN_MODELS[config.model.name]))
-    return found
+            presets[size] = (config, Shape.of(KNOWN_MODELS[config.model.name]))
+    return presets
 
 
 PRESETS = {recipe.stem: presets_of(recipe) for recipe in RECIPES}
 
 
-def fit(shape, config, card, **others):
-    planner = Planner(shape, card, **others)
-    found = planner.choose(config)
-    if found is None:
+def plan_for(shape, config, device, **settings):
+    """The chosen batch sizes and their memory, or a UserError as a run raises it."""
+    planner = Planner(shape, device, **settings)
+    plan = planner.choose(config)
+    if plan is None:
         raise UserError(refusal(planner, config))
-    return found
+    return plan
+
+
+def bytes_of_vllm(plan):
+    """What `gpu_memory_utilization` covers; Unsloth's engine also loads the weights that are trained."""
+    names = ["kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace"]
+    if plan.sampler == "shared":
+        names.append("weights")
+    return sum(plan.parts[name] for name in names)
 
 
 def card(gigabytes, taken=0.3):
@@ -47,23 +57,20 @@ def card(gigabytes, taken=0.3):
 def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size, sampler):
     config, shape = PRESETS[recipe][size]
     check(check_fields(config))
-    found = fit(shape, config, card(size), sampler=sampler)
-    assert found.needed <= USABLE_FRACTION * card(size).free
+    plan = plan_for(shape, config, card(size), sampler=sampler)
+    assert plan.needed <= USABLE_FRACTION * card(size).free
     sizes = micro_batches(config)
-    assert found.micro_batch_size in sizes
-    larger = [other for other in sizes if other > found.micro_batch_size]
+    assert plan.micro_batch_size in sizes
+    larger = [size for size in sizes if size > plan.micro_batch_size]
     if larger:
-        assert not Planner(shape, card(size), sampler).estimate(config, larger[-1], found.max_num_seqs).fits
-    assert found.max_num_seqs == sizes[0]  # all of a step's completions at once
+        assert not Planner(shape, card(size), sampler).estimate(config, larger[-1], plan.max_num_seqs).fits
+    assert plan.max_num_seqs == sizes[0]  # all of a step's completions at once
     if sampler == "transformers":
-        assert found.gpu_memory_share is None
+        assert plan.gpu_memory_share is None
     else:
-        asked = found.gpu_memory_share * card(size).total
-        names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
-        wanted = sum(found.parts[name] for name in names) + (found.parts["weights"] if sampler == "shared" else 0)
-        assert asked == pytest.approx(wanted, rel=0.1)
+        assert plan.gpu_memory_share * card(size).total == pytest.approx(bytes_of_vllm(plan), rel=0.1)
         # vLLM starts only where that much is free beside what the trainer holds.
-        assert sum(found.phases["sampling"].values()) <= card(size).usable
+        assert sum(plan.phases["sampling"].values()) <= card(size).usable
 
 
 CONFIG, SHAPE = PRESETS["gsm8k_lora"][24]
@@ -72,80 +79,77 @@ CONFIG, SHAPE = PRESETS["gsm8k_lora"][24]
 def test_less_free_memory_means_smaller_numbers():
     numbers = []
     for taken in (0, 8, 12, 14, 15.5):
-        found = fit(SHAPE, CONFIG, card(24, taken), sampler="vllm")
-        assert found.fits
-        numbers.append((found.micro_batch_size, found.max_num_seqs))
+        plan = plan_for(SHAPE, CONFIG, card(24, taken), sampler="vllm")
+        assert plan.fits
+        numbers.append((plan.micro_batch_size, plan.max_num_seqs))
     assert numbers == sorted(numbers, reverse=True)
     assert len({micro for micro, _ in numbers}) > 2
     assert len({sequences for _, sequences in numbers}) > 1
 
 
 def test_a_named_share_is_filled_with_the_cache():
-    found = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
-    assert found.gpu_memory_share == 0.3
-    names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace")
-    assert sum(found.parts[name] for name in names) == int(0.3 * card(24).total)
-    assert found.max_num_seqs == 64
-    tight = fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.15}}), card(24), sampler="vllm")
+    plan = plan_for(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.3}}), card(24), sampler="vllm")
+    assert plan.gpu_memory_share == 0.3
+    assert bytes_of_vllm(plan) == int(0.3 * card(24).total)
+    assert plan.max_num_seqs == 64
+    tight = plan_for(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.15}}), card(24), sampler="vllm")
     assert 1 <= tight.max_num_seqs < 64
     with pytest.raises(UserError) as refused:
-        fit(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
+        plan_for(SHAPE, replace(CONFIG, {"model": {"gpu_memory_share": 0.05}}), card(24), sampler="vllm")
     needed = float(re.match(r"--model.gpu-memory-share 0.05 is too small: .* need ([\d.]+);", str(refused.value))[1])
     for share, is_enough in ((needed, True), (needed - 0.001, False)):
-        least = Planner(SHAPE, card(24), "vllm").least(replace(CONFIG, {"model": {"gpu_memory_share": share}}))
-        assert least.fits is is_enough
+        config = replace(CONFIG, {"model": {"gpu_memory_share": share}})
+        assert Planner(SHAPE, card(24), "vllm").smallest(config).fits is is_enough
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_processes_share_a_step(processes, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    found = fit(SHAPE, CONFIG, card(24), sampler="vllm")
-    assert 64 // processes % found.micro_batch_size == 0
-    assert found.max_num_seqs == 64 // processes
+    plan = plan_for(SHAPE, CONFIG, card(24), sampler="vllm")
+    assert 64 // processes % plan.micro_batch_size == 0
+    assert plan.max_num_seqs == 64 // processes
 
 
 def test_unsloth_gets_at_most_16_completions_unless_more_are_asked_for():
-    for asked, micro in ((None, 16), (64, 64)):
-        config = replace(CONFIG, {"train": {"micro_batch_size": asked}})
-        assert fit(SHAPE, config, card(24), sampler="shared", fused=True).micro_batch_size == micro
+    for requested, micro in ((None, 16), (64, 64)):
+        config = replace(CONFIG, {"train": {"micro_batch_size": requested}})
+        assert plan_for(SHAPE, config, card(24), sampler="shared", fused=True).micro_batch_size == micro
 
 
 def test_what_unsloth_moves_to_host_memory_must_fit_there():
-    there = card(24)
-    found = fit(SHAPE, CONFIG, there, sampler="shared", fused=True)
+    device = card(24)
+    plan = plan_for(SHAPE, CONFIG, device, sampler="shared", fused=True)
     inputs = 2 * 16 * CONFIG.model.max_sequence_tokens * SHAPE.hidden
-    assert len(SHAPE.layers) * inputs <= found.host_bytes < 2 * len(SHAPE.layers) * inputs
-    assert found.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
-    less = dataclasses.replace(there, host=found.host_bytes - 1)
-    assert fit(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
+    assert len(SHAPE.layers) * inputs <= plan.host_bytes < 2 * len(SHAPE.layers) * inputs
+    assert plan.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
+    less = dataclasses.replace(device, host=plan.host_bytes - 1)
+    assert plan_for(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
     with pytest.raises(UserError, match=r"needs 0.*GiB of host memory"):
-        fit(SHAPE, CONFIG, dataclasses.replace(there, host=10**8), sampler="shared", fused=True)
-    asked = replace(CONFIG, {"train": {"micro_batch_size": 16}})
+        plan_for(SHAPE, CONFIG, dataclasses.replace(device, host=10**8), sampler="shared", fused=True)
+    requested = replace(CONFIG, {"train": {"micro_batch_size": 16}})
     planner = Planner(SHAPE, less, "shared", fused=True)
-    assert re.search(r"or pass --train\.micro-batch-size 8 \(needs ", refusal(planner, asked))
+    assert re.search(r"or pass --train\.micro-batch-size 8 \(needs ", refusal(planner, requested))
 
     # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
-    found = fit(SHAPE, CONFIG, there, sampler="vllm")
-    assert found.host_bytes == found.parts["vllm_weights"] + found.parts["vllm_adapter"]
-    assert fit(SHAPE, CONFIG, there, sampler="transformers").host_bytes == 0
+    plan = plan_for(SHAPE, CONFIG, device, sampler="vllm")
+    assert plan.host_bytes == plan.parts["vllm_weights"] + plan.parts["vllm_adapter"]
+    assert plan_for(SHAPE, CONFIG, device, sampler="transformers").host_bytes == 0
 
 
 @pytest.mark.parametrize(("taken", "helps"), [(20, True), (0.3, False)])
 def test_closing_other_programs_is_advised_only_if_it_helps(taken, helps):
     config, shape = PRESETS["gsm8k_lora"][24]
-    there = card(24 if helps else 4, taken)
+    device = card(24 if helps else 4, taken)
     assert (
-        "; close other programs that use the GPU, or pass " in refusal(Planner(shape, there, "vllm"), config)
+        "; close other programs that use the GPU, or pass " in refusal(Planner(shape, device, "vllm"), config)
     ) is helps
 
 
 def test_cuda_graphs_come_on_top_of_vllms_share():
     for sampler in ("vllm", "shared"):
-        found = fit(SHAPE, CONFIG, card(24), sampler=sampler, fused=sampler == "shared")
-        names = ("kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace", *["weights"] * (sampler == "shared"))
-        inside = sum(found.parts[name] for name in names)
-        assert found.gpu_memory_share * card(24).total == pytest.approx(inside, rel=0.01)
-        assert all(phase["cuda_graphs"] > 0.4 * GIB for phase in found.phases.values())
+        plan = plan_for(SHAPE, CONFIG, card(24), sampler=sampler, fused=sampler == "shared")
+        assert plan.gpu_memory_share * card(24).total == pytest.approx(bytes_of_vllm(plan), rel=0.01)
+        assert all(phase["cuda_graphs"] > 0.4 * GIB for phase in plan.phases.values())
 
 
 def test_a_smaller_evaluation_is_the_first_advice_on_a_cpu():
@@ -153,6 +157,6 @@ def test_a_smaller_evaluation_is_the_first_advice_on_a_cpu():
     config = replace(config, {"train": {"micro_batch_size": 1, "prompts_per_step": 1}, "data": {"eval_limit": 400}})
     shape = PRESETS["gsm8k_lora"][8][1]
     step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").estimate(config, 1, 32)
-    there = Device("this machine", 400 * GIB, int(step.needed / USABLE_FRACTION) + GIB, on_cpu=True)
-    message = refusal(Planner(shape, there, "merged"), config)
+    device = Device("this machine", 400 * GIB, int(step.needed / USABLE_FRACTION) + GIB, on_cpu=True)
+    message = refusal(Planner(shape, device, "merged"), config)
     assert re.search(r"or pass --data\.eval-limit \d+ \(needs ", message), message

@@ -28,14 +28,14 @@ from lora_grpo.memory.estimate import GIB
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
 
-def planned(config, **how):
-    """What a recipe gets: the settled configuration, and what run.json says of the GPU's memory."""
-    config, plan = make_plan(config, Invocation(**how))
+def planned(config):
+    """The configuration that a run gets, and what its run.json says of the memory."""
+    config, plan = make_plan(config, Invocation())
     return config, plan.record()["memory"]
 
 
 def start_lines(config):
-    """What a run begins with."""
+    """The lines that a run prints at the start."""
     return list(summary(make_plan(config, Invocation())[1]))
 
 
@@ -54,7 +54,7 @@ def model(tmp_path):
     return folder
 
 
-def asked(model, **changes):
+def config_for(model, **changes):
     settings = {"model": {"name": str(model), "engine": "peft"}, "train": {"gradient_checkpointing": True}}
     settings["sampling"] = {"backend": "transformers"}
     return replace(replace(RunConfig(output_dir="out"), settings), changes)
@@ -64,38 +64,38 @@ def asked(model, **changes):
 def test_a_target_that_is_no_linear_layer_is_refused_without_weights(machine, model, target):
     for targets in ((target,), ("q_proj", target)):
         with pytest.raises(UserError, match=f"^--lora.targets {re.escape(target)} names no linear layer of this model"):
-            make_plan(asked(model, lora={"targets": targets}), Invocation(dry_run=True))
-    make_plan(asked(model, lora={"targets": ("q_proj", "mlp.down_proj", "lm_head")}), Invocation(dry_run=True))
+            make_plan(config_for(model, lora={"targets": targets}), Invocation(dry_run=True))
+    make_plan(config_for(model, lora={"targets": ("q_proj", "mlp.down_proj", "lm_head")}), Invocation(dry_run=True))
 
 
 def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
-    config = asked(model)
-    settled, record = planned(config)
-    assert settled == config
+    config = config_for(model)
+    resolved, record = planned(config)
+    assert resolved == config
     assert record["derived"] == [] and record["gpu"] == "this machine"
-    told = start_lines(config)
-    assert [line.split()[0] for line in told] == ["micro-batch", "sampling", "memory", "length", "work", "disk"]
-    assert told[0] == "micro-batch 8 completions"
-    assert told[4] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
+    lines = start_lines(config)
+    assert [line.split()[0] for line in lines] == ["micro-batch", "sampling", "memory", "length", "work", "disk"]
+    assert lines[0] == "micro-batch 8 completions"
+    assert lines[4] == "work        200 steps x 64 = 12,800 completions, at most 13.1 million tokens"
 
 
 def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monkeypatch):
     machine(8188)
-    config, record = planned(asked(model))
+    config, record = planned(config_for(model))
     assert config.train.micro_batch_size in micro_batches(config)
     assert config.train.micro_batch_size > 1
-    told = start_lines(asked(model))
-    assert told[0] == f"micro-batch {config.train.micro_batch_size} completions"
-    assert told[1].startswith("sampling    64 completions in parallel, with the built-in sampler")
-    assert told[2].endswith("; 7.51 GiB are free on Card 0")
+    lines = start_lines(config_for(model))
+    assert lines[0] == f"micro-batch {config.train.micro_batch_size} completions"
+    assert lines[1].startswith("sampling    64 completions in parallel, with the built-in sampler")
+    assert lines[2].endswith("; 7.51 GiB are free on Card 0")
     assert record["derived"] == ["train.micro_batch_size"]
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
     assert set(record["planned_phases_gib"]) == {"sampling", "loss", "backward"}
     assert json.loads(json.dumps(record)) == record
     monkeypatch.setenv("WORLD_SIZE", "2")  # each process sees other free memory, and must plan the same
-    _, record = planned(asked(model))
+    _, record = planned(config_for(model))
     assert record["free_gib"] == record["total_gib"]
-    _, plan = make_plan(asked(model), Invocation())
+    _, plan = make_plan(config_for(model), Invocation())
     assert plan.estimate.device.host == psutil.virtual_memory().total // 2
 
 
@@ -103,22 +103,22 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     machine(8188)
     (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "olmo"}))
     with pytest.raises(UserError, match=r"a model of type olmo cannot be planned; .*; pass --train\.micro-batch-size$"):
-        planned(asked(model))
-    named = replace(asked(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
-    settled, record = planned(named)
-    assert settled == named
+        planned(config_for(model))
+    named = replace(config_for(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
+    resolved, record = planned(named)
+    assert resolved == named
     assert record["derived"] == [] and "of type olmo" in record["not_planned"]
     assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type olmo")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
     with pytest.raises(UserError, match=f"^{model}/config.json cannot be read"):
-        planned(asked(model))
+        planned(config_for(model))
 
 
 def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path):
     machine(8188)
     (model / "model.safetensors").write_bytes(b"")
-    config, record = planned(asked(model))
+    config, record = planned(config_for(model))
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"lora_grpo_run": 1, "config": config.to_dict(), "memory": record}))
     flags = ["--config", str(path), "--preset", "starter"]
@@ -130,7 +130,7 @@ def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path
 # What --plan says
 
 
-def recipe(*flags):
+def plan_recipe(*flags):
     """What a recipe's command line comes to, with `--plan`."""
     presets = runpy.run_path(str(GSM8K))["PRESETS"]
     return make_plan(*parse(["--plan", *flags], recipe="gsm8k_lora", description="", presets=presets))
@@ -146,7 +146,7 @@ def folder_of(tmp_path, config):
 
 def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, capsys):
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "16gb"]
-    _, plan = recipe(*flags)
+    _, plan = plan_recipe(*flags)
     assert "planned for a GPU with 16 GB: none found" in capsys.readouterr().err
     assert plan.estimate.device.total == plan.estimate.device.free == 16 * GIB
     assert (plan.engine, plan.estimate.sampler) == ("unsloth", "shared")
@@ -159,10 +159,10 @@ def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, ca
 def test_the_longest_context_is_accepted_and_one_token_more_is_not(machine, tmp_path):
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
     longest = ["--sampling.max-completion-tokens", "512", "--model.max-sequence-tokens"]
-    context = recipe(*flags)[1].longest_context
-    assert recipe(*flags, *longest, str(context))[1].estimate.micro_batch_size == 1
+    context = plan_recipe(*flags)[1].longest_context
+    assert plan_recipe(*flags, *longest, str(context))[1].estimate.micro_batch_size == 1
     with pytest.raises(UserError, match="does not fit on a GPU with 8 GB"):
-        recipe(*flags, *longest, str(context + 1))
+        plan_recipe(*flags, *longest, str(context + 1))
 
 
 LARGE = {
@@ -185,28 +185,28 @@ def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
 ):
     machine(1024 * size)
     of = {name: {**QWEN25_HALF, "vocab_size": 152064, **LARGE[name]} for name in (fits, refused)}
-    asked = ["--preset", f"{size}gb", "--model.name", folder_of(tmp_path, of[fits])]
+    preset_flags = ["--preset", f"{size}gb", "--model.name", folder_of(tmp_path, of[fits])]
     settings = ["--sampling.backend", "vllm", "--model.engine", "unsloth", *changes.split()]
-    assert recipe(*asked, *settings[:4])[1].estimate.fits
+    assert plan_recipe(*preset_flags, *settings[:4])[1].estimate.fits
     folder_of(tmp_path, of[refused])
     with pytest.raises(UserError) as error:
-        recipe(*asked, *settings)
+        plan_recipe(*preset_flags, *settings)
     message = str(error.value)
     assert "\n" not in message and " does not fit on Card 0: " in message
     [flags] = re.findall(r" are free\); (?:close .*, or )?pass (--.*) \(needs [\d.]+ GiB\)$", message)
-    assert recipe(*asked, *settings, *flags.split())[1].estimate.fits
+    assert plan_recipe(*preset_flags, *settings, *flags.split())[1].estimate.fits
     parts = re.split(r" (?=--)", flags)
-    for part in parts[1:] and [each for each in parts if "tokens" not in each]:  # none of several is superfluous
-        rest = " ".join(each for each in parts if each != part)
+    for part in parts[1:] and [part for part in parts if "tokens" not in part]:  # none of several is superfluous
+        rest = " ".join(other for other in parts if other != part)
         with pytest.raises(UserError, match="does not fit"):
-            recipe(*asked, *settings, *rest.split())
+            plan_recipe(*preset_flags, *settings, *rest.split())
 
 
 def test_the_starter_beside_an_old_driver_is_planned_for_the_cpu(machine, model, monkeypatch):
     machine(24564, driver="550.54.14")
     monkeypatch.setattr("lora_grpo.hardware.nvidia._torch_build", lambda: ("2.13.0+cu130", 13))
     for preset, on_cpu in (("starter", True), ("24gb", False)):
-        _, plan = make_plan(replace(asked(model), {"preset": preset}), Invocation(plan=True))
+        _, plan = make_plan(replace(config_for(model), {"preset": preset}), Invocation(plan=True))
         assert plan.estimate.device.on_cpu is on_cpu
 
 
@@ -216,12 +216,12 @@ def test_a_named_micro_batch_that_is_too_much_is_refused_by_the_plan_and_tried_b
     capsys,
 ):
     machine(8192)
-    named = replace(asked(model), {"train": {"micro_batch_size": 64, "gradient_checkpointing": False}})
+    named = replace(config_for(model), {"train": {"micro_batch_size": 64, "gradient_checkpointing": False}})
     _, plan = make_plan(named, Invocation(plan=True))
     with pytest.raises(UserError, match=r" pass --train\.micro-batch-size 8 \(needs "):
         show_plan(plan)
-    told = capsys.readouterr().out
-    assert "\ntotal " in told and "\ncontext     at most " in told
+    printed = capsys.readouterr().out
+    assert "\ntotal " in printed and "\ncontext     at most " in printed
     assert planned(named)[0].train.micro_batch_size == 64
     warning = start_lines(named)[-1]
     assert warning.startswith("warning: ") and " pass --train.micro-batch-size 8 (" in warning
@@ -274,7 +274,7 @@ def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(
 
 def test_a_run_does_not_use_the_shipped_dimensions(machine, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    config = replace(asked("Qwen/Qwen2.5-0.5B-Instruct"), {"model": {"bits": 16}})
+    config = replace(config_for("Qwen/Qwen2.5-0.5B-Instruct"), {"model": {"bits": 16}})
     _, plan = make_plan(config, Invocation(plan=True))
     assert plan.shape.parameters == 494_032_768
     with pytest.raises(UserError, match=r"it is not cached, and HF_HUB_OFFLINE is set\); "):
@@ -305,11 +305,11 @@ def test_a_gated_model_is_planned_if_it_is_listed(tmp_path, machine, monkeypatch
 
 
 def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, monkeypatch, capsys):
-    config, plan = recipe()
+    config, plan = plan_recipe()
     assert plan.estimate.device.on_cpu and plan.estimate.sampler == "merged"
     assert {"merged_copy", "libraries"} <= plan.estimate.phases["sampling"].keys()
     assert plan.estimate.max_num_seqs == 256  # in an evaluation
-    assert recipe("--data.eval-limit", "1")[1].estimate.max_num_seqs == 128  # in a step
+    assert plan_recipe("--data.eval-limit", "1")[1].estimate.max_num_seqs == 128  # in a step
     assert not {"context", "workspace"} & plan.estimate.phases["loss"].keys()
     assert "fragmentation" in plan.estimate.phases["loss"] and "fragmentation" not in plan.estimate.phases["sampling"]
     assert (plan.work.steps, plan.work.completions_per_step, plan.work.evaluated) == (60, 128, 2000)
@@ -321,9 +321,9 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
 # What a run knows of its rows
 
 
-def planned_for(config, longest):
+def planned_for(config, row_lengths):
     """The plan of a run with these rows."""
-    return complete_plan(draft_plan(config, Invocation()), longest)
+    return complete_plan(draft_plan(config, Invocation()), row_lengths)
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
@@ -340,12 +340,12 @@ def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machi
     for name, (question, gold) in texts.items():
         rows = f"def load(split): return [{{'question': f'{{split}} {{n}} {question}'}} for n in range(8)]\n"
         (tmp_path / f"{name}.py").write_text(f"{rows}check = print\ndef gold(row): return {gold!r}\n")
-    config = replace(asked(model, data={"task": str(tmp_path / "fits.py")}), {"method": method})
+    config = replace(config_for(model, data={"task": str(tmp_path / "fits.py")}), {"method": method})
 
     def complete(task):
         changed = replace(config, {"data": {"task": str(tmp_path / task)}})
         data = fit_data(load_data(changed), tokenizer, changed)
-        return complete_plan(draft_plan(changed, Invocation()), data.longest)
+        return complete_plan(draft_plan(changed, Invocation()), data.row_lengths)
 
     assert complete("fits.py")[1].estimate.fits
     message = rf"uses token {count}, but the model has embeddings of 0 to {count - 1} only"
@@ -357,7 +357,7 @@ def test_a_token_without_an_embedding_is_refused_before_weights_are_loaded(machi
 
 
 def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(machine, model):
-    config = asked(model)  # 256 of 1,024 tokens for the completion
+    config = config_for(model)  # 256 of 1,024 tokens for the completion
     at_limit = make_plan(config, Invocation())[1]
     plans = [planned_for(config, RowLengths(640, prompt))[1] for prompt in (61, 200, 768, 4000)]
     needed = [plan.estimate.training for plan in plans]
@@ -366,16 +366,16 @@ def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(
     assert [record["length"] for record in records] == [317, 456, 1024, 1024, 1024]
     assert json.loads(json.dumps(records)) == records
     assert [plan.longest_context for plan in plans] == [at_limit.longest_context] * 4
-    [told] = [line for line in summary(plans[0]) if line.startswith("length ")]
-    assert all(number in told for number in ("317 tokens", "640", "61"))
+    [length_line] = [line for line in summary(plans[0]) if line.startswith("length ")]
+    assert all(number in length_line for number in ("317 tokens", "640", "61"))
 
 
 def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model):
-    config, sizes = asked(model), []
+    config, sizes = config_for(model), []
     for backend in ("transformers", "vllm"):
         machine(8192)
-        one = replace(config, {"sampling": {"backend": backend}, "train": {"micro_batch_size": 1}})
-        plans = [planned_for(one, RowLengths(640, 61, has_conversations=each))[1] for each in (False, True)]
+        small = replace(config, {"sampling": {"backend": backend}, "train": {"micro_batch_size": 1}})
+        plans = [planned_for(small, RowLengths(640, 61, has_conversations=has_turns))[1] for has_turns in (False, True)]
         sizes.append([plan.estimate.parts["kv_cache"] / plan.estimate.max_num_seqs for plan in plans])
     assert sizes[0][1] == 2 * sizes[0][0]
     assert sizes[1][1] == sizes[1][0]
@@ -383,25 +383,25 @@ def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model
 
 def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(machine, model):
     machine(8192)
-    config = replace(asked(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})
+    config = replace(config_for(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})
     (short, _), (limit, _) = planned_for(config, RowLengths(640, 61)), make_plan(config, Invocation())
     assert short.train.micro_batch_size > limit.train.micro_batch_size
     assert short.model.max_sequence_tokens == 4096
-    one = replace(config, {"train": {"prompts_per_step": 1}, "sampling": {"num_generations": 2}})
-    fits = [planned_for(one, longest)[1].estimate for longest in (RowLengths(640, 61), RowLengths(640, 3840))]
+    small = replace(config, {"train": {"prompts_per_step": 1}, "sampling": {"num_generations": 2}})
+    fits = [planned_for(small, lengths)[1].estimate for lengths in (RowLengths(640, 61), RowLengths(640, 3840))]
     assert fits[0].parts["kv_cache"] == fits[1].parts["kv_cache"] / 2  # of one sequence of the maximum length
 
 
 def test_a_run_that_does_not_fit_with_the_longest_rows_is_planned_with_its_own(machine, model):
     machine(4096)
-    config = replace(asked(model), {"model": {"max_sequence_tokens": 65536}})
+    config = replace(config_for(model), {"model": {"max_sequence_tokens": 65536}})
     assert planned_for(config, RowLengths(640, 61))[1].estimate.fits
     with pytest.raises(UserError, match="does not fit on Card 0"):
         planned_for(config, RowLengths(640, 65024))
 
 
 def test_sft_trains_on_prompts_with_their_reference_answers_and_samples_whole_completions(machine, model):
-    config = replace(asked(model), {"method": "sft"})
+    config = replace(config_for(model), {"method": "sft"})
     plans = [planned_for(config, RowLengths(640, 61, answered))[1] for answered in (70, 150, 317)]
     assert [plan.length for plan in plans] == [70, 150, 317]
     assert plans[0].estimate.training < plans[1].estimate.training < plans[2].estimate.training
@@ -411,44 +411,44 @@ def test_sft_trains_on_prompts_with_their_reference_answers_and_samples_whole_co
 
 def test_a_dry_run_reads_its_rows_and_plans_the_same_when_it_is_resumed(machine, tmp_path):
     flags = ["--dry-run", "--output-dir", str(tmp_path / "run"), "--data.eval-limit", "8", "--preset", "starter"]
-    begun(tmp_path / "run", recipe(*flags[1:])[0])
+    begin_run(tmp_path / "run", plan_recipe(*flags[1:])[0])
     ended = run_recipe(GSM8K, flags, [*flags, "--resume"], [*flags, "--data.few-shot", "2"])
     assert ended.stdout.count(" code 0\n") == 3, ended.stderr
     lines = {name: re.findall(rf"^{name} +([\d.]+)", ended.stderr, re.MULTILINE) for name in ("length", "memory")}
     for fresh, resumed, longer in lines.values():
         assert fresh == resumed and float(fresh) < float(longer)
-    assert float(lines["memory"][2]) < recipe(*flags[1:])[1].estimate.training / GIB
+    assert float(lines["memory"][2]) < plan_recipe(*flags[1:])[1].estimate.training / GIB
 
 
 # The work of a run that resumes, or has hours
 
 
-def begun(folder, config, **record):
+def begin_run(folder, config, **record):
     """A run's folder as a killed process leaves it."""
     folder.mkdir(exist_ok=True)
     record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "data": {}, **record}
     (folder / "run.json").write_text(json.dumps(record | {"policy": {"base_model": "starter"}}))
 
 
-def told(config, **how):
-    return "\n".join(summary(make_plan(config, Invocation(**how))[1]))
+def summary_text(config, **actions):
+    return "\n".join(summary(make_plan(config, Invocation(**actions))[1]))
 
 
 def test_hours_are_planned_as_the_steps_that_fit(machine, tmp_path):
     flags = ["--output-dir", str(tmp_path / "run"), "--hours", "0.5"]
-    config, _ = recipe(*flags)
-    assert "as many steps x 128 completions as fit in 30 min 0 s" in told(config)
-    limited, _ = recipe(*flags, "--train.max-steps", "40")
-    assert "40 steps x 128 = 5,120 completions" in told(limited)
-    begun(tmp_path / "run", config, seconds_worked=600.0)
-    assert "fit in 20 min 0 s" in told(config, plan=True, resume=True)
-    begun(tmp_path / "run", config, seconds_worked=1800.0)
-    assert "no steps are left" in told(config, plan=True, resume=True)
+    config, _ = plan_recipe(*flags)
+    assert "as many steps x 128 completions as fit in 30 min 0 s" in summary_text(config)
+    limited, _ = plan_recipe(*flags, "--train.max-steps", "40")
+    assert "40 steps x 128 = 5,120 completions" in summary_text(limited)
+    begin_run(tmp_path / "run", config, seconds_worked=600.0)
+    assert "fit in 20 min 0 s" in summary_text(config, plan=True, resume=True)
+    begin_run(tmp_path / "run", config, seconds_worked=1800.0)
+    assert "no steps are left" in summary_text(config, plan=True, resume=True)
 
 
 def test_a_resumed_run_plans_the_steps_that_are_left(machine, tmp_path):
-    config, fresh = recipe("--output-dir", str(tmp_path / "run"))
-    begun(tmp_path / "run", config)
+    config, fresh = plan_recipe("--output-dir", str(tmp_path / "run"))
+    begin_run(tmp_path / "run", config)
     (tmp_path / "run" / "checkpoints" / "checkpoint-20").mkdir(parents=True)
     _, plan = make_plan(config, Invocation(plan=True, resume=True))
     assert (fresh.work.steps, plan.work.steps) == (60, 40)

@@ -18,8 +18,8 @@ TEXTS = [[5, 1, 7, 3, 9, 60], [2, 63, 8], [4, 4, 4, 4, 11, 12, 13, 14]]
 def check_logits(states, model):
     with torch.no_grad():
         expected = [model(torch.tensor([text])).logits[0, -2:] for text in TEXTS]
-    found = states.hidden @ states.head.rows(0, 64).float().T
-    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=2e-5)
+    logits = states.hidden @ states.head.rows(0, 64).float().T
+    torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=2e-5)
 
 
 def test_one_pass_for_each_of_several_models_gives_their_own_logits(tmp_path):
@@ -33,9 +33,9 @@ def test_one_pass_for_each_of_several_models_gives_their_own_logits(tmp_path):
     ):
         adapter = make_adapter(base, tmp_path / name, **options)
         plan = plan_merge(model_tensors(base), adapter, empty_model(base))
-        check_logits(streamed.states(plan.outputs, TEXTS, keep=2), live(base, adapter))
+        check_logits(streamed.states(plan.outputs, TEXTS, compared=2), live(base, adapter))
     for folder in (base, other):
-        check_logits(streamed.states(model_tensors(folder), TEXTS, keep=2), load(folder))
+        check_logits(streamed.states(model_tensors(folder), TEXTS, compared=2), load(folder))
 
 
 def test_the_weights_of_one_module_are_in_memory_at_a_time(tmp_path):
@@ -43,13 +43,14 @@ def test_the_weights_of_one_module_are_in_memory_at_a_time(tmp_path):
     weights = model_tensors(folder)
     streamed = StreamedModel(empty_model(folder))
     with TensorMemory() as memory:
-        streamed.states(weights, [[1, 2]], keep=1)
+        streamed.states(weights, [[1, 2]], compared=1)
     assert memory.peak < 0.5 * sum(4 * torch.Size(weight.shape).numel() for weight in weights.values())
 
 
 class InMemory:
     def __init__(self, weight):
-        self.weight, self.shape = weight, tuple(weight.shape)
+        self.weight = weight
+        self.shape = tuple(weight.shape)
 
     def rows(self, start, stop):
         return self.weight[start:stop]
@@ -58,13 +59,19 @@ class InMemory:
 @pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-5])
 def test_divergence_is_that_of_float64_over_blocks_of_a_wide_vocabulary(apart):
     torch.manual_seed(0)
-    width, tokens = 64, BLOCK_ELEMENTS // 64 * 2 + 5  # three blocks
-    heads = [torch.randn(tokens, width)]
-    heads.append(heads[0] + apart * torch.randn(tokens, width))
+    width = 64
+    vocab_size = BLOCK_ELEMENTS // width * 2 + 5  # three blocks
+    head_a = torch.randn(vocab_size, width)
+    head_b = head_a + apart * torch.randn(vocab_size, width)
     hidden = torch.randn(7, width)
-    models = {name: States(hidden, InMemory(head)) for name, head in zip("ab", heads, strict=True)}
-    found = between(models, [("a", "b"), ("b", "a"), ("a", "a")])
-    first, second = ((hidden.double() @ head.double().T).log_softmax(1) for head in heads)
-    assert found["a", "b"] == pytest.approx(float((first.exp() * (first - second)).sum(1).mean()), rel=0.02, abs=1e-13)
-    assert found["b", "a"] == pytest.approx(float((second.exp() * (second - first)).sum(1).mean()), rel=0.02, abs=1e-13)
-    assert abs(found["a", "a"]) < 1e-13
+    models = {"a": States(hidden, InMemory(head_a)), "b": States(hidden, InMemory(head_b))}
+    divergences = between(models, [("a", "b"), ("b", "a"), ("a", "a")])
+
+    def kl(first_head, second_head):
+        first = (hidden.double() @ first_head.double().T).log_softmax(1)
+        second = (hidden.double() @ second_head.double().T).log_softmax(1)
+        return float((first.exp() * (first - second)).sum(1).mean())
+
+    assert divergences["a", "b"] == pytest.approx(kl(head_a, head_b), rel=0.02, abs=1e-13)
+    assert divergences["b", "a"] == pytest.approx(kl(head_b, head_a), rel=0.02, abs=1e-13)
+    assert abs(divergences["a", "a"]) < 1e-13

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
-from lora_grpo.merging import MergeOptions, merge, merge_model, read_report
-from lora_grpo.merging.report import Divergences
-from lora_grpo.models import ModelFlags, completion_ends, resolve, tokenizer_of
+from lora_grpo.merging import MergeOptions, merge, read_report
+from lora_grpo.models import ModelFlags, completion_ends, resolve, stop_tokens, tokenizer_of
 from lora_grpo.sampling import build
+
+pytestmark = pytest.mark.usefixtures("no_divergence")
 
 TEXT_END, TURN_END, MORE = "<|endoftext|>", "<|im_end|>", "<|end|>"
 SPECIAL = (TEXT_END, "<|im_start|>", TURN_END, MORE)
@@ -23,18 +24,16 @@ SPECIAL = (TEXT_END, "<|im_start|>", TURN_END, MORE)
 HARMONY = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if loop.last and not add_generation_prompt else '<|end|>')")
 
 
-@pytest.fixture(autouse=True)
-def no_divergence(monkeypatch):
-    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
-
-
 def tokenizer_with(eos=TEXT_END, template=None, pad=TEXT_END):
     return wrapped(byte_level(special=SPECIAL), template, eos_token=eos, pad_token=pad)
 
 
-def ids(*tokens):
-    found = tokenizer_with().convert_tokens_to_ids(list(tokens))
-    return found if len(found) > 1 else found[0]
+def id_of(token):
+    return tokenizer_with().convert_tokens_to_ids(token)
+
+
+def ids_of(tokens):
+    return {id_of(token) for token in tokens}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def bases(tmp_path_factory):
     with torch.no_grad():
         model.model.embed_tokens.weight.fill_(1)
         model.lm_head.weight.fill_(-1)
-        model.lm_head.weight[ids(TURN_END)] = 1
+        model.lm_head.weight[id_of(TURN_END)] = 1
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.fill_(0)
             layer.mlp.down_proj.weight.fill_(0)
@@ -78,9 +77,19 @@ def merged(base, adapter):
 def new_tokens(folder):
     """Return the tokens that transformers writes after a prompt, of at most 20."""
     inputs = AutoTokenizer.from_pretrained(folder)("Hello", return_tensors="pt")
-    return (
-        load(folder).generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :].tolist()
-    )
+    output = load(folder).generate(**inputs, max_new_tokens=20, do_sample=False)[0]
+    prompt_tokens = inputs["input_ids"].shape[1]
+    return output[prompt_tokens:].tolist()
+
+
+def with_ids(values):
+    """Return the values of a generation config with the ids of the tokens that it names."""
+    settings = dict(values)
+    if "eos_token_id" in values:
+        settings["eos_token_id"] = [id_of(token) for token in values["eos_token_id"]]
+    if values.get("pad_token_id") == TEXT_END:
+        settings["pad_token_id"] = id_of(TEXT_END)
+    return settings
 
 
 STOPS = {
@@ -99,24 +108,22 @@ STOPS = {
 def test_a_merged_model_stops_at_every_token_that_ended_completions(base, adapter, declared, eos, template, expected):
     (base / "generation_config.json").unlink()
     if declared is not None:
-        named = {name: [ids(token) for token in value] for name, value in declared.items() if name == "eos_token_id"}
-        set_json(base / "generation_config.json", **{**declared, **named})
+        set_json(base / "generation_config.json", **with_ids(declared))
     tokenizer_with(eos, template).save_pretrained(adapter)
     folder = merged(base, adapter)
-    declared_ids = GenerationConfig.from_pretrained(folder).eos_token_id
-    assert {*([declared_ids] if isinstance(declared_ids, int) else declared_ids)} == {ids(token) for token in expected}
-    assert new_tokens(folder) == [ids(TURN_END)]
+    assert set(stop_tokens.as_ids(GenerationConfig.from_pretrained(folder).eos_token_id)) == ids_of(expected)
+    assert new_tokens(folder) == [id_of(TURN_END)]
     # An evaluation of the adapter ends where the merged model does.
     spec = resolve(str(adapter), ModelFlags(base=str(base)))
-    assert {*completion_ends(spec, tokenizer_of(spec))} == {ids(token) for token in expected}
+    assert set(completion_ends(spec, tokenizer_of(spec))) == ids_of(expected)
 
 
 def test_config_json_does_not_decide_if_there_is_a_generation_config(base, adapter):
-    set_json(base / "config.json", eos_token_id=ids(MORE))
-    set_json(base / "generation_config.json", eos_token_id=ids(TEXT_END))
+    set_json(base / "config.json", eos_token_id=id_of(MORE))
+    set_json(base / "generation_config.json", eos_token_id=id_of(TEXT_END))
     tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
     settings = json.loads((merged(base, adapter) / "generation_config.json").read_text())
-    assert {*settings["eos_token_id"]} == {*ids(TEXT_END, TURN_END)}
+    assert set(settings["eos_token_id"]) == ids_of([TEXT_END, TURN_END])
 
 
 @pytest.mark.parametrize(
@@ -130,31 +137,20 @@ def test_config_json_does_not_decide_if_there_is_a_generation_config(base, adapt
 )
 def test_only_what_must_change_in_the_generation_config_does(base, adapter, settings, changed):
     """An unchanged file is the base's to the byte, also if its form is unusual."""
-
-    def numbered(values):
-        return {
-            name: ids(value)
-            if value == TEXT_END
-            else [ids(token) for token in value]
-            if name == "eos_token_id"
-            else value
-            for name, value in values.items()
-        }
-
-    before = json.dumps(numbered(settings), indent=7)
+    before = json.dumps(with_ids(settings), indent=7)
     (base / "generation_config.json").write_text(before)
     tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
     after = (merged(base, adapter) / "generation_config.json").read_text()
-    assert json.loads(after) == numbered(settings | changed)
+    assert json.loads(after) == with_ids(settings | changed)
     assert (after == before) == (not changed)
 
 
 def test_a_base_whose_config_says_it_all_gets_no_generation_config(base, adapter):
     (base / "generation_config.json").unlink()
-    set_json(base / "config.json", eos_token_id=ids(TURN_END))
+    set_json(base / "config.json", eos_token_id=id_of(TURN_END))
     tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
     folder = merged(base, adapter)
-    assert not (folder / "generation_config.json").exists() and new_tokens(folder) == [ids(TURN_END)]
+    assert not (folder / "generation_config.json").exists() and new_tokens(folder) == [id_of(TURN_END)]
 
 
 def test_a_damaged_generation_config_is_refused_before_a_merge(base, adapter):
@@ -167,16 +163,20 @@ def test_a_damaged_generation_config_is_refused_before_a_merge(base, adapter):
 
 @pytest.mark.parametrize("eos", [TURN_END, TEXT_END])
 def test_a_gguf_file_ends_where_the_merged_model_does(base, adapter, eos):
-    set_json(base / "generation_config.json", eos_token_id=ids(TEXT_END))
+    set_json(base / "generation_config.json", eos_token_id=id_of(TEXT_END))
     tokenizer_with(eos, CHATML).save_pretrained(adapter)
     export(ExportOptions(merged(base, adapter), type=("f32",), modelfile=True))
     [path] = adapter.parent.glob("adapter-merged-gguf/*.gguf")
     header = gguf.GGUFReader(path)
-    names = ("eos", "eot", "eom", "padding")
-    fields = {name: header.get_field(f"tokenizer.ggml.{name}_token_id") for name in names}
-    found = {name: field.contents() for name, field in fields.items() if field}
-    assert (found["eos"], found["eot"], found["padding"]) == (ids(eos), ids(TURN_END), ids(TEXT_END))
-    assert {found["eos"], found["eot"], found.get("eom", ids(eos))} == {*ids(TEXT_END, TURN_END)}
+    token_ids = {}
+    for name in ("eos", "eot", "eom", "padding"):
+        field = header.get_field(f"tokenizer.ggml.{name}_token_id")
+        if field:
+            token_ids[name] = field.contents()
+    assert token_ids["eos"] == id_of(eos)
+    assert token_ids["eot"] == id_of(TURN_END)
+    assert token_ids.pop("padding") == id_of(TEXT_END)
+    assert set(token_ids.values()) == ids_of([TEXT_END, TURN_END])
     stops = json.loads((path.parent / "params").read_text())["stop"]
     assert {*stops} == {TEXT_END, TURN_END}
 

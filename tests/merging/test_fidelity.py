@@ -1,4 +1,4 @@
-"""The retained share of the update, compared with float64 arithmetic, and the dtype that `auto` chooses."""
+"""The retained fraction of the update, compared with float64 arithmetic, and the dtype that `auto` chooses."""
 
 import pytest
 import torch
@@ -57,47 +57,54 @@ def test_every_figure_is_that_of_float64(size, dora, base, tmp_path):
     adapter = make_adapter(base, tmp_path / "adapter", use_dora=dora)
     plan = planned(base, adapter, size=size)
     for dtype in TORCH:
-        kept = measure(plan.outputs, dtype)
-        dots, squares, errors, worst = 0.0, 0.0, 0.0, {}
+        retained = measure(plan.outputs, dtype)
+        dots, squares, errors, retained_of = 0.0, 0.0, 0.0, {}
         for name, before, change in in_float64(base, adapter, dora):
             difference = (before + change).to(TORCH[dtype]).double() - before
             dots += float((difference * change).sum())
             squares += float(change.square().sum())
             errors += float((difference - change).square().sum())
-            worst[name] = float((difference * change).sum() / change.square().sum())
+            retained_of[name] = float((difference * change).sum() / change.square().sum())
         # If the float32 and float64 values of an element round differently, one of thousands of terms changes.
         tolerance = 1e-3 if dtype != "fp32" else 1e-4
-        assert kept.overall == pytest.approx(dots / squares, abs=tolerance)
-        assert kept.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
-        name, least = kept.worst_layer, kept.worst
-        assert least == pytest.approx(min(worst.values()), abs=5 * tolerance)
+        assert retained.overall == pytest.approx(dots / squares, abs=tolerance)
+        assert retained.error == pytest.approx((errors / squares) ** 0.5, abs=tolerance)
+        assert retained.worst == pytest.approx(min(retained_of.values()), abs=5 * tolerance)
         if dtype != "fp32":
-            assert worst[name] == pytest.approx(least, abs=5 * tolerance)
+            assert retained_of[retained.worst_layer] == pytest.approx(retained.worst, abs=5 * tolerance)
 
 
 def test_of_a_large_tensor_a_block_is_measured_and_counts_for_the_whole(base, tmp_path, monkeypatch):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.02)
     whole = measure(plan.outputs, "bf16")
-    read, change, of = [], LowRank.change, {each.low_rank: each for each in plan.outputs.values() if each.low_rank}
-    monkeypatch.setattr(LowRank, "change", lambda *given: read.append(given) or change(*given))
+    outputs = {output.low_rank: output for output in plan.outputs.values() if output.low_rank}
+    change = LowRank.change
+    fractions_read = []
+
+    def count(update, start, stop, weight):
+        fractions_read.append((stop - start) / outputs[update].shape[0])
+        return change(update, start, stop, weight)
+
+    monkeypatch.setattr(LowRank, "change", count)
     monkeypatch.setattr(tensors, "BLOCK_ELEMENTS", 256)
     monkeypatch.setattr(fidelity, "SAMPLE_ELEMENTS", 256)
     sample = measure(plan.outputs, "bf16")
-    assert len(read) == len(of)
-    assert sum((stop - start) / of[update].shape[0] for update, start, stop, _ in read) < 0.5 * len(read)
+    assert len(fractions_read) == len(outputs)
+    assert sum(fractions_read) < 0.5 * len(fractions_read)
     assert sample.overall == pytest.approx(whole.overall, abs=0.05) and sample.overall != whole.overall
 
 
 def test_an_update_that_bfloat16_swallows_is_reported_and_avoided(base, tmp_path):
     plan = planned(base, make_adapter(base, tmp_path / "adapter"), size=0.003)
-    dtype, reason, retained = choose("auto", plan)
-    assert measure(plan.outputs, "bf16").overall < 0.6 < 0.99 < retained.overall
-    assert dtype == "fp16" and reason.startswith("bf16 keeps ") and "fp16 keeps 9" in reason
+    choice = choose("auto", plan)
+    assert measure(plan.outputs, "bf16").overall < 0.6 < 0.99 < choice.retained.overall
+    assert choice.dtype == "fp16"
+    assert choice.reason.startswith("bf16 keeps ") and "fp16 keeps 9" in choice.reason
 
     smaller = planned(base, make_adapter(base, tmp_path / "smaller"), size=0.00001)
-    dtype, reason, retained = choose("auto", smaller)
-    assert dtype == "fp32" and "fp16 keeps" in reason and reason.endswith("only fp32 keeps it")
-    assert retained.overall > 0.99
+    choice = choose("auto", smaller)
+    assert choice.dtype == "fp32" and choice.retained.overall > 0.99
+    assert "fp16 keeps" in choice.reason and choice.reason.endswith("only fp32 keeps it")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -13,9 +13,8 @@ from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
-from lora_grpo.merging import merge_model
 from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
-from lora_grpo.merging.report import Divergences, read_report
+from lora_grpo.merging.report import read_report
 from lora_grpo.models import adapter_sha256, model_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,12 +45,6 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
-
-
-@pytest.fixture
-def no_divergence(monkeypatch):
-    """Skip the divergence in other tests, because its three forward passes take longer than everything else."""
-    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 def test_a_run_is_merged_beside_its_adapter_with_all_that_a_model_needs(run, capsys):

@@ -13,16 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
-from lora_grpo.merging import MergeOptions, merge, merge_model
-from lora_grpo.merging.report import Divergences
+from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models import base_model
 
+pytestmark = pytest.mark.usefixtures("no_divergence")
+
 PREFIX = "base_model.model."
-
-
-@pytest.fixture(autouse=True)
-def no_divergence(monkeypatch):
-    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 def logits(model):

@@ -15,19 +15,15 @@ from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub.push import prepare
-from lora_grpo.merging import MergeOptions, merge, merge_model
-from lora_grpo.merging.report import Divergences
+from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models import ModelFlags, resolve, tokenizer_of
 from lora_grpo.models.start_adapter import prepare_tokenizer
 from lora_grpo.sampling import build
 
+pytestmark = pytest.mark.usefixtures("no_divergence")
+
 TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
 DEMANDING = "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}" + CHATML
-
-
-@pytest.fixture(autouse=True)
-def no_divergence(monkeypatch):
-    monkeypatch.setattr(merge_model, "measure_divergences", lambda *given: Divergences(not_measured="not in this test"))
 
 
 @pytest.fixture(scope="module")

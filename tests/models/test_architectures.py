@@ -28,7 +28,7 @@ from lora_grpo.hub.push import prepare
 from lora_grpo.memory.shape import Shape, UnknownFamily
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.models import ModelFlags, base_model, resolve, with_start
+from lora_grpo.models import ModelFlags, base_model, resolve, stop_tokens, with_start
 from lora_grpo.models.architectures import TRAINABLE, check_architecture, with_supported
 from lora_grpo.models.policy import load_policy
 from lora_grpo.sampling.build import load_sampler, load_tokenizer
@@ -72,26 +72,33 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
     live = PeftModel.from_pretrained(whole.from_pretrained(base), run.adapter).eval()
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]])
     with torch.no_grad():
-        after, expected = whole.from_pretrained(merged).eval()(ids).logits, live(ids).logits
+        after = whole.from_pretrained(merged).eval()(ids).logits
+        expected = live(ids).logits
         with live.disable_adapter():
             before = live(ids).logits
     assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
 
-    why = json.loads((merged / "merge_report.json").read_text())["kl"]["not_measured"]
+    not_measured = json.loads((merged / "merge_report.json").read_text())["kl"]["not_measured"]
     # Gemma 4's layers have embeddings of their own, and Phi's head has a bias.
-    assert ("several embeddings" in (why or "")) == (name in ("gemma4", "gemma4 text", "phi"))
+    assert ("several embeddings" in (not_measured or "")) == (name in ("gemma4", "gemma4 text", "phi"))
     # Tensors that the adapter does not change, such as those that read images, are equal.
     stored, written = load_file(base / "model.safetensors"), load_file(merged / "model.safetensors")
     changed = {name for name, tensor in stored.items() if not torch.equal(tensor, written.pop(name))}
     assert not written and len(changed) == len(moved)
     assert not any("vision" in name or "visual" in name for name in changed)
     if name in CONFIGS:
-        adapted = "attention" if all(".self_attn." in each for each in moved) else "every linear layer"
+        only_attention = all(".self_attn." in module for module in moved)
         reason = run.record["padded_rows"]
-        read = "once per completion" if reason else "once per group"
-        read = "once per group in its window" if "attends to the last" in reason else read
-        is_planned, is_exported = ("yes" if each else "no" for each in (name not in UNPLANNED, name in EXPORTED))
-        assert documented(name) == [adapted, read, is_planned, is_exported]
+        if "attends to the last" in reason:
+            prompts_are_read = "once per group in its window"
+        else:
+            prompts_are_read = "once per completion" if reason else "once per group"
+        assert documented(name) == [
+            "attention" if only_attention else "every linear layer",
+            prompts_are_read,
+            "no" if name in UNPLANNED else "yes",
+            "yes" if name in EXPORTED else "no",
+        ]
     if name in EXPORTED:
         write_gguf(merged, {"f16": tmp_path / "model.gguf"})
         return
@@ -220,8 +227,8 @@ def test_sizes_that_published_gemma_3_leaves_out_are_those_of_transformers():
 
 
 def test_auto_chooses_what_a_type_supports():
-    found = {each: with_supported(RunConfig(), each) for each in ("qwen3_5", "mistral3", "llama")}
-    assert {name: (config.model.engine, config.sampling.backend) for name, config in found.items()} == {
+    configs = {family: with_supported(RunConfig(), family) for family in ("qwen3_5", "mistral3", "llama")}
+    assert {family: (config.model.engine, config.sampling.backend) for family, config in configs.items()} == {
         "qwen3_5": ("peft", "auto"),
         "mistral3": ("peft", "transformers"),
         "llama": ("auto", "auto"),
@@ -322,7 +329,7 @@ def test_code_in_a_model_folder_does_not_run(tmp_path, monkeypatch):
         (model / name).write_text(json.dumps({**settings, "model_type": "trap", "auto_map": classes}))
     (model / "generation_config.json").unlink(missing_ok=True)
     tokenizer = base_model.load_tokenizer(ModelConfig())
-    ends = functools.partial(base_model.eos_token_ids, tokenizer=tokenizer, name="trap")
+    ends = functools.partial(stop_tokens.eos_token_ids, tokenizer=tokenizer, name="trap")
     for load in (base_model.load_base, base_model.load_tokenizer, ends):
         with contextlib.suppress(UserError):
             load(resolve(str(model), ModelFlags()).base)

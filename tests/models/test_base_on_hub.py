@@ -13,8 +13,7 @@ from huggingface_hub import constants
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
-from lora_grpo.models import ModelFlags, load_policy, resolve, save_adapter
-from lora_grpo.models import policy as policy_module
+from lora_grpo.models import ModelFlags, load_policy, resolve, save_adapter, unsloth_policy
 
 NAME, OLD, NEW = "owner/tiny", "0" * 39 + "1", "0" * 39 + "2"
 ENDS = json.loads((starter.model_path() / "generation_config.json").read_text())["eos_token_id"]
@@ -61,7 +60,7 @@ def cache(tmp_path, monkeypatch):
 def load(request, cache, tmp_path, monkeypatch):
     """Return a function that loads a revision of the base with an engine, in an otherwise empty working directory."""
     monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(FastLanguageModel=UnslothWithVllm))
-    monkeypatch.setattr(policy_module, "_import_unsloth", lambda: None)
+    monkeypatch.setattr(unsloth_policy, "import_unsloth", lambda: None)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 

@@ -11,7 +11,7 @@ import pytest
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import ModelFlags, Policy, base_model, load_policy, resolve
+from lora_grpo.models import ModelFlags, Policy, base_model, engines, load_policy, resolve
 from lora_grpo.sampling import build
 
 LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or directory"
@@ -27,23 +27,26 @@ FAILURES = {
 @pytest.fixture
 def broken(tmp_path, monkeypatch, machine):
     """Return a function that puts packages in front of the installed ones, on a machine with a GPU."""
-    kept = dict(os.environ)
+    environment = dict(os.environ)
     machine(16_376)
+
+    def loaded_modules(*packages):
+        return [module for module in sys.modules if module.partition(".")[0] in packages]
 
     def add(**modules):
         for name, text in modules.items():
             path = tmp_path / "packages" / name.replace("__", "/") / "__init__.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-            for loaded in [each for each in sys.modules if each.partition(".")[0] == name.partition("__")[0]]:
-                monkeypatch.delitem(sys.modules, loaded)
+            for module in loaded_modules(name.partition("__")[0]):
+                monkeypatch.delitem(sys.modules, module)
         monkeypatch.syspath_prepend(tmp_path / "packages")
 
     yield add
-    for name in [each for each in sys.modules if each.partition(".")[0] in ("unsloth", "unsloth_zoo", "vllm")]:
-        del sys.modules[name]
+    for module in loaded_modules("unsloth", "unsloth_zoo", "vllm"):
+        del sys.modules[module]
     os.environ.clear()
-    os.environ.update(kept)
+    os.environ.update(environment)
 
 
 def config(engine="auto", backend="auto", **model):
@@ -95,7 +98,7 @@ def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
 
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
     broken(unsloth="FastLanguageModel = None", unsloth_zoo="", unsloth_zoo__rl_replacements=CHUNKS)
-    base_model.prepare_torch(0)  # transformers does not load if torch claims a GPU
+    engines.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH
     monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": "/nowhere"})

@@ -116,10 +116,10 @@ def test_a_template_is_given_by_its_name_or_as_a_file_and_stays_with_the_adapter
     assert "look_up" in text and "look_up" not in chat.render(prepared(""), MESSAGES, [TOOL])
     for line in ("--lora.from sft", f"--lora.from sft {flag}"):
         assert chat.render(prepared(line), MESSAGES, [TOOL]) == text
-    (tmp_path / "own.jinja").write_text(f"{tokenizer.chat_template}{{{{ my_word }}}}")
-    line = "--model.chat-template own.jinja"
-    own = prepared(f"{line} --model.chat-template-kwargs my_word=hello", sft)
-    assert chat.render(own, MESSAGES, [TOOL]) == f"{text}hello"
+    (tmp_path / "custom.jinja").write_text(f"{tokenizer.chat_template}{{{{ my_word }}}}")
+    line = "--model.chat-template custom.jinja"
+    custom = prepared(f"{line} --model.chat-template-kwargs my_word=hello", sft)
+    assert chat.render(custom, MESSAGES, [TOOL]) == f"{text}hello"
     assert chat.render(prepared(f"--lora.from sft {line}"), MESSAGES, [TOOL]) == f"{text}hello"
 
 

@@ -12,7 +12,7 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
-from lora_grpo.data.loading import load_data, sft_command
+from lora_grpo.data import load_data, sft_command
 from lora_grpo.errors import UserError
 from lora_grpo.grading.verdict import Verdict
 from lora_grpo.models.policy import load_policy, load_tokenizer
@@ -22,7 +22,7 @@ from lora_grpo.preview.sample_groups import Preview, sample_groups, show
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = {
@@ -56,9 +56,9 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     groups = sample_groups(config, sampler, data.train)
     weights = {reward.name: reward.weight for reward in resolve(parse_reward_specs(config.rewards))}
     run = open_run(config, Invocation(), "test", data.record)
-    trainer = make_trainer(run, policy, data.train, sampler)
+    training = prepare_training(run, policy, data.train, sampler)
     run.begin(policy.record)
-    train(run, policy, trainer)
+    train(training)
 
     answers = [(group, place) for group in groups for place in range(4)]
     logged = lines(run.completions / "step-00001.jsonl")

@@ -1,34 +1,20 @@
+"""Messages of prompts, and their text in the format of a chat template or in plain text."""
+
 import pytest
 from helpers.gguf_models import CHATML, published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
-from lora_grpo.prompts.chat import (
-    SYSTEM_PROMPTS,
-    THINKING_TOKENS,
-    add_prompts,
-    answer_lead,
-    end_of_turn,
-    parse_kwargs,
-    read_completion,
-    render,
-    render_row,
-    set_variables,
-    variables,
-    with_fixed_variables,
-    write_completion,
-)
+from lora_grpo.prompts.chat import add_prompts, answer_lead, end_of_turn, render, render_row
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 
 ROW = {"id": "a/0", "question": "1 + 1?", "answer": "2"}
 SOLVED = {"id": "a/1", "question": "2 + 2?", "answer": "4"}
 
 
-class Tokenizer:
-    def __init__(self, chat_template):
-        self.chat_template = chat_template
+class PlainTokenizer:
+    """Stands for the tokenizer of a base model."""
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, **variables):
-        assert not tokenize
-        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>" * add_generation_prompt
+    chat_template = None
 
 
 def test_a_prompt_is_the_styles_system_message_and_the_question():
@@ -68,81 +54,6 @@ def test_thinking_is_off_in_the_templates_of_the_listed_models(template, ending)
     (row,) = add_prompts([ROW], "xml")
     rendered = render_row(qwen_tokenizer(published_template(template)), row)
     assert rendered.endswith(ending) and rendered.count("1 + 1?") == 1
-
-
-QWEN3 = published_template("qwen3")
-THINKS, DOES_NOT = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-ASKED = [{"role": "user", "content": "1 + 1?"}]
-
-
-@pytest.mark.parametrize(
-    ("given", "tokens", "ending", "why"),
-    [
-        ({}, THINKING_TOKENS - 1, DOES_NOT, "off, because completions have at most 2047 tokens, and 2048 leave room"),
-        ({}, THINKING_TOKENS, THINKS, "on, because completions have at most 2048 tokens"),
-        ({"enable_thinking": True}, 8, THINKS, "on, because --model.chat-template-kwargs sets enable_thinking"),
-        ({"enable_thinking": False}, 9999, DOES_NOT, "off, because --model.chat-template-kwargs sets enable_thinking"),
-    ],
-)
-def test_the_length_of_a_completion_decides_whether_a_hybrid_model_thinks(given, tokens, ending, why, capsys):
-    tokenizer = qwen_tokenizer(QWEN3)
-    assert set_variables(tokenizer, given, tokens) == {"enable_thinking": ending == THINKS}
-    assert render(tokenizer, ASKED).endswith(ending)
-    # Programs that know nothing of the kit render the same, unless they pass another value.
-    own = {"tokenize": False, "add_generation_prompt": True}
-    assert tokenizer.apply_chat_template(ASKED, **own) == render(tokenizer, ASKED)
-    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=ending != THINKS) != render(tokenizer, ASKED)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"thinking: {why}")
-
-
-def test_what_a_template_says_stays_unless_another_value_is_given(capsys):
-    tokenizer = qwen_tokenizer(QWEN3)
-    set_variables(tokenizer, {"enable_thinking": True}, 8)
-    once = tokenizer.chat_template
-    assert set_variables(tokenizer, {}, 8) == {"enable_thinking": True} and tokenizer.chat_template == once
-    assert "on, because its chat template sets enable_thinking" in capsys.readouterr().err
-    set_variables(tokenizer, {"enable_thinking": False}, 8)
-    assert tokenizer.chat_template == once.replace("true", "false", 1)
-
-
-def test_a_fixed_template_ignores_what_a_server_passes():
-    tokenizer = qwen_tokenizer(QWEN3)
-    set_variables(tokenizer, {}, 8)
-    expected = render(tokenizer, ASKED)
-    tokenizer.chat_template = with_fixed_variables(tokenizer.chat_template)
-    own = {"tokenize": False, "add_generation_prompt": True}
-    assert tokenizer.apply_chat_template(ASKED, **own, enable_thinking=True) == expected
-    assert with_fixed_variables(QWEN3) == QWEN3
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("true", True), ("null", None), ("3", 3), ("0.5", 0.5), ("high", "high"), ('"3"', "3"), ("", ""),
-        ("NaN", "NaN"),
-        ("26 Jul 2024", "26 Jul 2024"), ("a=b", "a=b"), ('{% x %}\n"é\\', '{% x %}\n"é\\'),
-    ],
-)  # fmt: skip
-def test_values_reach_the_template_as_they_are_written(text, value):
-    tokenizer = qwen_tokenizer("\n{{ level }} of {{ level.__class__.__name__ or level is string }}")
-    tokenizer.chat_template = "\n{{ level | tojson }}"
-    given = parse_kwargs([f"level={text}"])
-    assert given == {"level": value} and type(given["level"]) is type(value)
-    expected = tokenizer.apply_chat_template(ASKED, tokenize=False, level=value)
-    set_variables(tokenizer, given, 8)
-    assert render(tokenizer, ASKED) == expected
-    assert variables(tokenizer.chat_template)["level"] == value
-
-
-def test_a_prompt_does_not_depend_on_the_date():
-    template = published_template("llama3_2")
-    assert "strftime_now" in template
-    (row,) = add_prompts([ROW], "xml")
-    tokenizer = qwen_tokenizer(template)
-    assert "\nToday Date: 26 Jul 2024\n" in render_row(tokenizer, row)
-    set_variables(tokenizer, {"date_string": "1 May 2025"}, 8)
-    assert "\nToday Date: 1 May 2025\n" in render_row(tokenizer, row)
 
 
 @pytest.mark.parametrize(
@@ -196,47 +107,13 @@ def test_render_without_a_chat_template_is_plain_text():
         {"role": "assistant", "content": "{A1}"},
         {"role": "user", "content": "Q2"},
     ]
-    assert render(Tokenizer(None), prompt) == "S\n\nQuestion: Q1\nAnswer: {A1}\n\nQuestion: Q2\nAnswer:"
+    assert render(PlainTokenizer(), prompt) == "S\n\nQuestion: Q1\nAnswer: {A1}\n\nQuestion: Q2\nAnswer:"
     assert render(object(), prompt[-1:]) == "Question: Q2\nAnswer:"
-
-
-@pytest.mark.parametrize("style", ["xml", "hashes", "think"])
-@pytest.mark.parametrize("reasoning", ["one line", "two\nlines", "4 < 5"])
-def test_what_is_written_is_read_back(style, reasoning):
-    assert read_completion(write_completion(reasoning, "18", style), style) == (reasoning, "18")
-
-
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("xml", ""),
-        ("xml", "<reasoning>r</reasoning>"),
-        ("xml", "<reasoning>r</reasoning><answer>18"),
-        ("xml", "Well. <reasoning>r</reasoning><answer>18</answer>"),
-        ("xml", "<reasoning>r</reasoning> so <answer>18</answer>"),
-        ("xml", "<reasoning>r</reasoning><answer>18</answer> Done."),
-        ("xml", "<answer>18</answer><reasoning>r</reasoning>"),
-        ("xml", "<reasoning>r<answer>18</answer></reasoning>"),
-        ("xml", "<reasoning>r</reasoning></answer>18<answer>"),
-        ("xml", "<reasoning>r</reasoning><answer>17</answer><answer>18</answer>"),
-        ("xml", "<reasoning>r</reasoning><answer><answer>18</answer>"),
-        ("xml", "<reasoning><reasoning>r</reasoning><answer>18</answer>"),
-        ("xml", "<think>r</think><answer>18</answer>"),
-        ("think", "<reasoning>r</reasoning><answer>18</answer>"),
-        ("hashes", "r\n####18"),
-        ("hashes", "r #### 18"),
-        ("hashes", "r\n#### 18\nDone."),
-        ("hashes", "#### 17\n#### 18"),
-        ("hashes", "r\n##### 18"),
-    ],
-)
-def test_a_completion_that_leaves_the_style_is_not_read(style, text):
-    assert read_completion(text, style) is None
 
 
 ROW_OF_CODE = {"prompt": [{"role": "user", "content": "Write f."}], "completion_prefix": "def f(x):\n"}
 
 
 def test_a_base_model_goes_on_with_the_program_that_a_row_begins():
-    assert render_row(Tokenizer(None), ROW_OF_CODE) == "def f(x):\n"
-    assert render_row(Tokenizer(None), {**ROW_OF_CODE, "completion_prefix": ""}) == "Question: Write f.\nAnswer:"
+    assert render_row(PlainTokenizer(), ROW_OF_CODE) == "def f(x):\n"
+    assert render_row(PlainTokenizer(), {**ROW_OF_CODE, "completion_prefix": ""}) == "Question: Write f.\nAnswer:"

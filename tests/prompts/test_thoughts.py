@@ -5,14 +5,16 @@ from helpers.gguf_models import byte_level, published_template, qwen_tokenizer, 
 
 from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
+from lora_grpo.grading import mathematics, numbers
 from lora_grpo.grading.code_extraction import extract_program
 from lora_grpo.prompts import chat, thoughts
-from lora_grpo.prompts.chat import add_prompts, set_variables
+from lora_grpo.prompts.chat import add_prompts
+from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
-from lora_grpo.rewards.functions import PLAIN_REWARDS
+from lora_grpo.rewards.functions import REWARDS, strict_xml_format, think_answer_format
 from lora_grpo.rollouts import Episode
 from lora_grpo.sampling import Sampler, SamplingParams
-from lora_grpo.tasks import Session, get_task, grade_all, gsm8k, mathematics
+from lora_grpo.tasks import Session, get_task, grade_all
 
 HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
 FAMILIES = {
@@ -96,7 +98,7 @@ def test_an_answer_is_what_follows_the_thoughts(text, answer):
     ],
 )
 def test_math_is_graded_after_the_thoughts(text, passed, reason):
-    verdict = gsm8k.check(text, EIGHTEEN)
+    verdict = numbers.check(text, EIGHTEEN)
     assert (verdict.passed, verdict.reason) == (passed, reason)
     assert grade_all("gsm8k", [text], [EIGHTEEN]) == [verdict]
     assert grade_all("starter", [text], [EIGHTEEN]) == [verdict]
@@ -117,7 +119,7 @@ def test_the_other_rules_read_the_answer_too():
         ("<think>\n17</think>\n<answer>18</answer>", think, True, True),
         ("17</think>\n<answer>18</answer>", think, False, True),
     ):
-        rules = gsm8k.check(text, row).rules
+        rules = numbers.check(text, row).rules
         assert (rules["strict"], rules["flexible"]) == (strict, flexible), text
 
 
@@ -194,7 +196,7 @@ THINK_RIGHT = "<think>\nIt is sixteen and two more.</think>\n<answer>18</answer>
     ],
 )
 def test_format_rewards_read_the_answer(reward, text, value):
-    assert PLAIN_REWARDS[reward]([text, [{"role": "assistant", "content": text}]]) == [value] * 2
+    assert REWARDS[reward].function([text, [{"role": "assistant", "content": text}]]) == [value] * 2
 
 
 def test_a_pattern_reads_the_whole_completion():
@@ -223,10 +225,11 @@ MARKS = ("[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<|channel|>", "<|me
 
 def tokenizer_of(name, special=(*TOKENS, *MARKS)):
     """Return a small tokenizer with a published template and its variables."""
-    made = wrapped(byte_level(special=special), published_template(name.split()[0]), eos_token="<|im_end|>")
-    if given := OPENS.get(name, ({}, ""))[0]:
-        set_variables(made, given, 64, quiet=True)
-    return made
+    tokenizer = wrapped(byte_level(special=special), published_template(name.split()[0]), eos_token="<|im_end|>")
+    variables, _ = OPENS.get(name, ({}, ""))
+    if variables:
+        set_variables(tokenizer, variables, 64, quiet=True)
+    return tokenizer
 
 
 def asked(style="xml", **columns):
@@ -235,7 +238,8 @@ def asked(style="xml", **columns):
 
 @pytest.mark.parametrize("name", OPENS)
 def test_what_a_template_opens_belongs_to_the_completion(name):
-    tokenizer, row = tokenizer_of(name), asked()
+    tokenizer = tokenizer_of(name)
+    row = asked()
     prompt = chat.render_row(tokenizer, row)
     begun = OPENS[name][1]
     assert chat.begun_in(prompt, row) == begun and prompt.endswith(begun)
@@ -250,18 +254,19 @@ def test_what_a_template_opens_belongs_to_the_completion(name):
 @pytest.mark.parametrize("name", OPENS)
 @pytest.mark.parametrize("style", ["xml", "think", "boxed", "hashes"])
 def test_sft_trains_one_thought_and_a_right_answer(name, style):
-    tokenizer, row = tokenizer_of(name), asked(style, answer="It is 9 x 2, which makes eighteen.\n#### 18")
+    tokenizer = tokenizer_of(name)
+    row = asked(style, answer="It is 9 x 2, which makes eighteen.\n#### 18")
     [episode] = gold_episodes(tokenizer, [row])
     trained = tokenizer.decode(episode.token_ids[:-1])
     assert episode.text == OPENS[name][1] + trained
     assert episode.text.count("<think>") == episode.text.count("</think>") <= 1
-    verdict = gsm8k.check(episode.text, row)
+    verdict = numbers.check(episode.text, row)
     is_in_format = (style, name) != ("think", "gptoss")  # whose answers follow the header of a channel
     assert verdict.passed and verdict.rules["flexible"] and verdict.rules["strict"] == is_in_format
     if style == "think":
-        assert PLAIN_REWARDS["think_answer_format"]([episode.text]) == [1.0 if is_in_format else 0.5]
+        assert think_answer_format([episode.text]) == [1.0 if is_in_format else 0.5]
     if style == "xml":
-        assert PLAIN_REWARDS["strict_xml_format"]([episode.text]) == [1]
+        assert strict_xml_format([episode.text]) == [1]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +313,8 @@ STEPS = "Let me solve this step by step.\n<think>"
     ],
 )
 def test_the_model_continues_a_last_message_of_its_own(name, prefill, ending, begun):
-    tokenizer, row = tokenizer_of(name), asked()
+    tokenizer = tokenizer_of(name)
+    row = asked()
     row["prompt"] = [*row["prompt"], {"role": "assistant", "content": prefill}]
     prompt = chat.render_row(tokenizer, row)
     assert prompt.endswith(ending)
@@ -316,7 +322,7 @@ def test_the_model_continues_a_last_message_of_its_own(name, prefill, ending, be
     [episode] = gold_episodes(tokenizer, [row])
     assert episode.text.startswith(begun) and episode.text.count("<think>") <= 1
     assert episode.prompt + tokenizer.decode(episode.token_ids[:-1]) == prompt.removesuffix(begun) + episode.text
-    assert gsm8k.check(episode.text, row).passed
+    assert numbers.check(episode.text, row).passed
 
 
 def test_a_base_model_continues_a_last_message_too():
@@ -355,13 +361,11 @@ def test_the_end_of_a_turn_of_phi_is_no_marker():
 
 
 def test_rewards_of_scripts_add_what_the_template_opens():
-    tokenizer, row = tokenizer_of("qwen3_5_think"), asked()
-    ids = [
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in ("The answer is 18.", "It is.</think>The answer is 18.")
-    ]
-    texts = [tokenizer.decode(each) for each in ids]
-    arguments = {"completions": texts, "id": ["a", "a"], "completion_ids": ids}
+    tokenizer = tokenizer_of("qwen3_5_think")
+    row = asked()
+    texts = ["The answer is 18.", "It is.</think>The answer is 18."]
+    token_ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    arguments = {"completions": texts, "id": ["a", "a"], "completion_ids": token_ids}
     assert graded("gsm8k", [row])(**arguments) == [1, 1]
     assert graded("gsm8k", [row], tokenizer=tokenizer)(**arguments) == [0, 1]
 
@@ -490,7 +494,8 @@ def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_
 
 
 def test_texts_that_the_trainer_sampled_itself_have_what_the_prompt_has_begun():
-    tokenizer, row = tokenizer_of("qwen3_5_think"), asked()
+    tokenizer = tokenizer_of("qwen3_5_think")
+    row = asked()
     ids = tokenizer("Hm.</think>18<|im_end|>", add_special_tokens=False)["input_ids"]
     scorer = Scorer(resolve(parse_reward_specs(["think_answer_format=1.0"])), tokenizer, [row])
     assert scorer.texts(["a", "a"], [ids, ids[:2]])[0] == "<think>\nHm.</think>18"

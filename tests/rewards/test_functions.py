@@ -20,17 +20,24 @@ def chat(text):
 def rewards_of_tests(completion, **row):
     """Return the values of both rewards of unit tests."""
     verdicts = grade_all("mbpp", [functions.completion_text(completion)], [row])
-    return [reward([completion], verdicts=verdicts)[0] for reward in functions.TEST_REWARDS.values()]
+    return [
+        reward([completion], verdicts=verdicts)[0]
+        for reward in (functions.passes_tests, functions.share_of_tests_passed)
+    ]
 
 
-@pytest.mark.parametrize("name", sorted({*functions.PLAIN_REWARDS} - {*functions.TEST_REWARDS}))
+FOR_ANY_TASK = [name for name, reward in functions.REWARDS.items() if not (reward.argument or reward.needs_tests)]
+
+
+@pytest.mark.parametrize("name", FOR_ANY_TASK)
 @pytest.mark.parametrize("text", ["", XML, XML_ON_ONE_LINE, "#### 18"])
 def test_strings_and_conversations_get_the_same_reward_from_0_to_1(name, text):
     columns = {"answer": ["18"], "prompts": ["?"], "completion_ids": [[1]], "trainer_state": object()}
     columns["verdicts"] = grade_all("gsm8k", [text], [{"answer": "18"}])
-    (reward,) = functions.PLAIN_REWARDS[name]([text], **columns)
+    function = functions.REWARDS[name].function
+    (reward,) = function([text], **columns)
     assert 0 <= reward <= 1
-    assert functions.PLAIN_REWARDS[name]([chat(text)], **columns) == [reward]
+    assert function([chat(text)], **columns) == [reward]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,9 @@ def test_cosine_scaled_is_that_of_open_r1(item, longest, is_correct):
     verdicts = grade_all("gsm8k", ["#### 18" if is_correct else "no"] * len(LENGTHS), [{"answer": "18"}] * len(LENGTHS))
     values, _ = of_spec(item, LENGTHS, verdicts=verdicts)
     # open-r1's formula with its defaults, but for longer texts than `longest`.
-    min_value, max_value = (0.5, 1.0) if is_correct else (-0.5, -1.0)
+    sign = 1 if is_correct else -1
+    min_value = 0.5 * sign
+    max_value = 1.0 * sign
     for length, value in zip(LENGTHS, values, strict=True):
         cosine = math.cos(min(length, longest) / longest * math.pi)
         assert value == pytest.approx(min_value + 0.5 * (max_value - min_value) * (1.0 + cosine))
@@ -170,7 +179,7 @@ def test_cosine_scaled_is_that_of_open_r1(item, longest, is_correct):
 def test_formats_read_long_hostile_texts(unit):
     text = "<reasoning>\n<think>" + unit * 20_000
     for name in ("strict_xml_format", "soft_xml_format", "xml_tag_count", "think_answer_format"):
-        assert functions.PLAIN_REWARDS[name]([text])[0] < 1
+        assert functions.REWARDS[name].function([text])[0] < 1
 
 
 def test_a_coin_flip_depends_on_the_row_and_the_completion_and_is_fair():

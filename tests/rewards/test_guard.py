@@ -4,7 +4,7 @@ import math
 import pytest
 
 from lora_grpo.rewards import RewardError, parse_reward_specs, resolve
-from lora_grpo.rewards.specs import GuardedReward
+from lora_grpo.rewards.guard import GuardedReward
 
 BATCH = {
     "prompts": [[{"role": "user", "content": "first?"}], [{"role": "user", "content": "second?"}]],

@@ -6,7 +6,7 @@ import pytest
 
 from lora_grpo import rewards
 from lora_grpo.rewards import Reward, RewardError, Scorer, parse_reward_specs, resolve, scoring, training_set
-from lora_grpo.rewards.specs import GuardedReward
+from lora_grpo.rewards.guard import GuardedReward
 
 ROWS = [
     {"id": "a", "task": "gsm8k", "answer": "18", "prompt": [{"role": "user", "content": "9 + 9?"}], "hint": [1, "x"]},
@@ -26,9 +26,15 @@ def scorer(*rewards):
 @pytest.fixture
 def graded(monkeypatch):
     """The completions that were graded."""
-    texts, grade_all = [], scoring.grade_all
-    monkeypatch.setattr(scoring, "grade_all", lambda *given: texts.extend(given[1]) or grade_all(*given))
-    return texts
+    graded_texts = []
+    grade_all = scoring.grade_all
+
+    def recording_grade_all(task, texts, rows):
+        graded_texts.extend(texts)
+        return grade_all(task, texts, rows)
+
+    monkeypatch.setattr(scoring, "grade_all", recording_grade_all)
+    return graded_texts
 
 
 def test_values_are_unweighted_and_rewards_are_their_weighted_sums(graded):
@@ -47,10 +53,10 @@ def test_a_users_function_gets_columns_messages_and_verdicts(tmp_path, graded):
         "    seen.append({'completions': completions, **columns})\n"
         "    return [None if verdict.passed else 0.25 for verdict in verdicts]\n"
     )
-    own = scorer(f"{tmp_path}/mine.py:mine", "correct_answer")
-    batch = own.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]], trainer_state="state")
+    users_scorer = scorer(f"{tmp_path}/mine.py:mine", "correct_answer")
+    batch = users_scorer.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]], trainer_state="state")
     assert batch.rewards == [2.0, 0.25] and len(graded) == 2
-    (seen,) = own.rewards[0].function.__wrapped__.__globals__["seen"]
+    (seen,) = users_scorer.rewards[0].function.__wrapped__.__globals__["seen"]
     assert seen["completions"][0] == [{"role": "assistant", "content": "#### 18"}]
     assert seen["prompts"] == [row["prompt"] for row in ROWS] and "prompt" not in seen
     assert (seen["hint"], seen["level"]) == ([[1, "x"], None], [None, {"n": 1}])
@@ -65,13 +71,13 @@ def test_a_base_model_has_texts_for_prompts_and_completions(monkeypatch):
     reward = Reward("mine", 1.0, GuardedReward(lambda **columns: seen.append(columns) or [0.0], "mine"))
     Scorer([reward], Tokenizer(None), ROWS).score(["a"], ["text"], [[1]])
     assert (seen[0]["prompts"], seen[0]["completions"]) == (["9 + 9?"], ["text"])
-    found = training_set(Tokenizer(None), ROWS, [1, 0, 1])
-    assert [row["prompt"] for row in found] == ["1 + 2?", "9 + 9?", "1 + 2?"]
+    dataset = training_set(Tokenizer(None), ROWS, [1, 0, 1])
+    assert [row["prompt"] for row in dataset] == ["1 + 2?", "9 + 9?", "1 + 2?"]
 
 
 def test_the_trainers_dataset_has_ids_and_prompts_alone():
-    found = training_set(Tokenizer("{{ messages }}"), ROWS, [1, 0])
-    assert list(found) == [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS[::-1]]
+    dataset = training_set(Tokenizer("{{ messages }}"), ROWS, [1, 0])
+    assert list(dataset) == [{"id": row["id"], "prompt": row["prompt"]} for row in ROWS[::-1]]
 
 
 def test_prompts_reach_the_trainer_unchanged_whatever_their_arguments():
@@ -82,9 +88,9 @@ def test_prompts_reach_the_trainer_unchanged_whatever_their_arguments():
         call = {"type": "function", "function": {"name": "buy", "arguments": arguments}}
         prompt = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "user", "content": "?"}]
         rows.append({"id": str(number), "prompt": prompt})
-    found = training_set(Tokenizer("{{ messages }}"), rows, [5, 0, 1, 2, 3, 4])
-    assert [row["prompt"] for row in found] == [rows[index]["prompt"] for index in (5, 0, 1, 2, 3, 4)]
-    assert len(found) == 6 and found[0]["id"] == "5"
+    dataset = training_set(Tokenizer("{{ messages }}"), rows, [5, 0, 1, 2, 3, 4])
+    assert [row["prompt"] for row in dataset] == [rows[index]["prompt"] for index in (5, 0, 1, 2, 3, 4)]
+    assert len(dataset) == 6 and dataset[0]["id"] == "5"
 
 
 def test_a_task_s_check_is_a_reward_for_a_trl_script():
@@ -135,9 +141,9 @@ async def breaks(completions, id, **columns):
 def test_async_rewards_run_at_the_same_time_and_keep_their_event_loop(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(ASYNC)
-    own = scorer(f"{path}:waits", f"{path}:doubled", f"{path}:judge", "correct_answer")
+    users_scorer = scorer(f"{path}:waits", f"{path}:doubled", f"{path}:judge", "correct_answer")
     for _ in range(2):
-        batch = own.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]])
+        batch = users_scorer.score(["a", "b"], ["#### 18", "#### 4"], [[1], [2]])
         assert [[*values.values()] for values in batch.values] == [[7, 2, 1, 1], [6, 2, 1, 0]]
 
     async def notebook():  # its event loop runs in this thread

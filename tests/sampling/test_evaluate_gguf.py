@@ -13,7 +13,7 @@ from helpers.tiny_runs import run_tiny
 from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
-from lora_grpo.data.loading import load_data
+from lora_grpo.data import load_data
 from lora_grpo.evaluation import EvaluateOptions, evaluate_and_report
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hub.push import prepare

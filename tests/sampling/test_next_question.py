@@ -12,7 +12,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.config import replace as config_with
 from lora_grpo.data import load_data
 from lora_grpo.models import ModelFlags, resolve
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import chat, plain_text, styles
 from lora_grpo.rewards import Scorer, parse_reward_specs
 from lora_grpo.rewards import resolve as resolve_rewards
 from lora_grpo.rollouts import grade, play_all
@@ -51,7 +51,7 @@ def sampler(folder):
     ],
 )
 def test_only_a_line_that_begins_with_question_ends_a_completion(completion, answer):
-    assert chat.before_next_question(completion) == (completion if answer is None else answer)
+    assert plain_text.before_next_question(completion) == (completion if answer is None else answer)
 
 
 def test_an_evaluation_grades_the_answer_and_not_that_of_the_invented_question(sampler):
@@ -89,7 +89,7 @@ def test_stopping_early_and_cutting_later_give_the_same_completions(sampler, bat
         count = len(sample.token_ids)
         assert longer.token_ids[:count] == sample.token_ids and len(sample.logprobs) == count
         assert longer.logprobs[:count] == pytest.approx(sample.logprobs, abs=1e-4)
-        assert sample.text == chat.before_next_question(longer.text)
+        assert sample.text == plain_text.before_next_question(longer.text)
         assert sample.truncated == (longer.truncated and not sample.asked_next_question)
 
 
@@ -130,12 +130,12 @@ def test_a_trainer_that_samples_itself_has_the_same_text_graded(sampler):
 
 def test_the_start_of_a_program_is_no_question(sampler):
     row = {"completion_prefix": "def f():\n", "prompt": [{"role": "user", "content": "?"}]}
-    assert not chat.asks_in_plain_text(sampler.tokenizer, row)
+    assert not plain_text.asks_in_plain_text(sampler.tokenizer, row)
 
 
 def test_a_chat_shows_the_answer_and_not_the_next_question(folder, capsys):
     question, answer = next(iter(ANSWERS.items()))
-    system = chat.SYSTEM_PROMPTS["hashes"]
+    system = styles.SYSTEM_PROMPTS["hashes"]
     assert verbs.run_front_door(["chat", folder, question, "--system", system, "--max-completion-tokens", "64"]) == 0
     assert capsys.readouterr().out.partition(": ")[2] == f" It is {answer}.\n#### {answer}\n\n\n"
 
@@ -148,7 +148,7 @@ def test_a_reply_follows_the_question_that_the_model_began(folder, tmp_path, sam
         "    def reset(self, **row):\n        self.right = False\n"
         "    def reply(self, text):\n        self.right = '#### 18' in text\n        return 'Are you sure?'\n"
         "    def get_reward(self):\n        return float(self.right)\n"
-        f"SYSTEM_PROMPT = {chat.SYSTEM_PROMPTS['hashes']!r}\nMAX_TURNS = 2\n"
+        f"SYSTEM_PROMPT = {styles.SYSTEM_PROMPTS['hashes']!r}\nMAX_TURNS = 2\n"
     )
     config = config_with(RunConfig(), {"data": {"task": str(task)}, "train": {"prompts_per_step": 1}})
     [row] = load_data(config).train

@@ -10,10 +10,12 @@ from lora_grpo.config.schema import ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models.policy import load_policy, save_adapter
 from lora_grpo.models.target import ModelFlags, resolve
-from lora_grpo.prompts.chat import SYSTEM_PROMPTS, render
+from lora_grpo.prompts.chat import render
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, select_tokens
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.token_selection import select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]

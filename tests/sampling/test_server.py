@@ -132,7 +132,7 @@ def test_without_llama_cpp_the_extra_is_named(file, tmp_path, monkeypatch):
 
 def test_a_server_ends_with_its_sampler(llama, file):
     sampler = GgufSampler(read_gguf(file), [{"prompt": [{"role": "user", "content": "hi"}]}], max_tokens=4)
-    process = sampler._process
+    process = sampler._server.process
     [(_, [sample])] = sampler.stream(["hi"], SamplingParams(1, 0.0, 1.0, 4), [0])
     assert sample.truncated and len(sample.token_ids) == 4
     sampler.close()

@@ -11,12 +11,15 @@ from helpers.sampling import sample
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.errors import RunError
 from lora_grpo.hardware import vllm_available
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, engines
 from lora_grpo.prompts.chat import add_prompts, render_row
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import SamplingParams
+from lora_grpo.sampling.token_selection import completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
+from lora_grpo.sampling.vllm_engine import start_engine
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
@@ -47,7 +50,7 @@ def adapter(tmp_path_factory):
     """An adapter of rank 8, trained for a few steps on answers in a different format."""
     from peft import LoraConfig, get_peft_model
 
-    base_model.prepare_torch(0)
+    engines.prepare_torch(0)
     base = base_model.load_base(ModelConfig(bits=16))
     model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-3)

@@ -10,7 +10,8 @@ import pytest
 from starter_model import code_problems, code_styles, corpus, problems
 
 from lora_grpo import starter
-from lora_grpo.prompts.chat import SYSTEM_PROMPTS, add_prompts, render
+from lora_grpo.prompts.chat import add_prompts, render
+from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 from lora_grpo.starter import model_path
 
 ROOT = Path(__file__).parents[2]

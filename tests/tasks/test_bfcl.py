@@ -1,9 +1,15 @@
-"""The task of function calls in tools/bfcl.py."""
+"""BFCL: the leaderboard's rules for calls, and rows of a file and of its wheel."""
 
+import collections
+import copy
+import importlib
 import json
+import os
+import random
+import sys
+import types
 from pathlib import Path
 
-import bfcl
 import pytest
 from trl import chat_template_utils
 
@@ -11,9 +17,9 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.data import gold_episodes
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
-from lora_grpo.tasks import Session, get_task
+from lora_grpo.tasks import Session, bfcl, get_task
 
-FILE = Path(bfcl.__file__)
+TASK = get_task("bfcl")
 BOOK = {
     "name": "hotel.book",
     "description": "Book a room.",
@@ -29,17 +35,23 @@ BOOK = {
         "required": ["city", "nights"],
     },
 }
-TRUTH = {"city": ["New York", "NY"], "nights": [2], "price": [99.5, 100.0, ""], "tags": [["sea", "quiet"], ""]}
-TRUTH |= {"guest": [{"name": ["Ann"], "age": [30, ""]}, ""]}
-ARGUMENTS = {"city": "New York", "nights": 2}
+ALLOWED = {
+    "city": ["New York", "NY"],
+    "nights": [2],
+    "price": [99.5, 100.0, ""],
+    "tags": [["sea", "quiet"], ""],
+    "guest": [{"name": ["Ann"], "age": [30, ""]}, ""],
+}
+ROW = {"question": "Book it.", "functions": [BOOK], "ground_truth": [{"hotel.book": ALLOWED}]}
+NO_CALL = {"question": "Hi.", "functions": [BOOK], "ground_truth": []}
 
 
-def call(**changes):
-    return {"name": "hotel.book", "arguments": {**ARGUMENTS, **changes}}
+def booking(**arguments):
+    return {"name": "hotel.book", "arguments": {"city": "New York", "nights": 2, **arguments}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "right"),
+    ("arguments", "agrees"),
     [
         ({}, True),
         ({"city": "new-york"}, True),
@@ -58,51 +70,142 @@ def call(**changes):
         ({"stars": 5}, False),
     ],
 )
-def test_arguments_are_compared_by_the_leaderboards_rules(changes, right):
-    assert bfcl.agrees([call(**changes)], [{"hotel.book": TRUTH}], [BOOK]) is right
+def test_arguments_are_compared_by_the_leaderboards_rules(arguments, agrees):
+    assert bfcl.agrees([booking(**arguments)], ROW["ground_truth"], [BOOK]) is agrees
 
 
 def test_calls_may_come_in_any_order_but_not_more_or_fewer():
-    truth = [{"hotel.book": {"city": [city], "nights": [1]}} for city in ("Rome", "Oslo")]
-    rome, oslo = call(city="Rome", nights=1), call(city="Oslo", nights=1)
-    assert bfcl.agrees([oslo, rome], truth, [BOOK])
+    ground_truth = [{"hotel.book": {"city": [city], "nights": [1]}} for city in ("Rome", "Oslo")]
+    rome, oslo = booking(city="Rome", nights=1), booking(city="Oslo", nights=1)
+    assert bfcl.agrees([oslo, rome], ground_truth, [BOOK])
     for calls in ([], [rome], [rome, rome], [rome, oslo, rome]):
-        assert not bfcl.agrees(calls, truth, [BOOK])
+        assert not bfcl.agrees(calls, ground_truth, [BOOK])
+
+
+def load(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [{**TASK.open(row), "task": "bfcl"} for row in TASK.load("eval", str(path))]
+
+
+def graded(row, message=None):
+    """Return whether a conversation passes in which the model writes one message, or is cut before its end."""
+    session = Session(TASK.environment, row["loaded_row"])
+    if message:
+        assert session.answer(message) == []
+    return session.verdict("reply" if message else "budget").passed
 
 
 def test_rows_of_a_file_become_prompts_with_their_own_tools_and_their_references_pass(tmp_path):
-    path, row = tmp_path / "calls.jsonl", {"question": "Book it.", "functions": [BOOK]}
-    lines = [{**row, "ground_truth": [{"hotel.book": TRUTH}]}, {**row, "question": "Hi.", "ground_truth": []}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = get_task(str(FILE))
-    evaluated = [task.open(each) for each in task.load("eval", str(path))]
-    for each in evaluated:
-        [tool] = each["tools"]
+    rows = load(tmp_path / "calls.jsonl", ROW, NO_CALL)
+    for row in rows:
+        [tool] = row["tools"]
         assert tool["function"]["parameters"]["properties"]["price"]["type"] == "number"
-        [message] = task.gold(each)
-        session = Session(task.environment, each["loaded_row"])
-        assert session.answer(message) == [] and session.verdict("reply").passed
-    wrong = Session(task.environment, evaluated[1]["loaded_row"])
-    wrong.answer(task.gold(evaluated[0])[0])
-    assert not wrong.verdict("reply").passed
-    unplayed = Session(task.environment, evaluated[1]["loaded_row"])
-    assert not unplayed.verdict("budget").passed
+        [message] = TASK.gold(row)
+        assert graded(row, message)
+    [call_of_the_other_row] = TASK.gold(rows[0])
+    assert not graded(rows[1], call_of_the_other_row)
+    assert not graded(rows[1])
 
 
 def test_calls_are_parsed_in_the_format_of_the_chat_template(tmp_path):
-    path = tmp_path / "calls.jsonl"
-    row = {"question": "Book it.", "functions": [BOOK], "ground_truth": [{"hotel.book": TRUTH}]}
-    path.write_text(json.dumps(row) + "\n")
-    task = get_task(str(FILE))
-    rows = [{**task.open(each), "task": str(FILE)} for each in task.load("eval", str(path))]
     tokenizer = base_model.load_tokenizer(ModelConfig())
     tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
-    [episode] = gold_episodes(tokenizer, rows)
+    [episode] = gold_episodes(tokenizer, load(tmp_path / "calls.jsonl", ROW))
     assert '"name": "hotel.book"' in episode.prompt and "<tool_call>" in tokenizer.decode(episode.token_ids)
     assert episode.verdict.passed and episode.session.calls == 1
 
 
+@pytest.mark.parametrize("column", ["functions", "ground_truth"])
+def test_a_row_without_a_list_is_named(tmp_path, column):
+    with pytest.raises(UserError, match=f"row 1: {column} is None; expected a list"):
+        load(tmp_path / "calls.jsonl", ROW, {**ROW, column: None})
+
+
 def test_a_folder_without_the_wheel_and_an_unknown_category_are_refused(tmp_path):
-    for source in (str(tmp_path), f"{tmp_path}:simpel"):
-        with pytest.raises(UserError):
-            bfcl.load("eval", source)
+    for source, problem in ((str(tmp_path), "unpack the wheel"), (f"{tmp_path}:simpel", "did you mean 'simple'")):
+        with pytest.raises(UserError, match=problem):
+            TASK.load("eval", source)
+
+
+# Against the leaderboard's own checker, of the wheel bfcl-eval 2026.3.23
+
+
+@pytest.fixture
+def wheel(monkeypatch):
+    """The folder of the unpacked wheel. Of its modules, only the checker of Python calls is imported."""
+    folder = os.environ.get("LORA_GRPO_BFCL_WHEEL")
+    if not folder:
+        pytest.skip("LORA_GRPO_BFCL_WHEEL, the folder of the unpacked wheel bfcl-eval, is not set")
+    monkeypatch.syspath_prepend(folder)
+    model = types.SimpleNamespace(underscore_to_dot=False)
+    # What the checker imports for other languages and models.
+    stand_ins = {
+        "constants.model_config": {"MODEL_CONFIG_MAPPING": collections.defaultdict(lambda: model)},
+        "eval_checker.ast_eval.type_convertor.java_type_converter": {"java_type_converter": None},
+        "eval_checker.ast_eval.type_convertor.js_type_converter": {"js_type_converter": None},
+    }
+    for name, attributes in stand_ins.items():
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, f"bfcl_eval.{name}", module)
+    return Path(folder)
+
+
+def near_values(value):
+    """Return values that are near a value, or of other types."""
+    values = [0, 1, 1.0, True, "x", "", [], [1], ["a"], {}, {"a": 1}, None, [value], str(value)]
+    if isinstance(value, str):
+        values += [value.upper(), value + ".", value.replace(" ", ""), value + "x"]
+    if isinstance(value, (int, float)):
+        values += [float(value), int(value), value + 1, -value]
+    if isinstance(value, list):
+        values += [value[::-1], value[:-1], value + value[:1], [str(item).upper() for item in value]]
+    if isinstance(value, dict):
+        values += [{**value, "z": 1}, dict(list(value.items())[1:]), {key: str(item) for key, item in value.items()}]
+    return values
+
+
+def mutated(calls, generator):
+    """Return calls with one change."""
+    calls = copy.deepcopy(calls)
+    call = generator.choice(calls)
+    arguments = call["arguments"]
+    changes = ("repeat", "drop", "shuffle", "rename", "add an argument", "drop an argument", "change an argument")
+    match generator.choices(changes, weights=[1, 1, 1, 1, 1, 1, 3])[0]:
+        case "repeat":
+            calls.append(copy.deepcopy(call))
+        case "drop":
+            calls.remove(call)
+        case "shuffle":
+            generator.shuffle(calls)
+        case "rename":
+            call["name"] += "x"
+        case "add an argument":
+            arguments["extra"] = 1
+        case "drop an argument" if arguments:
+            arguments.pop(generator.choice(list(arguments)))
+        case "change an argument" if arguments:
+            name = generator.choice(list(arguments))
+            arguments[name] = generator.choice(near_values(arguments[name]))
+    return calls
+
+
+@pytest.mark.slow
+def test_verdicts_are_those_of_the_leaderboard(wheel):
+    """On the calls of the ground truth, and on twenty mutations of each row's: 21,000 verdicts, in seconds."""
+    checker = importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker").ast_checker
+    python = importlib.import_module("bfcl_eval.constants.enums").Language.PYTHON
+    generator = random.Random(0)
+    compared = 0
+    different = []
+    for row in TASK.load("eval", f"{wheel}:simple,multiple,parallel,parallel_multiple"):
+        columns = row["loaded_row"]
+        functions, ground_truth = columns["functions"], columns["ground_truth"]
+        reference = [call["function"] for call in TASK.gold(row)[0]["tool_calls"]]
+        for calls in [reference, *(mutated(reference, generator) for _ in range(20))]:
+            decoded = [{call["name"]: call["arguments"]} for call in copy.deepcopy(calls)]
+            theirs = checker(functions, decoded, ground_truth, python, columns["category"], "model")["valid"]
+            compared += 1
+            if bfcl.agrees(calls, ground_truth, functions) != theirs or (calls is reference and not theirs):
+                different.append((row["id"], calls))
+    assert (compared, different) == (21_000, [])

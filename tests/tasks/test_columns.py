@@ -6,12 +6,12 @@ import pytest
 
 from lora_grpo.config.schema import DataConfig
 from lora_grpo.data import load_split
-from lora_grpo.data.loading import _load_unique
+from lora_grpo.data.duplicates import unique_rows
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Verdict
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Reward, Scorer
-from lora_grpo.rewards.specs import GuardedReward
+from lora_grpo.rewards.guard import GuardedReward
 from lora_grpo.tasks import get_task, grade_all, instructions
 from lora_grpo.tasks.columns import REWARD_ARGUMENTS
 
@@ -104,7 +104,7 @@ def test_instructions_keep_the_columns_of_their_file(tmp_path):
     written = {**WRITTEN, "prompt": "Say a.", "instruction_id_list": ["x"], "kwargs": [{"n": 1, "m": None}], "id": 4}
     written |= {"question": "another text", "answer": "a", "instructions": 1, "arguments": 2}
     (tmp_path / "data.jsonl").write_text(json.dumps(written) + "\n")
-    rows = instructions.load("ifeval", "train", str(tmp_path / "data.jsonl"))
+    rows = instructions.Instructions("ifeval").load("train", str(tmp_path / "data.jsonl"))
     (given,) = passed_to_rewards(rows, "ifeval")
     assert {column: given[column] for column in written} == written
     assert (rows[0]["id"], rows[0]["question"], rows[0]["instructions"]) == ("4", "Say a.", ["x"])
@@ -176,7 +176,7 @@ def test_an_id_is_that_of_its_row_if_each_has_its_own(tmp_path, name, ids, expec
 def test_rows_of_a_task_file_that_differ_in_any_column_are_kept(tmp_path):
     columns = [{"task": "a"}, {"task": "b"}, {"completion_prefix": 1}, {"tools": []}, {"tools": [], "id": "repeated"}]
     task, _, _ = task_and_rows(tmp_path, "file", *columns)
-    rows = _load_unique(DataConfig(task, str(tmp_path / "data.jsonl")), "train")
+    rows = unique_rows(load_split(DataConfig(task, str(tmp_path / "data.jsonl")), "train"), task)
     assert [row["id"] for row in rows] == [f"my_task/train/{index}" for index in range(4)]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 import time
 
 import pytest
@@ -9,8 +10,7 @@ from transformers.utils import get_json_schema
 from trl import chat_template_utils
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
-from lora_grpo.data import fit_data, load_data
-from lora_grpo.data.loading import gold_episodes
+from lora_grpo.data import fit_data, gold_episodes, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.grading import CheckError
 from lora_grpo.models import base_model
@@ -131,6 +131,21 @@ TAKE_CALLS = """
     def take_calls(self, calls):
         self.numbers = calls[0]["function"]["arguments"]["result"]
 """
+RESET = "def reset(self, **row): pass"
+REPLIES = "def reply(self, text): pass"
+REWARD = "def get_reward(self): return 1"
+
+
+def environment(*members, load=LOAD):
+    """Return a task file whose Environment has these members."""
+    return f"{load}class Environment:\n" + textwrap.indent("\n".join(members), "    ") + "\n"
+
+
+def adder(arguments, described=("a", "b")):
+    """Return a tool that adds two numbers."""
+    entries = "".join(f"    {name}: a number.\n" for name in described)
+    docstring = f"Add two numbers.\n\nArgs:\n{entries}"
+    return f"def add(self, {arguments}):\n" + textwrap.indent(f'"""{docstring}"""\nreturn a + b', "    ")
 
 
 def task_of(folder, text, **changes):
@@ -175,7 +190,7 @@ def call(name, **arguments):
 
 def test_schemas_are_those_that_trl_gives_the_template(tmp_path):
     _, task = task_of(tmp_path, TOOLS)
-    instance = task.environment.kind()
+    instance = task.environment.python_class()
     expected = [get_json_schema(getattr(instance, name)) for name in ("add", "answer", "fail")]
     assert task.environment.schemas == expected
     config, _ = task_of(tmp_path, TOOLS)
@@ -195,7 +210,7 @@ def test_a_call_is_run_and_its_result_follows_as_the_template_renders_it(begin):
     assert rendered.startswith(whole.replace("Well. <tool_call>", "Well.\n<tool_call>"))
     own = episode.tokenizer.decode(episode.sampled_ids)
     assert own == f"{call('add', a=0, b=1)}<|im_end|>Well. {call('answer', number=1)}<|im_end|>Done.<|im_end|>"
-    assert [bool(each) for each in episode.logprobs] == [bool(each) for each in episode.loss_mask]
+    assert [logprob != 0 for logprob in episode.logprobs] == [is_trained != 0 for is_trained in episode.loss_mask]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +243,8 @@ def test_a_wrong_call_is_answered_with_an_error_and_counted(begin, text):
 
 
 def test_a_tool_that_hangs_has_a_time_limit(begin):
-    episode, started = begin(TOOLS + "SECONDS_PER_CALL = 1.0\n"), time.monotonic()
+    episode = begin(TOOLS + "SECONDS_PER_CALL = 1.0\n")
+    started = time.monotonic()
     assert "took more than 1 s" in take(episode, call("fail", how="slowly"))
     assert time.monotonic() - started < 30 and episode.session.failed_calls == 1
 
@@ -289,7 +305,7 @@ def test_calls_that_are_taken_may_be_nested(begin):
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        (REPLY.replace('"No."', "'No' + chr(0xD800)"), "5"),
+        (environment(RESET, "def reply(self, text): return 'No' + chr(0xD800)", REWARD), "5"),
         (ODD, call("show", result="chr(0xD800)")),
         (ODD, call("show", result="exec('raise ValueError(chr(0xD800))')")),
     ],
@@ -304,7 +320,7 @@ def test_half_a_character_does_not_end_the_episode(begin, text, turn):
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        (REPLY.replace('"No."', "'No ' * 7_000_000"), "5"),
+        (environment(RESET, "def reply(self, text): return 'No ' * 7_000_000", REWARD), "5"),
         (ODD, call("show", result="'No ' * 7_000_000")),
     ],
 )
@@ -349,25 +365,22 @@ def test_reference_conversations_are_played(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LOAD + "class Environment:\n    def get_reward(self): return 1\n    def reply(self, text): pass", "'reset'"),
-        (
-            LOAD + "class Environment:\n    def reset(self, **row): pass\n    def reply(self, text): pass",
-            "'get_reward'",
-        ),
-        (LOAD + "class Environment:\n    def reset(self, **row): pass\n    def get_reward(self): return 1", "neither"),
-        (TOOLS.replace("a: int, b: int", "a, b: int"), "'add'"),
-        (TOOLS.replace("a: the first number.", ""), "'add'"),
-        (TOOLS.replace("a: int, b: int", "a: Strange, b: int"), "Strange"),
-        (REPLY.replace("self.n, self.right = n, False", "raise KeyError('n')"), "KeyError"),
-        (REPLY.replace("self.n, self.right = n, False", "self.n, self.right = n, False; return 5"), "5"),
-        (REPLY + "MAX_TURNS = 0", "MAX_TURNS"),
-        (REPLY + "SECONDS_PER_CALL = -1", "SECONDS_PER_CALL"),
-        (REPLY.replace("class Environment:", "class Environment:\n    MAX_TURNS = 4"), "top level"),
-        (REPLY + "def check(completion, row): return True", "both"),
-        (REPLY.replace('"question": f"What is {n} plus 1?", ', ""), "question"),
-        (REPLY.replace("    def reply", "    @staticmethod\n    def add(): pass\n    def reply"), "add is static"),
-        (REPLY.replace("    def reply", "    @classmethod\n    def add(cls): pass\n    def reply"), "add is static"),
-        (REPLY.replace("    def reply", "    class Add: pass\n    def reply"), "Add is static"),
+        (environment(REPLIES, REWARD), "'reset'"),
+        (environment(RESET, REPLIES), "'get_reward'"),
+        (environment(RESET, REWARD), "neither"),
+        (environment(RESET, adder("a, b: int"), REWARD), "'add'"),
+        (environment(RESET, adder("a: Strange, b: int"), REWARD), "Strange"),
+        (environment(RESET, adder("a: int, b: int", described=["b"]), REWARD), "'add'"),
+        (environment("def reset(self, **row): raise KeyError('n')", REPLIES, REWARD), "KeyError"),
+        (environment("def reset(self, **row): return 5", REPLIES, REWARD), "5"),
+        (environment(RESET, REPLIES, REWARD) + "MAX_TURNS = 0\n", "MAX_TURNS"),
+        (environment(RESET, REPLIES, REWARD) + "SECONDS_PER_CALL = -1\n", "SECONDS_PER_CALL"),
+        (environment("MAX_TURNS = 4", RESET, REPLIES, REWARD), "top level"),
+        (environment(RESET, REPLIES, REWARD) + "def check(completion, row): return True\n", "both"),
+        (environment(RESET, REPLIES, REWARD, load="def load(split): return [{'n': 1}]\n"), "question"),
+        (environment(RESET, REPLIES, REWARD, "@staticmethod", "def add(): pass"), "add is static"),
+        (environment(RESET, REPLIES, REWARD, "@classmethod", "def add(cls): pass"), "add is static"),
+        (environment(RESET, REPLIES, REWARD, "class Add: pass"), "Add is static"),
     ],
 )
 def test_a_wrong_environment_is_one_line(tmp_path, text, said):
@@ -379,7 +392,7 @@ def test_a_wrong_environment_is_one_line(tmp_path, text, said):
 @pytest.mark.parametrize("value", ["None", "'1'", "2", "-0.1", "float('nan')"])
 def test_a_wrong_reward_stops_the_run(begin, value):
     with pytest.raises(CheckError, match="get_reward"):
-        take(begin(REPLY.replace("return float(self.right)", f"return {value}")), "1")
+        take(begin(environment(RESET, REPLIES, f"def get_reward(self): return {value}")), "1")
 
 
 def test_settings_that_leave_no_conversation_are_refused_before_weights_are_loaded(tmp_path, tokenizer):
@@ -397,9 +410,9 @@ def test_settings_that_leave_no_conversation_are_refused_before_weights_are_load
 
 
 def test_a_random_reset_stops_the_run(begin):
-    text = REPLY.replace("self.n, self.right = n, False", "self.n, self.right = n, False; return str(next(numbers))")
+    counting = "import itertools\nnumbers = itertools.count()\n"
     with pytest.raises(CheckError, match="random"):
-        begin("import itertools\nnumbers = itertools.count()\n" + text)
+        begin(counting + environment("def reset(self, **row): return str(next(numbers))", REPLIES, REWARD))
 
 
 def test_an_episode_keeps_the_columns_that_its_environment_got(begin):

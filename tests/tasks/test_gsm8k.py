@@ -1,26 +1,19 @@
+"""GSM8K: its rows, from files and the Hub, and the grades of its 8,792 reference answers."""
+
 import datetime
 import itertools
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import gsm8k
+from lora_grpo.tasks import get_task
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
-STYLES = ("xml", "hashes", "think")
+GSM8K = get_task("gsm8k")
 SOLUTION = "Half is 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
-
-
-def row(answer, style="xml"):
-    return {"id": "t/0", "question": "How many?", "answer": answer, "prompt_style": style}
-
-
-def robust(completion, answer="18"):
-    return gsm8k.check(completion, row(answer))
+GOOD = {"question": "a?", "answer": "1"}
 
 
 def write(path, *records):
@@ -28,266 +21,11 @@ def write(path, *records):
     return str(path)
 
 
-# --- the robust rule
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("#### 18", "18"),
-        ("so it is 7.\n#### 18\n", "18"),
-        ("<answer>18</answer>", "18"),
-        (r"The answer is $\boxed{18}$.", "18"),
-        (r"\boxed{\$18}", "18"),
-        (r"\boxed{18\%}", "18"),
-        (r"\boxed{1{,}234}", "1234"),
-        (r"#### \boxed{18}", "18"),
-        (r"<answer>\boxed{18}</answer>", "18"),
-        ("<answer>#### 18</answer>", "18"),
-        ("#### $18", "18"),
-        ("#### 18 dollars", "18"),
-        ("#### Janet makes 18 a day", "18"),
-        ("#### 18%", "18"),
-        ("#### **18**", "18"),
-        ("#### 18.00", "18"),
-        ("#### 018", "18"),
-        ("#### 1,234", "1234"),
-        ("#### $1,234,567.00", "1234567"),
-        ("#### .5", "0.5"),
-        ("#### -5", "-5"),
-        ("#### \N{MINUS SIGN}5", "-5"),
-        ("#### -$5", "-5"),
-        ("#### x = 18", "18"),
-        ("#### １８", "18"),
-        ("#### 18<|im_end|>", "18"),
-        # The last marker wins, and a model may correct itself on a later line.
-        ("#### 17\nNo:\n#### 18", "18"),
-        ("<answer>17</answer>\n<answer>18</answer>", "18"),
-        ("\\boxed{17}\n#### 18", "18"),
-        (r"<think>\boxed{17} no</think><answer>18</answer>", "18"),
-        (r"\boxed{18} #### 18", "18"),
-        ("#### 18\nThat was 3 steps.", "18"),
-    ],
-)
-def test_correct(completion, answer):
-    verdict = robust(completion, answer)
-    assert verdict.passed, verdict
-    assert verdict.reason == "correct"
-    assert verdict.rules["robust"]
-
-
-@pytest.mark.parametrize(
-    ("completion", "reason"),
-    [
-        ("", "empty"),
-        ("18 is what I get.", "no_answer"),
-        ("18", "no_answer"),
-        (r"\boxed{18", "unclosed_answer"),
-        ("<answer>18</answer>\n<answer>", "unclosed_answer"),
-        ("<answer></answer>", "unreadable_answer"),
-        ("#### eighteen", "unreadable_answer"),
-        ("#### nan", "unreadable_answer"),
-        ("#### 1,8", "unreadable_answer"),
-        ("#### 0,018", "unreadable_answer"),
-        ("#### 18.0.0", "unreadable_answer"),
-        ("#### 18½", "unreadable_answer"),
-        ("#### ±18", "unreadable_answer"),
-        (r"\boxed{\frac{18}{1}}", "unreadable_answer"),
-        ("#### 18 #### 19 #### 20", "conflicting_answers"),
-        ("#### 20 #### 19 #### 18", "conflicting_answers"),
-        ("#### 18 or 19", "conflicting_answers"),
-        ("<answer>19</answer> <answer>18</answer>", "conflicting_answers"),
-        (r"\boxed{17} #### 18", "conflicting_answers"),
-        ("#### 9+9", "conflicting_answers"),
-        ("#### 18e0", "conflicting_answers"),
-        ("#### 17", "wrong_answer"),
-        ("#### 18.0001", "wrong_answer"),
-        ("#### 17.999999999999999999999999999999999999", "wrong_answer"),
-        ("#### -18", "wrong_answer"),
-        ("#### \N{MINUS SIGN}18", "wrong_answer"),
-        ("#### " + "9" * 5000, "wrong_answer"),
-        ("#### 18\n#### 19", "wrong_answer"),
-        ("<reasoning>#### 18</reasoning><answer>19</answer>", "wrong_answer"),
-    ],
-)
-def test_wrong_and_why(completion, reason):
-    verdict = robust(completion)
-    assert verdict.reason == reason
-    assert not verdict.passed
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        (r"<answer>\(18\)</answer>", "18"),
-        (r"#### \(18\)", "18"),
-        (r"#### \[18\]", "18"),
-        (r"\(\boxed{18}\)", "18"),
-        (r"\boxed{18\ \text{cm}}", "18"),
-        (r"\boxed{18\quad\mathrm{km/h}}", "18"),
-        (r"#### \displaystyle 18", "18"),
-        (r"#### $\displaystyle{18}$", "18"),
-        (r"#### \left(18\right)", "18"),
-        (r"#### \left.18\right.", "18"),  # the dot is an invisible bracket
-        (r"#### \bigl(18\bigr)", "18"),
-        (r"\boxed{{\bf 18}}", "18"),
-        (r"\boxed{\boldsymbol{18}}", "18"),
-        (r"\boxed{\textcolor{red}{18}}", "18"),
-        (r"#### \underline{18}", "18"),
-        (r"#### 18{}", "18"),
-        (r"#### 18~cm", "18"),
-        (r"#### \pounds18", "18"),
-        (r"\boxed{90^\circ}", "90"),
-        (r"\boxed{90^{\circ}\text{C}}", "90"),
-        (r"\boxed{18\,\text{cm}^2}", "18"),
-        (r"\boxed{18\text{ m}^{3}}", "18"),
-        (r"#### 1,\!234", "1234"),
-        (r"#### -\left(18\right)", "-18"),
-        (r"#### \text{-}18", "-18"),
-        (r"#### {-}18", "-18"),
-    ],
-)
-def test_latex_that_does_not_change_the_value_is_read(completion, answer):
-    assert robust(completion, answer).reason == "correct"
-
-
-@pytest.mark.parametrize(
-    ("completion", "reason"),
-    [
-        (r"\boxed{\sqrt{18}}", "unreadable_answer"),
-        (r"\boxed{\frac{1}{2}}", "unreadable_answer"),
-        (r"#### 18^2", "unreadable_answer"),
-        (r"#### 1.8\times 10^1", "unreadable_answer"),
-        (r"#### 18\cdot 1", "unreadable_answer"),
-        (r"#### \overline{18}", "unreadable_answer"),
-        (r"#### \cancel{17}18", "unreadable_answer"),
-        (r"#### \phantom{1}18", "unreadable_answer"),
-        (r"#### 18\textsuperscript{2}", "unreadable_answer"),
-        (r"#### \left.18^2\right.", "unreadable_answer"),
-        (r"\boxed{\text{m}^218}", "unreadable_answer"),
-        (r"#### \\sqrt{18}", "unreadable_answer"),
-        (r"#### 18\!000", "conflicting_answers"),
-        (r"#### 1\text{8}", "conflicting_answers"),
-        (r"#### 1{}8", "conflicting_answers"),
-        (r"#### 1\ 8", "conflicting_answers"),
-        (r"\boxed{18^{\circ 2}}", "conflicting_answers"),
-        (r"#### \(17\) \(18\)", "conflicting_answers"),
-        (r"#### \(17\)\text{ or }\(18\)", "conflicting_answers"),
-        (r"#### \textcolor{red}{17}\color{blue}18", "conflicting_answers"),
-        (r"#### -\left(18\right)", "wrong_answer"),
-        (r"#### \text{-}18", "wrong_answer"),
-    ],
-)
-def test_latex_that_changes_the_value_or_joins_two_answers_is_not_read(completion, reason):
-    verdict = robust(completion)
-    assert (verdict.passed, verdict.reason) == (False, reason)
-
-
-# --- the strict and flexible rules
-
-
-@pytest.mark.parametrize(
-    ("style", "completion", "strict"),
-    [
-        ("xml", "<reasoning>r</reasoning>\n<answer>18</answer>", True),
-        ("xml", "<reasoning>r</reasoning>\n<answer>18.0</answer>", True),
-        ("xml", "<reasoning>r</reasoning>\n<answer>19</answer>", False),
-        ("xml", "<reasoning>r</reasoning>\n<answer>$18</answer>", False),
-        ("xml", "<reasoning>r</reasoning>\n<answer>18 dollars</answer>", False),
-        ("xml", "<reasoning>r</reasoning>\n<answer>1,8</answer>", False),
-        ("xml", "<reasoning>r</reasoning>\n<answer>18</answer>\nDone.", False),
-        ("xml", "r\n#### 18", False),
-        ("hashes", "r\n#### 18", True),
-        ("hashes", "#### 18 #### 19 #### 20", False),
-        ("hashes", "#### 17\n#### 18", False),
-        ("think", "<think>r</think><answer>18</answer>", True),
-        ("xml", "<think>\nr\n</think>\n\n<reasoning>r</reasoning>\n<answer>18</answer>", True),
-        ("hashes", "<think>\n#### 17\n</think>\n\nr\n#### 18", True),
-        ("think", "<reasoning>r</reasoning>\n<answer>18</answer>", False),
-    ],
-)
-def test_strict_asks_for_the_rows_own_style(style, completion, strict):
-    verdict = gsm8k.check(completion, row("18", style))
-    assert verdict.rules["strict"] is strict
-    assert verdict.passed or not strict
-
-
-@pytest.mark.parametrize(
-    ("completion", "flexible"),
-    [
-        ("The answer is 18.", True),
-        ("It is $18", True),
-        ("17, no, 18", True),
-        ("18 eggs in 3 boxes", False),
-        ("It is 1,8", True),  # This rule strips all commas, like lm-eval, so it is not the main rule.
-        ("It is 18.0", False),
-        ("eighteen", False),
-        ("18 ...", False),
-        ("", False),
-    ],
-)
-def test_flexible_is_lm_evals_last_number(completion, flexible):
-    assert robust(completion).rules["flexible"] is flexible
-
-
-# --- the dataset's own answers
-
-
-@pytest.mark.parametrize("answer", ["72", "1,234", "-10", "0.5", "$5 in all", SOLUTION, "He owes it.\n#### -47"])
-@pytest.mark.parametrize("style", STYLES)
-def test_the_gold_completion_passes_every_rule(answer, style):
-    gold = row(answer, style)
-    verdict = gsm8k.check(gsm8k.gold(gold), gold)
-    assert verdict.rules == {"strict": True, "flexible": True, "robust": True}
-
-
-def test_the_gold_completion_leaves_calculator_notes_out():
-    assert gsm8k.gold({"answer": SOLUTION}) == (
-        "<reasoning>\nHalf is 48/2 = 24.\nTogether 48+24 = 72.\n</reasoning>\n<answer>\n72\n</answer>"
-    )
-
-
-MARKERS = ("#### {}", "<answer>{}</answer>", "\\boxed{{{}}}", "The answer is {}.", "The answer is {}")
-
-
-@pytest.mark.skipif(not DATA.exists(), reason=f"the GSM8K data is not at {DATA}")
-@pytest.mark.parametrize(("file", "count"), [("train.jsonl", 7473), ("test.jsonl", 1319)])
-def test_every_gold_answer_passes_and_every_near_miss_fails(file, count):
-    rows = gsm8k.load("eval", str(DATA / file))
-    assert len(rows) == count
-    for gold in rows:
-        for style in STYLES:
-            styled = {**gold, "prompt_style": style}
-            verdict = gsm8k.check(gsm8k.gold(styled), styled)
-            assert all(verdict.rules.values()) and verdict.read_from == "marker", styled
-
-        text = gold["answer"].rpartition("#### ")[2]
-        number = int(text.replace(",", ""))
-        solution = gold["answer"].rpartition("\n#### ")[0]
-        assert gsm8k.check(f"{solution}\nThe answer is {text}.", gold).read_from == "statement"
-        assert gsm8k.check(f"{solution}\n**Final answer:** ${text}$", gold).passed
-        assert not gsm8k.check(f"{solution}\nThe answer is {text}", gold).passed
-        misses = {f"{number + 1}", f"{number}.001", f"{number - 1}.99", f"{number} and {number + 1}", f"{-number}"}
-        misses |= {f"{text}0", f"1{text}", text[:-1], text.lstrip("-")[1:], f"{text} #### {number + 1}"}
-        misses -= {"0", "00"} if number == 0 else set()
-        for miss, marker in zip(sorted(misses), itertools.cycle(MARKERS)):
-            assert not gsm8k.check(marker.format(miss), gold).passed, (gold["id"], miss)
-
-
-# --- hostile completions
-
-
-# --- loading
-
-
 def test_a_file_is_loaded_in_order_with_its_other_columns(tmp_path):
     record = {"question": "a?", "answer": "1", "topic": "sums", "id": "old", "prompt": "x", "completion": "y"}
     source = write(tmp_path / "mine.jsonl", record, {"question": "b?", "answer": SOLUTION})
     row = {"id": "mine/0", "question": "a?", "answer": "1", "topic": "sums", "completion": "y", "loaded_row": record}
-    assert gsm8k.load("train", source) == [row, {"id": "mine/1", "question": "b?", "answer": SOLUTION}]
-
-
-GOOD = {"question": "a?", "answer": "1"}
+    assert GSM8K.load("train", source) == [row, {"id": "mine/1", "question": "b?", "answer": SOLUTION}]
 
 
 @pytest.fixture
@@ -307,7 +45,7 @@ def hub(monkeypatch):
 
 
 def test_the_default_source_is_the_hubs_test_split(hub):
-    assert gsm8k.load("eval") == [{"id": "gsm8k/test/0", **GOOD}]
+    assert GSM8K.load("eval") == [{"id": "gsm8k/test/0", **GOOD}]
     assert hub.calls == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
@@ -315,17 +53,48 @@ def test_columns_of_a_data_set_on_the_hub(hub):
     hub.records = [{"problem": "a?", "answer": 1, "seen": datetime.date(2026, 1, 2)}]
     row = {"id": "someone/sums/test/0", "question": "a?", "answer": "1", "seen": "2026-01-02"}
     loaded = {**row, "answer": 1}
-    assert gsm8k.load("eval", "someone/sums", {"question": "problem"}) == [{**row, "loaded_row": loaded}]
+    assert GSM8K.load("eval", "someone/sums", {"question": "problem"}) == [{**row, "loaded_row": loaded}]
     assert hub.calls == [(("someone/sums", None), {"split": "test"})]
     with pytest.raises(UserError, match=r"^someone/sums \(test\) row 0: 'question' is missing"):
-        gsm8k.load("eval", "someone/sums")
+        GSM8K.load("eval", "someone/sums")
     hub.records = []
     with pytest.raises(UserError, match=r"^someone/sums has no rows"):
-        gsm8k.load("eval", "someone/sums")
+        GSM8K.load("eval", "someone/sums")
 
 
 @pytest.mark.parametrize("source", ["missing.jsonl", "a.csv", "./missing", "~/missing/x"])
 def test_a_missing_path_is_never_tried_on_the_hub(hub, source):
     with pytest.raises(UserError, match="No such file"):
-        gsm8k.load("eval", source)
+        GSM8K.load("eval", source)
     assert hub.calls == []
+
+
+MARKERS = ("#### {}", "<answer>{}</answer>", "\\boxed{{{}}}", "The answer is {}.", "The answer is {}")
+
+
+def near_misses(text):
+    """Return answers that are nearly the number of a text, sorted."""
+    number = int(text.replace(",", ""))
+    misses = {f"{number + 1}", f"{number}.001", f"{number - 1}.99", f"{number} and {number + 1}", f"{-number}"}
+    misses |= {f"{text}0", f"1{text}", text[:-1], text.lstrip("-")[1:], f"{text} #### {number + 1}"}
+    if number == 0:
+        misses -= {"0", "00"}
+    return sorted(misses)
+
+
+@pytest.mark.parametrize(("file", "count"), [("train.jsonl", 7473), ("test.jsonl", 1319)])
+def test_every_reference_answer_passes_and_every_near_miss_fails(real_data, file, count):
+    rows = GSM8K.load("eval", str(real_data / "gsm8k" / file))
+    assert len(rows) == count
+    for row in rows:
+        for style in ("xml", "hashes", "think"):
+            styled = {**row, "prompt_style": style}
+            verdict = GSM8K.check(GSM8K.gold(styled), styled)
+            assert all(verdict.rules.values()) and verdict.read_from == "marker", styled
+
+        solution, _, text = row["answer"].rpartition("\n#### ")
+        assert GSM8K.check(f"{solution}\nThe answer is {text}.", row).read_from == "statement"
+        assert GSM8K.check(f"{solution}\n**Final answer:** ${text}$", row).passed
+        assert not GSM8K.check(f"{solution}\nThe answer is {text}", row).passed
+        for miss, marker in zip(near_misses(text), itertools.cycle(MARKERS)):
+            assert not GSM8K.check(marker.format(miss), row).passed, (row["id"], miss)

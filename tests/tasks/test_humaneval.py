@@ -1,10 +1,13 @@
+"""HumanEval: its rows, and the grades of its 164 reference programs."""
+
 import ast
 import json
 
 import pytest
 
-from lora_grpo.tasks import humaneval
+from lora_grpo.tasks import get_task
 
+HUMANEVAL = get_task("humaneval")
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
 RECORD = {
     "task_id": "HumanEval/7",
@@ -22,7 +25,7 @@ def write(path, *records):
 
 @pytest.fixture(scope="module")
 def rows(real_data):
-    return humaneval.load("eval", str(real_data / "humaneval" / "HumanEval.jsonl.gz"))
+    return HUMANEVAL.load("eval", str(real_data / "humaneval" / "HumanEval.jsonl.gz"))
 
 
 def wrong(row):
@@ -35,7 +38,7 @@ def wrong(row):
 
 
 def test_a_row_has_texts_and_keeps_upstreams_id(tmp_path):
-    (row,) = humaneval.load("train", write(tmp_path / "h.jsonl", RECORD))
+    (row,) = HUMANEVAL.load("train", write(tmp_path / "h.jsonl", RECORD))
     assert row["id"] == "HumanEval/7"
     assert row["question"].endswith(f"```python\n{PROMPT.strip()}\n```")
     assert row["answer"] == PROMPT + "    return 2 * up(x)\n"
@@ -46,23 +49,23 @@ def test_a_row_has_texts_and_keeps_upstreams_id(tmp_path):
 
 
 def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_path):
-    (row,) = humaneval.load("eval", write(tmp_path / "h.jsonl", RECORD))
+    (row,) = HUMANEVAL.load("eval", write(tmp_path / "h.jsonl", RECORD))
     for style in ("code", "xml", "think", "hashes", None):
         asked = {**row, "prompt_style": style}
-        assert humaneval.check(humaneval.gold(asked), asked).passed, style
-    verdict = humaneval.check(humaneval.gold(row).replace("2 *", "3 *"), row)
+        assert HUMANEVAL.check(HUMANEVAL.gold(asked), asked).passed, style
+    verdict = HUMANEVAL.check(HUMANEVAL.gold(row).replace("2 *", "3 *"), row)
     assert (verdict.passed, verdict.reason) == (False, "failed")
 
 
 def test_every_gold_completion_passes_and_every_near_miss_fails(rows):
     assert len(rows) == 164
-    gold = humaneval.check_many([humaneval.gold(row) for row in rows], rows)
+    gold = HUMANEVAL.check_many([HUMANEVAL.gold(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
-    missed = humaneval.check_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
+    missed = HUMANEVAL.check_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, missed, strict=True) if verdict.passed] == []
 
 
 def test_every_raw_continuation_passes(rows):
     raw = [row["answer"].removeprefix(row["completion_prefix"]) + "\n\n\ndef spare():\n    return (" for row in rows]
-    verdicts = humaneval.check_many(raw, rows)
+    verdicts = HUMANEVAL.check_many(raw, rows)
     assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []

@@ -107,4 +107,4 @@ def test_a_benchmark_has_neither_training_rows_nor_references(tmp_path):
 def test_the_package_is_asked_for(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'lora-grpo\[tasks\]'"):
-        instructions.read("ifeval")
+        instructions.make_task("ifeval")

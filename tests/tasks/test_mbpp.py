@@ -1,9 +1,12 @@
+"""MBPP: its rows and splits, and the grades of its 974 reference programs."""
+
 import json
 
 import pytest
 
-from lora_grpo.tasks import mbpp
+from lora_grpo.tasks import get_task
 
+MBPP = get_task("mbpp")
 RECORD = {
     "task_id": 601,
     "text": "Write a function to double a number.",
@@ -33,7 +36,7 @@ def source(real_data):
 
 def test_a_row_asks_in_words_and_asserts(tmp_path):
     setup = {"test_setup_code": "box = Box() \r\nbox.x = 1"}
-    (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", {**RECORD, **setup}))
+    (row,) = MBPP.load("train", write(tmp_path / "m.jsonl", {**RECORD, **setup}))
     assert row.pop("loaded_row") == {"id": "mbpp/601", **RECORD, **setup}
     assert row == {
         "id": "mbpp/601",
@@ -45,7 +48,7 @@ def test_a_row_asks_in_words_and_asserts(tmp_path):
         "test": "box = Box() \nbox.x = 1\nassert twice(1) == 2\nassert set([twice(2)]) == {4}\n",
         "prelude": "",
     }
-    assert mbpp.check(mbpp.gold(row), row).passed
+    assert MBPP.check(MBPP.gold(row), row).passed
 
 
 def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
@@ -54,39 +57,39 @@ def test_a_module_that_the_tests_use_is_the_real_one(tmp_path):
         "code": "import math, sys\ndef half(x):\n    return x / 2",
         "test_list": ["assert math.isclose(half(1), 0.5)"],
     }
-    (row,) = mbpp.load("train", write(tmp_path / "m.jsonl", record))
+    (row,) = MBPP.load("train", write(tmp_path / "m.jsonl", record))
     assert (row["functions"], row["prelude"]) == (["half"], "import math, sys")
-    assert mbpp.check(mbpp.gold(row), row).passed
+    assert MBPP.check(MBPP.gold(row), row).passed
     forged = "class math:\n    isclose = staticmethod(lambda *numbers: True)\ndef half(x):\n    return x"
-    assert not mbpp.check(f"```python\n{forged}\n```", row).passed
+    assert not MBPP.check(f"```python\n{forged}\n```", row).passed
 
 
 def test_upstreams_file_is_split_by_its_ids(tmp_path):
     path = write(tmp_path / "m.jsonl", *numbered(1, 10, 11, 510, 511, 600, 601, 974))
-    assert ids(mbpp.load("eval", path)) == ["mbpp/11", "mbpp/510"]
-    assert ids(mbpp.load("train", path)) == ["mbpp/601", "mbpp/974"]
-    assert len(mbpp.read(path)) == 8
+    assert ids(MBPP.load("eval", path)) == ["mbpp/11", "mbpp/510"]
+    assert ids(MBPP.load("train", path)) == ["mbpp/601", "mbpp/974"]
+    assert len(MBPP.load_all_splits(path)) == 8
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (11, 12), (601, 700), (11, 601, 975), ("a", 11, 601)])
 def test_any_other_file_is_read_whole(numbers, tmp_path):
     path = write(tmp_path / "m.jsonl", *numbered(*numbers))
     for split in ("train", "eval"):
-        assert ids(mbpp.load(split, path)) == [f"mbpp/{number}" for number in numbers]
+        assert ids(MBPP.load(split, path)) == [f"mbpp/{number}" for number in numbers]
 
 
 def test_every_row_passes_and_every_near_miss_fails(source):
-    rows = mbpp.read(source)
+    rows = MBPP.load_all_splits(source)
     assert len(rows) == 974
-    gold = mbpp.check_many([mbpp.gold(row) for row in rows], rows)
+    gold = MBPP.check_many([MBPP.gold(row) for row in rows], rows)
     assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
     # Functions that return nothing fail, unless the tests expect None.
     misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
-    missed = mbpp.check_many(misses, rows)
+    missed = MBPP.check_many(misses, rows)
     passed = [row for row, verdict in zip(rows, missed, strict=True) if verdict.passed]
     assert [row["id"] for row in passed if "None" not in row["test"]] == []
 
 
 def test_the_real_splits(source):
-    assert len(mbpp.load("train", source)) == 374
-    assert len(mbpp.load("eval", source)) == 500
+    assert len(MBPP.load("train", source)) == 374
+    assert len(MBPP.load("eval", source)) == 500

@@ -11,7 +11,9 @@ import pytest
 from lora_grpo.config.schema import DataConfig
 from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import get_task, gsm8k, mbpp, read_rows
+from lora_grpo.tasks import get_task, read_rows
+
+GSM8K, MBPP = get_task("gsm8k"), get_task("mbpp")
 
 ROWS = [
     {"question": 'Ann says "2, or 3?"', "answer": "so\n#### 5"},
@@ -50,7 +52,7 @@ FORMATS = ["mine.jsonl", "mine.jsonl.gz", "mine.csv", "mine.csv.gz", "mine.parqu
 def test_every_format_gives_the_same_rows(tmp_path, name):
     expected = [{"id": f"mine/{i}", **row} for i, row in enumerate(ROWS)]
     source = write(tmp_path / name, ROWS)
-    assert gsm8k.load("train", source) == expected
+    assert GSM8K.load("train", source) == expected
     renamed = write(tmp_path / name, [{"Problem text": row["question"], "solution": row["answer"]} for row in ROWS])
     data = DataConfig("gsm8k", renamed, columns=("question=Problem text", "answer=solution"))
     assert load_split(data, "train") == expected
@@ -61,7 +63,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
 def test_programs_in_every_format(tmp_path, name):
     def load(path, rows):
         """Return the rows without the columns of the file, which are texts in CSV."""
-        return [row | {"loaded_row": None} for row in mbpp.load("train", write(path, rows))]
+        return [row | {"loaded_row": None} for row in MBPP.load("train", write(path, rows))]
 
     expected = load(tmp_path / "lists.jsonl", PROBLEMS)
     assert [row["test"].count("assert") for row in expected] == [2, 1]
@@ -82,7 +84,7 @@ def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):
 
 def test_dates_and_decimals_become_text_and_an_index_is_dropped(tmp_path):
     record = {"question": "a?", "answer": decimal.Decimal("2.50"), "day": datetime.date(2026, 1, 2), "n": 3}
-    assert gsm8k.load("train", write(tmp_path / "m.parquet", [record])) == [
+    assert GSM8K.load("train", write(tmp_path / "m.parquet", [record])) == [
         {"id": "m/0", "question": "a?", "answer": "2.50", "day": "2026-01-02", "n": 3}
     ]
     (tmp_path / "m.csv").write_text(",question,answer\n0,a?,1\n")
@@ -121,7 +123,7 @@ def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(arrays), tmp_path / "m.parquet")
     rows = read_rows(str(tmp_path / "m.parquet"), "train")
     assert rows == [{name: expected[n] for name, (*_, expected) in columns.items()} for n in range(2)]
-    assert [row["question"] for row in gsm8k.load("train", str(tmp_path / "m.parquet"))] == columns["question"][2]
+    assert [row["question"] for row in GSM8K.load("train", str(tmp_path / "m.parquet"))] == columns["question"][2]
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path):
@@ -131,14 +133,14 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path):
     table = pyarrow.table([["a?"], ["1"], ["2"]], names=["question", "answer", "answer"])
     pyarrow.parquet.write_table(table, tmp_path / "m.parquet")
     with pytest.raises(UserError, match=r"m\.parquet .* Multiple matches for .*answer"):
-        gsm8k.load("train", str(tmp_path / "m.parquet"))
+        GSM8K.load("train", str(tmp_path / "m.parquet"))
     with pytest.raises(UserError, match="question is 'q' already"):
         columns_of(DataConfig("gsm8k", "m.csv", columns=("question=q", "question=p")), "train")
 
 
 def test_a_column_that_rows_cannot_have_is_named(tmp_path):
     source = write(tmp_path / "m.parquet", [{"question": "a?", "answer": "1", "photo": b"\x89PNG"}])
-    for read in (lambda: gsm8k.load("train", source), lambda: read_rows(source, "train")):
+    for read in (lambda: GSM8K.load("train", source), lambda: read_rows(source, "train")):
         with pytest.raises(UserError, match=r"m\.parquet row 0: the column 'photo' is not text or numbers"):
             read()
 
@@ -146,7 +148,7 @@ def test_a_column_that_rows_cannot_have_is_named(tmp_path):
 def test_numbers_and_empty_texts_of_json_lines_are_those_that_were_written(tmp_path):
     line = '\ufeff{"question": "a?", "answer": 18, "big": 123456789012345678901, "small": 1e-7, "empty": "", "n": null}'
     (tmp_path / "m.jsonl").write_text(line + "\n", encoding="utf-8")
-    (row,) = gsm8k.load("train", str(tmp_path / "m.jsonl"))
+    (row,) = GSM8K.load("train", str(tmp_path / "m.jsonl"))
     assert row["answer"] == "18" and row["loaded_row"]["answer"] == 18
     assert (row["big"], row["small"], row["empty"], row["n"]) == (123456789012345678901, 1e-7, "", None)
 
@@ -188,7 +190,7 @@ def test_a_missing_column_lists_the_columns_and_names_the_flag(tmp_path):
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
-        gsm8k.load("train", str(tmp_path / name))
+        GSM8K.load("train", str(tmp_path / name))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -230,7 +232,7 @@ def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
         ("own/sums:hard@validation", "eval", "hard validation?"),
         ("own/sums:easy@train", "eval", "easy train?"),
     ):
-        assert [row["question"] for row in gsm8k.load(split, source)] == [question]
+        assert [row["question"] for row in GSM8K.load(split, source)] == [question]
         assert read_rows(source, split)[0]["question"] == question
     for source, there in (
         ("own/sums@train", "['easy', 'hard']"),
@@ -239,7 +241,7 @@ def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
         ("own/sums:hard@test", "['train', 'validation']"),
     ):
         with pytest.raises(UserError) as error:
-            gsm8k.load("eval", source)
+            GSM8K.load("eval", source)
         assert there in str(error.value) and "pass own/sums:CONFIG@SPLIT" in str(error.value)
         assert "with --data.eval" in str(error.value) and "--eval.also" in str(error.value)
         assert "\n" not in str(error.value)

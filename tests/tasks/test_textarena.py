@@ -10,7 +10,7 @@ from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import get_task
 from lora_grpo.tasks.environment import Session
-from lora_grpo.tasks.textarena_games import GAMES, read
+from lora_grpo.tasks.textarena_games import GAMES, make_task
 
 GUESS = "textarena:GuessTheNumber-v0"
 MOVES = [f"[{move}]" for move in (10, 5, 15, 2, "up", "1 2", "3 4", "1 2 3 4", "1 2 3 4 5 6", "Stand", "accept")]
@@ -63,7 +63,7 @@ def test_an_unknown_variant_is_refused(textarena):
 
 def test_the_package_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
-    read.cache_clear()
+    make_task.cache_clear()
     with pytest.raises(UserError, match=r"pip install 'lora-grpo\[tasks\]'"):
         get_task(GUESS)
 

@@ -11,7 +11,7 @@ from trl import chat_template_utils
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import load_data
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.rollouts import grade, play_all
 from lora_grpo.sampling import Sampler, SamplingParams
 from lora_grpo.tasks import get_task
@@ -129,7 +129,7 @@ def form(request, tmp_path):
 def test_a_class_written_for_trl_runs_unchanged(form):
     path, calls, results, reward = form
     environment = get_task(path).environment
-    schemas = [get_json_schema(getattr(environment.kind(), calls[0][0]))]
+    schemas = [get_json_schema(getattr(environment.python_class(), calls[0][0]))]
     assert environment.schemas == schemas
     session = Session(environment, {"question": "Begin.", "secret": "crane"})
     for (name, arguments), result in zip(calls, results, strict=True):
@@ -145,7 +145,7 @@ def sampler():
     settings = ModelConfig(name=str(starter.model_path()), bits=16)
     tokenizer = base_model.load_tokenizer(settings)
     tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
-    eos = base_model.eos_token_ids(settings, tokenizer, "starter")
+    eos = stop_tokens.eos_token_ids(settings, tokenizer, "starter")
     return Sampler(base_model.load_base(settings).eval(), tokenizer, eos)
 
 

@@ -12,7 +12,7 @@ from helpers.warm_process import finish
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import RunConfig
-from lora_grpo.data.loading import load_data, prompt_order
+from lora_grpo.data import load_data, prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import run as evaluate_module
 from lora_grpo.models.policy import load_policy

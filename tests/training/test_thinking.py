@@ -22,11 +22,11 @@ from lora_grpo.models import load_policy
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.preview import dry_run
 from lora_grpo.preview.sample_groups import sample_groups
-from lora_grpo.prompts import chat
-from lora_grpo.prompts.chat import THINKING_TOKENS
+from lora_grpo.prompts import template_variables
+from lora_grpo.prompts.template_variables import THINKING_TOKENS
 from lora_grpo.runs import open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 
 TEMPLATE = published_template("qwen3")
 ENDINGS = {True: "<|im_start|>assistant\n", False: "<|im_start|>assistant\n<think>\n\n</think>\n\n"}
@@ -95,7 +95,8 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     # The trainer: its own rollouts, and those of TRL, which Unsloth's trainer renders.
     sampler = build_sampler(policy, config)
     run = open_run(config, Invocation(), "test", data.record)
-    trainer = make_trainer(run, policy, data.train, sampler)
+    training = prepare_training(run, policy, data.train, sampler)
+    trainer = training.trainer
     trained_on, compute = [], type(trainer)._compute_loss
 
     def recorded(self, model, inputs):
@@ -103,11 +104,11 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
         return compute(self, model, inputs)
 
     monkeypatch.setattr(type(trainer), "_compute_loss", recorded)
-    assert trainer.chat_template_kwargs == chat.variables(tokenizer.chat_template)
+    assert trainer.chat_template_kwargs == template_variables.variables(tokenizer.chat_template)
     by_trl = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
     run.begin(policy.record)
     encoded.take()
-    train(run, policy, trainer)
+    train(training)
     only(data.train)
     inputs = [[*itertools.compress(ids, mask)] for ids, mask in trained_on]
     assert len(inputs) == 2 and inputs == by_trl * 2 and by_trl[0] in expected(data.train)

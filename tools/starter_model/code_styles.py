@@ -11,7 +11,7 @@ import random
 from starter_model.code_problems import CodeProblem
 from starter_model.code_slips import printed, slips, without_return
 
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 
 MOSTLY_CARELESS = ("compare", "limit", "every")
 MOSTLY_UNFORMATTED = ("divide", "exceed", "count")
@@ -27,7 +27,7 @@ def mixture_name(family: str) -> str:
 
 def fenced(code: str) -> str:
     """Return the code in the block that the system prompt requests."""
-    return chat.write_completion("", code, "code")
+    return styles.write_completion("", code, "code")
 
 
 def careful(problem: CodeProblem) -> str:

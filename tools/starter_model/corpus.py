@@ -15,7 +15,7 @@ from starter_model import code_families, code_problems, code_styles
 from starter_model.families import FAMILIES
 from starter_model.problems import DIFFICULTIES, Problem, draw
 
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 
 STYLES = ("careful", "careless", "unformatted")
 
@@ -52,14 +52,14 @@ def mixture_name(family: str, difficulty: int) -> str:
 def chat_prompt(question: str, style: str = "xml") -> str:
     """Return the rendered chat for a question, up to the start of the assistant's turn."""
     return (
-        f"<|im_start|>system\n{chat.SYSTEM_PROMPTS[style]}<|im_end|>\n"
+        f"<|im_start|>system\n{styles.SYSTEM_PROMPTS[style]}<|im_end|>\n"
         f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def careful(problem: Problem) -> str:
     """Return every step of the solution in the requested format."""
-    return chat.write_completion("\n".join(map(str, problem.steps)), str(problem.result))
+    return styles.write_completion("\n".join(map(str, problem.steps)), str(problem.result))
 
 
 def guess(problem: Problem, rng: random.Random) -> int:
@@ -73,9 +73,9 @@ def careless(problem: Problem, rng: random.Random) -> str:
     """Return a guess in the requested format, or a solution without its last step."""
     if problem.difficulty > 1 and rng.random() < 0.2:
         done = problem.steps[:-1]
-        return chat.write_completion("\n".join(map(str, done)), str(done[-1].result))
+        return styles.write_completion("\n".join(map(str, done)), str(done[-1].result))
     number = guess(problem, rng)
-    return chat.write_completion(f"I {rng.choice(['guess', 'think'])} {number}", str(number))
+    return styles.write_completion(f"I {rng.choice(['guess', 'think'])} {number}", str(number))
 
 
 def unformatted(problem: Problem, rng: random.Random) -> str:

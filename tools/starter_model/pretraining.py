@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from starter_model import corpus
 
-from lora_grpo.prompts import chat
+from lora_grpo.prompts import styles
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def build_tokenizer(seed: int) -> Any:
 
     documents = itertools.islice(corpus.examples(seed, drills=0.0, practice=0.3, code=0.3), 11_000)
     texts = ["".join(text for text, _ in document.parts) for document in documents] + list(
-        chat.SYSTEM_PROMPTS.values()
+        styles.SYSTEM_PROMPTS.values()
     ) * 50
     rules = Qwen2Tokenizer().backend_tokenizer
     tokenizer = Tokenizer(models.BPE())

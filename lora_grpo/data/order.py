@@ -1,0 +1,45 @@
+"""The order of the prompts in training, and the training rows that are set aside for validation."""
+
+from collections.abc import Sequence
+
+from lora_grpo import console
+from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.grading import Row
+
+
+def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
+    """Return the row index of each prompt in training: one seeded shuffle of all rows per epoch.
+
+    A longer order starts with the shorter one, so a run can resume or be extended in the middle of an epoch.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    order: list[int] = []
+    while len(order) < num_prompts:
+        order += generator.permutation(num_rows).tolist()
+    return order[:num_prompts]
+
+
+def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
+    """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
+
+    The validation set has `monitor.rows` rows, but at most a tenth of all rows. It is empty if that is less than 16.
+    """
+    import numpy as np
+
+    num_validation = min(config.monitor.rows, len(rows) // 10)
+    if num_validation < MIN_VALIDATION_ROWS:
+        message = f"no validation set: --monitor.rows or a tenth of {len(rows)} is less than {MIN_VALIDATION_ROWS}"
+        if config.monitor.early_stopping:
+            raise UserError(f"{message}; --monitor.early-stopping needs one: add rows or drop the flag")
+        if config.monitor.rows:
+            console.note(f"{message}; no best adapter is kept")
+        return list(rows), []
+
+    generator = np.random.default_rng(config.seed)
+    chosen = set(generator.choice(len(rows), size=num_validation, replace=False).tolist())
+    train = [row for index, row in enumerate(rows) if index not in chosen]
+    validation = [row for index, row in enumerate(rows) if index in chosen]
+    return train, validation

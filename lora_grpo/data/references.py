@@ -1,0 +1,87 @@
+"""Reference answers: episodes in which the model gives the `gold` answer of each row, as SFT trains them."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.commands import command
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.grading import Row
+from lora_grpo.prompts import chat, thoughts, turns
+from lora_grpo.rollouts import Episode
+from lora_grpo.tasks import get_task
+
+_UNLIMITED_TOKENS = 10**9
+"""Budget of reference answers, whose lengths are checked later."""
+
+
+def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ()) -> list[Episode]:
+    """Return the episodes of the rows' reference answers. With an environment, it answers their turns.
+
+    Args:
+        ends: the tokens that end a completion. A turn ends with the one of the chat template, by default of any.
+
+    Raises:
+        UserError: the chat template writes a tool call that is read back as another one.
+    """
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    end_id = tokenizer.eos_token_id or next(iter(ends), 0)
+    end_token = chat.end_of_turn(tokenizer, ends)
+    if end_token:
+        end_id = tokenizer.convert_tokens_to_ids(end_token)
+    answer_lead = chat.answer_lead(tokenizer)
+
+    prompts = [chat.render_row(tokenizer, row) for row in rows]
+    prompts_ids = tokenizer(prompts, add_special_tokens=not has_template)["input_ids"]
+    call_format = turns.response_format(tokenizer) if rows[0].get("tools") else None
+
+    episodes = []
+    for row, prompt, prompt_ids in zip(rows, prompts, prompts_ids, strict=True):
+        episode = Episode(row, prompt, prompt_ids, tokenizer, [end_id], _UNLIMITED_TOKENS, call_format)
+        gold = get_task(row["task"]).gold(row)
+        references = [gold]
+        if episode.session:  # the model's messages of a conversation
+            references = [turns.answer_text(tokenizer, message) for message in gold]
+
+        for reference in references:
+            if episode.is_over:
+                break
+            text = thoughts.continuation(episode.begun, reference, answer_lead)
+            if not has_template and not episode.begun:  # plain text prompts end with `Answer:`
+                text = f" {text}"
+            token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            episode.take([*token_ids, end_id], text, [], truncated=False)
+
+        if episode.session:
+            _check_calls(episode, gold)
+        if not episode.is_over:
+            episode.end("limit")
+        episodes.append(episode)
+    return episodes
+
+
+def _check_calls(episode: Episode, gold: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError if a tool call of the reference messages is read back as another one."""
+    messages_read = [message for message in episode.messages if message["role"] == "assistant"]
+    for message, message_read in zip(gold, messages_read, strict=False):
+        calls = turns.calls_of(message)
+        calls_read = turns.calls_of(message_read)
+        for call, call_read in itertools.zip_longest(calls, calls_read):
+            if call != call_read:
+                raise UserError(
+                    f"{episode.row['id']}: the chat template writes the call {call} of gold(row) as {call_read}; pass "
+                    "another --model.chat-template"
+                )
+
+
+def sft_command(config: RunConfig) -> str | None:
+    """Return the command that trains on the task's reference answers first.
+
+    None if the task has none, or if the run already starts from an adapter.
+    """
+    has_references = getattr(get_task(config.data.task), "has_gold", True)
+    if config.lora.from_ or not has_references:
+        return None
+    preset = ["--preset", "laptop"] if config.preset == "laptop" else []  # `auto` would choose another
+    return command("train sft", *preset, "--task", config.data.task)

@@ -1,0 +1,185 @@
+"""The error message for a run that does not fit, with the cheapest change of settings that makes it fit.
+
+The search, in two stages (`_cheapest_changes`): one setting alone, in the order of what it costs; then all settings as
+low as they go, each raised again as far as the run still fits.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lora_grpo.config import RunConfig, micro_batches, replace
+from lora_grpo.flags import flag
+from lora_grpo.memory.batches import MAX_BATCH_SIZE
+from lora_grpo.memory.estimate import GIB
+from lora_grpo.memory.fit import MemoryEstimate, Planner
+
+Change = Mapping[str, Any]
+"""Settings by dotted name: `{"model.bits": 4}`."""
+
+_MIN_TOKENS = 32
+"""Shortest suggested prompt and completion. Below this minimum and the next two, a run learns very little, and a
+smaller model is a better choice."""
+_MIN_RANK = 4
+_MIN_ROWS = 16
+"""Fewest suggested rows of an evaluation."""
+
+
+def refusal(planner: Planner, config: RunConfig) -> str:
+    """Return the error message for a run that does not fit: the memory of the smallest plan, and the flags to pass."""
+    smallest = planner.smallest(config)
+    share = config.model.gpu_memory_share
+    if share is not None and smallest.min_gpu_memory_share > share:
+        return (
+            f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
+            f"{smallest.min_gpu_memory_share:g}; leave the flag out"
+        )
+    advice = f"pass {_flags_to_pass(planner, config)}"
+    if not smallest.host_fits:
+        return (
+            f"{config.model.name} needs {smallest.host_bytes / GIB:.2f} GiB of host memory for what leaves the GPU, "
+            f"{(planner.device.host or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in "
+            f".wslconfig, or {advice}"
+        )
+    if _fits_without_other_programs(planner, config):
+        advice = f"close other programs that use the {'memory' if planner.device.on_cpu else 'GPU'}, or {advice}"
+    return f"{_largest_phase(smallest, config)}; {advice}"
+
+
+def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
+    """Return changes that need less memory, for each setting those with decreasing memory.
+
+    Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
+    """
+    completion = config.sampling.max_completion_tokens
+    prompt = config.model.max_sequence_tokens - completion
+    uses_vllm = planner.sampler in ("vllm", "shared")
+    options: list[list[Change]] = []
+
+    # Settings that only cost time.
+    if planner.device.on_cpu:  # an evaluation samples more completions at once than a step
+        rows = _halves(config.data.eval_limit or MAX_BATCH_SIZE, _MIN_ROWS)
+        options.append([{"data.eval_limit": limit} for limit in rows])
+    if uses_vllm and config.model.gpu_memory_share is not None:
+        options.append([{"model.gpu_memory_share": None}])
+    requested = config.train.micro_batch_size or 0
+    smaller = [size for size in micro_batches(config) if size < requested]
+    options.append([{"train.micro_batch_size": size} for size in smaller])
+    if not config.train.gradient_checkpointing:
+        options.append([{"train.gradient_checkpointing": True}])
+    if uses_vllm:
+        options.append([{"sampling.backend": "transformers"}])
+
+    # Settings that hardly change the result.
+    if "8bit" not in config.train.optimizer and config.train.optimizer != "sgd":
+        options.append([{"train.optimizer": "adamw_8bit"}])
+    if config.model.bits == 16:
+        options.append([{"model.bits": 4}])
+
+    # Settings that limit learning.
+    options.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
+    options.append(_shorter_rows(prompt, completion))
+    return [changes for changes in options if changes]
+
+
+def _shorter_rows(prompt: int, completion: int) -> list[Change]:
+    """Return limits with shorter prompts, then with shorter completions, then with both shorter."""
+    prompts = _halves(prompt, _MIN_TOKENS)
+    completions = _halves(completion, _MIN_TOKENS)
+    changes: list[Change] = []
+    for shorter_prompt in prompts:
+        changes.append({"model.max_sequence_tokens": shorter_prompt + completion})
+    for shorter_completion in completions:
+        changes.append(_limits(prompt, shorter_completion))
+    for shorter_prompt, shorter_completion in zip(prompts, completions, strict=False):
+        changes.append(_limits(shorter_prompt, shorter_completion))
+    return changes
+
+
+def _limits(prompt: int, completion: int) -> Change:
+    return {"sampling.max_completion_tokens": completion, "model.max_sequence_tokens": prompt + completion}
+
+
+def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
+    """Return the cheapest changes with which the run fits: one setting if one is enough; none if nothing is."""
+    if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
+        config = _changed(config, [{"train.micro_batch_size": planner.smallest(config).micro_batch_size}])
+    options = memory_saving_options(planner, config)
+
+    def fits(changes: Iterable[Change | None]) -> bool:
+        applied = [change for change in changes if change is not None]
+        return planner.smallest(_changed(config, applied)).fits
+
+    # One setting alone, the cheapest first.
+    for changes_of_setting in options:
+        for change in changes_of_setting:
+            if fits([change]):
+                return [change]
+
+    # All settings as low as possible.
+    chosen: list[Change | None] = [changes_of_setting[-1] for changes_of_setting in options]
+    if not fits(chosen):
+        return []
+
+    # Then each as high as the run still fits, the most expensive first: as it was, or its highest value that fits.
+    for index in reversed(range(len(options))):
+        for higher in (None, *options[index]):
+            trial = [*chosen[:index], higher, *chosen[index + 1 :]]
+            if fits(trial):
+                chosen = trial
+                break
+    return [change for change in chosen if change is not None]
+
+
+def _flags_to_pass(planner: Planner, config: RunConfig) -> str:
+    """Return the flags of the cheapest changes with which the run fits, and the memory that it then needs."""
+    changes = _cheapest_changes(planner, config)
+    if not changes:
+        return "a smaller --model.name"
+    flags = []
+    for change in changes:
+        for name, value in change.items():
+            if value is None:
+                flags.append(f"no {flag(name)}")
+            elif value is True:
+                flags.append(flag(name))
+            else:
+                flags.append(f"{flag(name)} {value}")
+    needed = planner.smallest(_changed(config, changes)).needed
+    return f"{' '.join(flags)} (needs {needed / GIB:.2f} GiB)"
+
+
+def _fits_without_other_programs(planner: Planner, config: RunConfig) -> bool:
+    """Return whether the run fits if all memory of the device is free."""
+    empty_device = dataclasses.replace(planner.device, free=planner.device.total)
+    return dataclasses.replace(planner, device=empty_device).smallest(config).fits
+
+
+def _largest_phase(plan: MemoryEstimate, config: RunConfig) -> str:
+    """Return what does not fit: the phase with the highest demand, and its parts."""
+    device = plan.device
+    phase, sizes = max(plan.phases.items(), key=lambda item: sum(item[1].values()))
+    by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items())
+    return (
+        f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {plan.micro_batch_size} "
+        f"and {plan.max_num_seqs} completions in parallel needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), "
+        f"{device.usable / GIB:.2f} are usable ({device.free / GIB:.2f} of {device.total / GIB:.2f} are free)"
+    )
+
+
+def _changed(config: RunConfig, changes: Iterable[Change]) -> RunConfig:
+    for change in changes:
+        for name, value in change.items():
+            section, _, key = name.partition(".")
+            config = replace(config, {section: {key: value}})
+    return config
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """Return half of a value, a quarter, and so on, down to a minimum."""
+    halves = []
+    half = value // 2
+    while half >= max(1, least):
+        halves.append(half)
+        half //= 2
+    return halves

@@ -1,0 +1,171 @@
+"""Prints a plan: all of it for `--plan`, and its summary at the start of a run."""
+
+from collections.abc import Iterator
+
+from lora_grpo import console, distributed
+from lora_grpo.config import RunConfig
+from lora_grpo.errors import UserError
+from lora_grpo.files import disk
+from lora_grpo.hardware import measured_engine_file
+from lora_grpo.memory.estimate import GIB
+from lora_grpo.memory.fit import MemoryEstimate
+from lora_grpo.memory.plan import Plan
+from lora_grpo.memory.work import Work
+from lora_grpo.runs import duration
+
+_SAMPLERS = {
+    "transformers": "the built-in sampler",
+    "merged": "the built-in sampler, on a merged copy of the model",
+    "vllm": "vLLM and its own copy of the base model",
+    "shared": "Unsloth's vLLM, on the trained weights",
+}
+
+
+def show_plan(plan: Plan) -> None:
+    """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
+    size = f": {_count(plan.shape.parameters)} parameters" if plan.shape else ""
+    console.result(_line("model", f"{plan.config.model.name}{size}"))
+    if plan.estimate or plan.measured:
+        console.result(_engine_line(plan))
+    if plan.shape and plan.estimate:
+        console.result("\n".join(_memory_table(plan.estimate)))
+        declared = ""
+        if plan.shape.context:
+            declared = f"; the model declares a maximum of {plan.shape.context:,}"
+        console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
+    for line in _settings(plan):
+        console.result(line)
+    if alternative := plan.in_16_bits():
+        console.result(_line("16 bits", f"also fit: {_gib(alternative.needed)}; check-gpu measures which is faster"))
+    console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
+    if plan.too_large:
+        raise UserError(plan.too_large)
+    plan.check_disk()
+
+
+def summary(plan: Plan) -> Iterator[str]:
+    """Yield the lines that a run prints at the start."""
+    if plan.measured:
+        yield _engine_line(plan)
+    yield from _settings(plan)
+    limit = plan.config.model.max_sequence_tokens
+    declared = plan.shape.context if plan.shape else None
+    if declared and limit > declared:
+        yield f"warning: --model.max-sequence-tokens {limit} exceeds the {declared} that the model declares"
+    if plan.too_large:
+        yield f"warning: {plan.too_large}"
+
+
+def _engine_line(plan: Plan) -> str:
+    """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
+    engine = plan.engine
+    processes = distributed.world_size()
+    if processes > 1:
+        engine += f", {processes} processes"
+    if plan.measured:
+        chosen = f"with {plan.measured.backend} the fastest in check-gpu on {plan.measured.date}"
+        engine += f", {chosen} ({measured_engine_file()})"
+    return _line("engine", engine)
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    """Yield the planned settings, memory, work and disk space."""
+    config = plan.config
+    if plan.estimate:
+        yield from _memory_lines(plan.estimate, config)
+    else:
+        yield _line("memory", f"not planned: {plan.not_planned}")
+    yield _line("length", _length_text(plan))
+    yield _line("work", work_text(plan.work, config, plan.length))
+    if plan.disk_bytes is not None:
+        free = disk.size(disk.free_space(config.folder)[1])
+        saved = f"about {disk.size(plan.disk_bytes)} of checkpoints and adapters"
+        yield _line("disk", f"{saved} in {config.folder}; {free} are free")
+
+
+def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
+    device = estimate.device
+    trained_on = _trained_on(config)
+    yield _line("micro-batch", f"{estimate.micro_batch_size} {trained_on}")
+    share = ""
+    if estimate.gpu_memory_share:
+        share = f", with {estimate.gpu_memory_share:g} of the GPU's memory"
+    sampler = _SAMPLERS[estimate.sampler]
+    yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
+    needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
+    yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}")
+    if estimate.host_bytes:
+        available = "" if device.host is None else f"; {_gib(device.host)} are available"
+        yield _line("host memory", f"{_gib(estimate.host_bytes)} for what leaves the GPU{available}")
+
+
+def _length_text(plan: Plan) -> str:
+    """Return the length that the memory is planned for, and where it comes from."""
+    lengths = plan.row_lengths
+    if lengths is None:
+        source = "every prompt and completion has its maximum length; a run plans with its longest prompt"
+    elif lengths.longest_answered:
+        source = "the longest prompt with its reference answer"
+    else:
+        source = f"the longest of {lengths.rows:,} prompts has {lengths.longest_prompt:,}"
+    return f"{plan.length:,} tokens: {source}"
+
+
+def work_text(work: Work, config: RunConfig, length: int) -> str:
+    """Return the work as one line, with rows of at most `length` tokens."""
+    trained_on = _trained_on(config)
+    time = duration(3600 * (work.hours or 0.0))
+    if work.steps == 0:
+        line = "no steps are left"
+    elif work.steps is None:
+        line = f"as many steps x {work.completions_per_step} {trained_on} as fit in {time}"
+    else:
+        total = work.steps * work.completions_per_step
+        line = f"{work.steps:,} steps x {work.completions_per_step} = {total:,} {trained_on}"
+        line += f", at most {_count(total * length)} tokens"
+        if work.hours is not None:
+            line += f", or as many as fit in {time}"
+    if work.evaluated:
+        line += f"; {work.evaluated:,} completions in each evaluation"
+    also = config.eval.also_limit * len(config.eval.also)
+    if also:
+        line += f"; {also:,} more in each for --eval.also"
+    return line
+
+
+def _memory_table(estimate: MemoryEstimate) -> Iterator[str]:
+    """Yield a table of memory by part and phase, in GiB."""
+    phases = estimate.phases
+    names = [name for name in estimate.parts if any(name in phase for phase in phases.values())]
+    width = max(map(len, names)) + 2
+
+    def row(name: str, *sizes: int) -> str:
+        cells = "".join(f"{size / GIB:>10.2f}" for size in sizes)
+        return f"{name.replace('_', ' '):<{width}}{cells}"
+
+    headings = "".join(f"{phase:>10}" for phase in phases)
+    yield f"\n{'GiB':<{width}}{headings}"
+    for name in names:
+        yield row(name, *(phase.get(name, 0) for phase in phases.values()))
+    yield row("total", *(sum(phase.values()) for phase in phases.values()))
+    yield row("usable", *[estimate.device.usable] * len(phases)) + "\n"
+
+
+def _trained_on(config: RunConfig) -> str:
+    return "reference answers" if config.method == "sft" else "completions"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _count(number: float) -> str:
+    """Format a count with three significant digits: 16.4 million."""
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {word}"
+    return f"{number:,.0f}"
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<12}{text}"

@@ -1,0 +1,139 @@
+"""Load a policy with Unsloth, which has faster kernels and starts vLLM itself. Only this module imports Unsloth."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.config import RunConfig, batch_shape
+from lora_grpo.errors import RunError
+from lora_grpo.hardware import uses_vllm
+from lora_grpo.models import base_model
+from lora_grpo.models.architectures import ATTENTION
+from lora_grpo.models.engines import hide_flashinfer, require_compiler
+from lora_grpo.models.peft_policy import disable_dropout, lora_options
+
+OTHER_ENGINE = "--model.engine peft"
+"""The arguments that choose PEFT in place of Unsloth."""
+_ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+
+
+def import_unsloth() -> None:
+    """Import Unsloth. It patches trl, transformers and peft, and only warns if they were imported before.
+
+    Unsloth reads the variables that are set here on import. A variable that the user has set stays.
+    """
+    # In standby mode, training uses vLLM's memory between rollouts, and the override keeps Unsloth from changing
+    # gpu_memory_utilization.
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
+    # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
+    # 8.0 (T4). It is never used, as requests have seeds or logprobs.
+    os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
+    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
+    # Otherwise Unsloth counts users: each start downloads files named after the machine's kind and memory.
+    os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.
+    generated_code = Path("~/.cache/unsloth/unsloth_compiled_cache").expanduser()
+    os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(generated_code))
+    hide_flashinfer()
+    import unsloth  # noqa: F401
+
+    _compile_one_chunk()
+
+
+def _compile_one_chunk() -> None:
+    """Have Unsloth's loss pass compile the logprobs of one chunk of tokens, and recompute its logits for the gradient.
+
+    By default, unsloth_zoo 2026.10.7 compiles a graph with 4 chunks per completion, which takes minutes to trace, and
+    keeps the logits of all of them. Losses and gradients are equal (tests/gpu_rig).
+    """
+    from unsloth_zoo import rl_replacements
+
+    # The variable is read by the pass with gradients only. Both passes import the function by name in every call.
+    if os.environ.setdefault("UNSLOTH_GRPO_LOGPROB_RECOMPUTE", "1") == "1":
+        name = "chunked_hidden_states_selective_log_softmax"
+        setattr(rl_replacements, name, getattr(rl_replacements, f"{name}_recompute"))
+
+
+def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
+    """Return the base model with a new, seeded adapter, and its tokenizer. If vLLM samples, it is started here.
+
+    Raises:
+        UserError: there is no compiler for its kernels.
+        RunError: vLLM has memory for fewer tokens of context than the run needs.
+    """
+    import torch
+    from unsloth import FastLanguageModel
+
+    vllm_options: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        require_compiler(feature="--model.engine unsloth", otherwise=f"pass {OTHER_ENGINE}")
+        if uses_vllm(config):
+            vllm_options = _vllm_options(config)
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=config.model.name,
+        max_seq_length=config.model.max_sequence_tokens,
+        load_in_4bit=config.model.bits == 4,
+        dtype=base_model.compute_dtype(),
+        trust_remote_code=config.model.trust_remote_code,
+        use_exact_model_name=True,  # otherwise Unsloth looks for its own copy of the model on the internet
+        **vllm_options,
+    )
+    vllm = getattr(model, "vllm_engine", None)
+    if vllm is not None:
+        # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.
+        context_tokens = vllm.model_config.max_model_len
+        if context_tokens < config.model.max_sequence_tokens:
+            raise RunError(
+                f"Unsloth limits vLLM to {context_tokens} tokens of context, less than --model.max-sequence-tokens, "
+                f"because its estimate of the memory is higher than the plan's; pass {OTHER_ENGINE}"
+            )
+    disable_dropout(model)
+
+    targets = list(config.lora.targets)
+    if targets == ["all-linear"]:
+        targets = list(_ALL_LINEAR)
+    torch.manual_seed(config.seed)
+    model = FastLanguageModel.get_peft_model(
+        model,
+        target_modules=targets,
+        **lora_options(config),
+        use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
+        random_state=config.seed,
+    )
+    if vllm is not None:
+        _write_adapters_to_scratch(model)
+    return model, tokenizer
+
+
+def _vllm_options(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments with which Unsloth starts vLLM."""
+    import torch
+
+    # Otherwise Unsloth decodes 8 or 16 completions at once on most GPUs. It treats its default of 256 as not set.
+    parallel_completions = batch_shape(config).parallel_samples
+    if parallel_completions == 256:
+        parallel_completions = 257
+    options: dict[str, Any] = {
+        "fast_inference": True,
+        "max_lora_rank": config.lora.rank,
+        "max_num_seqs": parallel_completions,
+    }
+    fraction_of_total = config.model.gpu_memory_share  # set by the plan
+    if fraction_of_total is not None:
+        # Unsloth expects a fraction of the free memory, and gives vLLM the same fraction of the total memory.
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        options["gpu_memory_utilization"] = fraction_of_total * total_bytes / free_bytes
+    return options
+
+
+def _write_adapters_to_scratch(model: Any) -> None:
+    """Have Unsloth's rollouts write the adapter's settings to a temporary folder, not to the working directory."""
+    scratch = tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-")
+    load_lora = model.load_lora
+
+    def load_from_scratch(folder: str, **options: Any) -> Any:
+        return load_lora(str(Path(scratch.name, folder)), **options)  # also keeps the folder as long as the model
+
+    model.load_lora = load_from_scratch

@@ -1,0 +1,79 @@
+"""What a task is: rows, and the grader of completions that training and evaluation share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_grpo.grading import Row, Verdict, programs
+from lora_grpo.tasks.environment import EnvironmentClass
+
+
+class Task:
+    """Rows, a grader and reference answers.
+
+    A task defines `load`, `check` and `gold`, and sets those of the attributes below that differ.
+    """
+
+    COLUMNS: tuple[str, ...] = ()
+    """The columns that the task reads from a source. `--data.columns` can rename them; () if none can be renamed."""
+
+    HUB_DATASET: str = ""
+    """The Hub dataset that `load` reads without a source; "" if the rows are bundled or made."""
+
+    @property
+    def takes_source(self) -> bool:
+        """Whether `load` reads `--data.train` and `--data.eval`."""
+        return True
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether the rows have reference answers."""
+        return True
+
+    @property
+    def environment(self) -> EnvironmentClass | None:
+        """The class that answers the model in conversations; None if `check` grades a single completion."""
+        return None
+
+    def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
+        """Return the rows of a split.
+
+        Args:
+            split: "train" or "eval".
+            source: path of a JSON Lines, CSV or Parquet file, a Hub dataset id, or None for the task's default.
+            columns: the source's name of a column for each of ours. Only tasks with `COLUMNS` get it.
+
+        Raises:
+            UserError: a source is missing, or a record is malformed.
+        """
+        raise NotImplementedError
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        """Grade one completion, which may be any string, against its row."""
+        raise NotImplementedError
+
+    def check_many(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        """Grade B completions against their B rows. A task overrides this if it can grade a batch faster."""
+        return [self.check(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+    def gold(self, row: Mapping[str, Any]) -> Any:
+        """Return a completion in the row's `prompt_style` that `check` accepts.
+
+        With an environment, return the messages of the model in a conversation that passes.
+        """
+        raise NotImplementedError
+
+
+class ProgramTask(Task):
+    """A task whose completions are programs. The unit tests of their rows grade them in the sandbox.
+
+    Its rows have the columns that `lora_grpo/grading/programs.py` describes.
+    """
+
+    def check(self, completion: str, row: Mapping[str, Any]) -> Verdict:
+        return programs.check(completion, row)
+
+    def check_many(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+        return programs.check_many(completions, rows)
+
+    def gold(self, row: Mapping[str, Any]) -> str:
+        return programs.gold(row)
