@@ -91,7 +91,9 @@ class Config:
         if output_dir is not None:
             values["output_dir"] = str(output_dir)
         settings = {name: value for name, value in values.items() if value is not None}
-        settings |= {name: dict(value) for name, value in sections.items() if value is not None}
+        for name, section in sections.items():
+            if section is not None:
+                settings[name] = dict(section) if isinstance(section, Mapping) else section
         settings |= unknown
         check_fields(replace(RunConfig(), settings))
         self._settings: dict[str, Any] = settings
