@@ -62,10 +62,27 @@ def _run(awaitable: Awaitable[Any]) -> Any:
         raise
 
 
+def close() -> None:
+    """Close the event loops, and end the thread that waits beside a notebook's loop. The next call makes others."""
+    for loop in _loops:
+        if not loop.is_running():
+            loop.close()
+    _loops.clear()
+    _event_loop.cache_clear()
+    if _other_thread.cache_info().currsize:
+        _other_thread().shutdown()
+        _other_thread.cache_clear()
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
 @functools.cache
 def _event_loop(process: int, thread: int) -> asyncio.AbstractEventLoop:
     """Return the event loop of a thread. A forked process does not use that of its parent."""
-    return asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()
+    _loops.append(loop)
+    return loop
 
 
 @functools.cache

@@ -1,11 +1,13 @@
 """Calls functions in a process that is killed when a call takes too long, whatever it does."""
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +35,7 @@ class Worker:
         self._imports = imports
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        _workers.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the result of the function.
@@ -74,6 +77,18 @@ class Worker:
                 raise RuntimeError(error)
             return result
 
+    def close(self) -> None:
+        """End the process. The next call starts another one."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                for stream in (self._process.stdin, self._process.stdout):
+                    if stream is not None:
+                        with contextlib.suppress(BrokenPipeError):
+                            stream.close()
+                self._process = None
+
     def _start(self) -> subprocess.Popen[str]:
         code = f"from lora_grpo.workers import serve; serve({self._function!r}, {list(self._imports)!r})"
         command = [sys.executable, "-P", "-W", "ignore::SyntaxWarning", "-c", code]  # -P: no module of this folder
@@ -92,6 +107,15 @@ class Worker:
             raise RunError(f"{self._function} cannot be imported in a process of its own; its error is above")
         self._process = process
         return process
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """End the processes of all workers of this process."""
+    for worker in list(_workers):
+        worker.close()
 
 
 def serve(function: str, imports: Sequence[str]) -> None:

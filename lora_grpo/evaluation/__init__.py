@@ -31,6 +31,7 @@ schema.py          what all parts of report.json have in common
 A problem is one row of a task. results.jsonl and report.json name it by `task_id`, the key of HumanEval's harness.
 """
 
+from lora_grpo.evaluation.comparison import Comparison
 from lora_grpo.evaluation.evaluate_model import Evaluations, TaskEvaluation, evaluate_and_report, evaluate_tasks
 from lora_grpo.evaluation.gain import FORMAT_NOTE
 from lora_grpo.evaluation.joint import Joint, read_also

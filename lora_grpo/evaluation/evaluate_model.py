@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_grpo import console
 from lora_grpo.config import check_fields
 from lora_grpo.data import load_evaluation_rows, start_sandbox
 from lora_grpo.errors import UserError
@@ -52,33 +52,28 @@ class Evaluations:
     joint_folder: Path
 
     def show(self) -> None:
-        """Print the reports and where they are."""
+        """Tell the reports and where they are."""
         if self.joint:
             self.joint.show(f"{self.target}: {len(self.tasks)} tasks")
-            print(f"joint     {self.joint_folder / 'report.md'}")
+            console.result(f"joint     {self.joint_folder / 'report.md'}")
         for task in self.tasks:
             report = task.report
             if not self.joint:
                 report.show()
             if report.evaluated.tasks < report.protocol.rows:
-                print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
-            print(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
+                console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
+            console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
 
 
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
-    """Evaluate the targets given by the flags, write and print the report of each task, and return them.
-
-    Raises:
-        UserError: a flag, file or row is invalid. Existing results are not changed.
-        RunError: out of memory, or programs cannot be run.
-    """
+    """Evaluate as `evaluate_tasks`, tell the reports and where they are, and return the report of each task."""
     evaluations = evaluate_tasks(options)
     evaluations.show()
     return [task.report for task in evaluations.tasks]
 
 
 def evaluate_tasks(options: EvaluateOptions) -> Evaluations:
-    """Evaluate the targets given by the flags, and write the report of each task. Print only progress.
+    """Evaluate the targets given by the flags, and write the report of each task.
 
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.
@@ -102,7 +97,10 @@ def evaluate_tasks(options: EvaluateOptions) -> Evaluations:
     if has_joint:
         result_files.check_folder(joint_folder, joint_request)
 
-    finished = _run(prepared)
+    try:
+        finished = _run(prepared)
+    finally:
+        loader.close()
     joint = None
     if has_joint:
         joint = make_joint([task.report for task in finished])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.evaluation.comparison import SIGNIFICANT, Comparison, p_text
 from lora_grpo.evaluation.pass_at_k import holm
 from lora_grpo.evaluation.report import REPORT, Report, read_as
@@ -83,7 +84,7 @@ class Joint(Schema):
     def show(self, title: str) -> None:
         """Print the table below a title, and the statement."""
         lines = [title, *text_table(*self.table()), self.statement]
-        print("\n".join(printable(line) for line in lines))
+        console.result("\n".join(printable(line) for line in lines))
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.md to a folder."""

@@ -1,6 +1,5 @@
 """The report of an evaluation: the schema of report.json, its tables and sentences; makes, reads and writes reports."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.comparison import Comparison, ProblemChange, compare, problem_changes
 from lora_grpo.evaluation.gain import FORMAT_NOTE, Part, split_gain
@@ -153,7 +153,7 @@ class Report(Schema):
             lines += self.guess
         if self.cost:
             lines.append(self.cost)
-        print("\n".join(printable(line) for line in lines))
+        console.result("\n".join(printable(line) for line in lines))
 
 
 @dataclass(frozen=True)
@@ -221,10 +221,10 @@ def read_reports(run: Path) -> dict[Path, Report]:
         try:
             report = read_report(folder)
         except UserError as error:
-            print(f"{error}; it is left out", file=sys.stderr)
+            console.note(f"{error}; it is left out")
             continue
         if report and report.protocol.limit:
-            print(f"{folder} has a report of {report.protocol.limit} rows (--limit); it is left out", file=sys.stderr)
+            console.note(f"{folder} has a report of {report.protocol.limit} rows (--limit); it is left out")
         elif report and report.protocol.sampling:
             reports[folder] = report
     return reports

@@ -7,12 +7,12 @@ may change; its results have their own file.
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Verdict
@@ -119,7 +119,7 @@ def append_batches(
     results = list(finished)
     num_passed = sum(result["passed"] for result in finished)
     if finished:
-        print(f"{path}: {len(finished)} of {total} samples are done", file=sys.stderr)
+        console.note(f"{path}: {len(finished)} of {total} samples are done")
     with contextlib.closing(Progress(total, title)) as progress:
         for batch in batches:
             json_files.append_lines(path, batch)

@@ -14,14 +14,13 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
@@ -168,9 +167,7 @@ def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
 
     num_fenced = sum(re.search("^```", sample.completion, re.MULTILINE) is not None for sample in samples)
     if task in CODE_TASKS and num_fenced:
-        print(
-            f"note: {num_fenced} of {len(samples)} completions have a code fence (```), a syntax error", file=sys.stderr
-        )
+        console.note(f"note: {num_fenced} of {len(samples)} completions have a code fence (```), a syntax error")
     return samples
 
 

@@ -37,6 +37,18 @@ def release(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def released_at_end() -> Iterator[None]:
+    """Release the locks that `claim` has taken in the block."""
+    before = list(held)
+    try:
+        yield
+    finally:
+        for lock in [lock for lock in held if lock not in before]:
+            held.remove(lock)
+            lock.release()
+
+
+@contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
     """Lock the folder for the duration of a `with` block; see `claim`.
 

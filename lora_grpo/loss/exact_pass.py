@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
@@ -177,4 +177,4 @@ class ExactLossPass:
     def _disable_packing(self, reason: str) -> None:
         """Compute all later losses from padded rows."""
         self.packing_disabled_reason = reason
-        print(f"reading each prompt once per completion, which takes longer: {reason}", file=sys.stderr)
+        console.warning(f"reading each prompt once per completion, which takes longer: {reason}")

@@ -6,10 +6,10 @@ memory of the loss.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lora_grpo import console
 from lora_grpo.loss.probes import logprob_tolerance
 from lora_grpo.loss.scoring import Score, Scored
 from lora_grpo.models import base_model
@@ -49,7 +49,7 @@ def why_whole_logits(model: Any, compute: Callable[[torch.Tensor], tuple[torch.T
 
 def report_whole_logits(reason: str) -> None:
     """Print that a run needs the memory of whole logits, and why."""
-    print(f"computing logits of the whole vocabulary, which takes more memory: {reason}", file=sys.stderr)
+    console.warning(f"computing logits of the whole vocabulary, which takes more memory: {reason}")
 
 
 def score_in_slices(

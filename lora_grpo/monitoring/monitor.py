@@ -1,12 +1,11 @@
 """After each step of a run: metrics, alarms, validation passes, the best adapter, early stopping."""
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import RunError
 from lora_grpo.models import Policy, save_adapter
 from lora_grpo.monitoring.alarms import Alarm, Alarms
@@ -84,7 +83,7 @@ class Monitor:
                 lines = self.validation.sample(0, trainer_state)
             self._raise(self._record_pass(0, lines))
         if self.run.record["policy"]["engine"] == "unsloth" and torch.cuda.is_available():
-            print("the first step compiles Unsloth's kernels and can take minutes", file=sys.stderr)
+            console.note("the first step compiles Unsloth's kernels and can take minutes")
         self.budget.begin_training()
         # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
         self._is_best_unsaved = step > 0 and self._best.get("step") == step
@@ -170,7 +169,7 @@ class Monitor:
         if not patience or self._passes_since_best < patience:
             return False
         self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
-        print(f"stopped early: no higher reward in {self._passes_since_best} validation passes", file=sys.stderr)
+        console.note(f"stopped early: no higher reward in {self._passes_since_best} validation passes")
         return True
 
     def _record_pass(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
@@ -184,10 +183,9 @@ class Monitor:
         accuracy = statistics.fmean(passed.values())
         if len(rewards) < len(lines) and not self._has_reported_ungraded:
             self._has_reported_ungraded = True
-            print(
+            console.note(
                 f"warning: every reward returned None for {len(lines) - len(rewards)} of {len(lines)} validation rows, "
-                "which the validation reward leaves out",
-                file=sys.stderr,
+                "which the validation reward leaves out"
             )
         if not rewards:  # the pass neither is the best nor counts as one that is not
             self._last = {"step": step, "accuracy": accuracy}
@@ -217,4 +215,4 @@ class Monitor:
                     f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops the run; to continue anyway: "
                     f"--resume {' '.join(['--monitor.stop-on', *other_names])})"
                 )
-            print(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
+            console.note(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}")

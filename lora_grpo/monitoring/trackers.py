@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import markdown_table
@@ -71,4 +72,4 @@ class Trackers:
             except Exception as error:  # noqa: BLE001 - of a server, a disk or a package that is not this run's
                 del self._callbacks[name]
                 reason = f"{type(error).__name__}: {first_line(error)}"
-                print(f"{name} failed ({reason}); the run goes on without it, see metrics.jsonl", file=sys.stderr)
+                console.note(f"{name} failed ({reason}); the run goes on without it, see metrics.jsonl")

@@ -77,6 +77,8 @@ def others(run: RunFiles) -> dict[str, str]:
 def command(run: RunFiles) -> str:
     """Return the command that started the run."""
     words = run.record.get("command", [])
+    if len(words) == 1 and words[0].startswith("lora_grpo."):
+        return f"{words[0]}(...)"
     return shlex.join(words if words[:1] == ["lora-grpo"] else ["python", *words])
 
 

@@ -1,12 +1,11 @@
 """Atomic training checkpoints: each is either complete or absent."""
 
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import RunError
 from lora_grpo.files import atomic, disk
 
@@ -64,7 +63,7 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
             damaged[checkpoint.path] = reason
             continue
         for newer, reason in damaged.items():
-            print(f"skipped damaged {newer}: {reason}", file=sys.stderr)
+            console.note(f"skipped damaged {newer}: {reason}")
             shutil.rmtree(newer)
         return checkpoint.path, checkpoint.step
     if damaged:

@@ -60,6 +60,8 @@ class RunRecord:
     """The preset's value of each setting that the run changed."""
     user_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
+    python_objects: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    """`module` and `sha256` of the source of each object that Python code gave in place of a name."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """What may differ when a run is resumed: some settings. Not its rows, its Python files or its other settings."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.runs.checkpoints import newest_step
@@ -122,4 +122,4 @@ def check_inputs(
         if installed.get(name) != before
     ]
     if changed_versions:
-        print(f"versions changed since the run began: {', '.join(changed_versions)}", file=sys.stderr)
+        console.note(f"versions changed since the run began: {', '.join(changed_versions)}")

@@ -9,13 +9,12 @@ import contextlib
 import os
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.commands import own_command
 from lora_grpo.config import Invocation, RunConfig
 from lora_grpo.errors import UserError
@@ -231,7 +230,7 @@ def open_run(
             record = _resumed_record(folder, data_record, entries.get("user_files", {}))
         else:
             if invocation.resume:
-                print(f"nothing to resume in {folder}: the run starts at step 0", file=sys.stderr)
+                console.note(f"nothing to resume in {folder}: the run starts at step 0")
             record = _new_record(recipe, data_record)
     except BaseException:
         lock.release(folder)
@@ -261,6 +260,11 @@ def close_run(status: str, error: str | None = None) -> None:
             (run.folder / ".lock").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 run.folder.rmdir()
+
+
+def leave_run() -> None:
+    """Forget the open run, which is complete, so that this process can open another one."""
+    _opened.clear()
 
 
 def begun_run() -> Run | None:

@@ -1,11 +1,11 @@
 """Choose and load the sampler for a policy in training or for a model in evaluation."""
 
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import Row
@@ -117,7 +117,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
     engines.prepare_torch(seed)
     eos_token_ids = completion_ends(target, tokenizer)
     if not getattr(tokenizer, "chat_template", None):
-        print(f"note: {target.base_name} has no chat template, so prompts are plain text", file=sys.stderr)
+        console.note(f"note: {target.base_name} has no chat template, so prompts are plain text")
     if backend == "vllm":
         with engines.starting("vLLM", instead="--backend transformers"):
             rank = served_rank(target.adapter) if target.adapter else None
@@ -179,5 +179,5 @@ def load_tokenizer(target: ModelSpec) -> Any:
     """Load the tokenizer of a model spec, and say so if its chat template is not from its own folder."""
     if target.chat_templates:
         whose = "the base's" if target.template_from == "base" else "the adapter's own"
-        print(f"note: prompts use {whose} chat template", file=sys.stderr)
+        console.note(f"note: prompts use {whose} chat template")
     return tokenizer_of(target)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import RunError
 from lora_grpo.prompts import plain_text, thoughts
 from lora_grpo.sampling import batch_memory, growing_cache
@@ -202,7 +202,7 @@ class Sampler:
         gc.collect()
         torch.cuda.empty_cache()
         self.batch_size = failed_batch_size // 2
-        print(f"out of memory with batch size {failed_batch_size}; retrying with {self.batch_size}", file=sys.stderr)
+        console.note(f"out of memory with batch size {failed_batch_size}; retrying with {self.batch_size}")
         return self._decode_in_memory(prompts, params, seeds)
 
     def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:

@@ -29,11 +29,14 @@ trl_config.py     all GRPOConfig and SFTConfig arguments of a run: loss type, cl
 difficulty.py     --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.prepare import Training, prepare_training
 from lora_grpo.training.run import train
+
+if TYPE_CHECKING:
+    from lora_grpo.training.fast_trainer import FastGRPOTrainer
 
 
 def __getattr__(name: str) -> Any:

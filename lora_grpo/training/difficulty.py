@@ -3,9 +3,9 @@
 GRPO learns little from other rows.
 """
 
-import sys
 from collections.abc import Sequence
 
+from lora_grpo import console
 from lora_grpo.data import prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import count_passed, sample_and_grade
@@ -74,7 +74,7 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
             f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; with --overwrite, train "
             f"on {other_rows} rows ({source_of_rows(config.data.task)}) or leave --data.filter-by-difficulty out"
         )
-    print(f"filter: {summary}", file=sys.stderr)
+    console.note(f"filter: {summary}")
 
     # Repeat the rows that are kept if the run has more prompts.
     num_missing = max(0, num_wanted - len(kept_rows))

@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from trl import GRPOTrainer
 
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.loss import ExactLossPass, why_padding_counts
 from lora_grpo.models import Policy
@@ -286,10 +286,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             return
         self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
         if self.accelerator.is_main_process and not self._has_reported_ungraded:
-            print(
+            console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
-                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics",
-                file=sys.stderr,
+                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"
             )
         self._has_reported_ungraded = True
 

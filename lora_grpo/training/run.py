@@ -2,12 +2,11 @@
 
 import resource
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
 from lora_grpo.models import load_adapter, save_adapter
@@ -33,7 +32,7 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         load_adapter(policy.model, run.adapter)
         if run.stopped_early:
             message = f"stopped early after step {run.stopped_early}; --monitor.early-stopping 0 continues"
-            print(message, file=sys.stderr)
+            console.note(message)
         return
     if rows is not None:
         training.trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
@@ -43,7 +42,7 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     checkpoint, steps_done = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints)) or (None, 0)
     _discard_after(run, steps_done)
     if checkpoint:
-        print(f"resuming from {checkpoint}", file=sys.stderr)
+        console.note(f"resuming from {checkpoint}")
     last_steps = (run.config.train.max_steps, run.stopped_early, run.out_of_time)
     if checkpoint and steps_done in last_steps:
         load_adapter(policy.model, checkpoint)

@@ -1,12 +1,12 @@
 """Sampling of a step's completions with this package's sampler: their seeds, and what happens if the sampler fails."""
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed, sampler_in_process
 from lora_grpo.training import trl_compat
@@ -143,4 +143,4 @@ class StepSampling:
 
 def print_fallback(task: str, reason: str) -> None:
     """Print that TRL's own code does a task, and why."""
-    print(f"{task} without this package, which takes longer: {reason}", file=sys.stderr)
+    console.warning(f"{task} without this package, which takes longer: {reason}")

@@ -1,10 +1,10 @@
 """Stop training after the current step at Ctrl-C or SIGTERM."""
 
 import signal
-import sys
-from typing import Self
+import threading
+from typing import Any, Self
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 
 
 class StopOnSignal:
@@ -14,7 +14,10 @@ class StopOnSignal:
     """Number of the signal that this process caught, or 0."""
 
     def __enter__(self) -> Self:
-        self._handlers = {number: signal.signal(number, self._catch) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # Python handles signals nowhere else
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -25,7 +28,7 @@ class StopOnSignal:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = number
-        print("stopping after this step; a second signal stops immediately", file=sys.stderr)
+        console.note("stopping after this step; a second signal stops immediately")
 
     def signal_number(self) -> int:
         """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""
