@@ -256,12 +256,12 @@ def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
 
     # The flags that lift the limits that ended the run, or that a run twice as long would reach.
     flags = []
-    if run.stopped_early:
+    if run.stopped_early_at:
         flags.append("--monitor.early-stopping 0")
-    elif not run.out_of_time:
+    elif not run.out_of_time_at:
         flags.append(f"--train.max-steps {2 * config.train.max_steps}")
     hours = config.hours
-    if hours and (run.out_of_time or 2 * run.seconds_worked > 3600 * hours):
+    if hours and (run.out_of_time_at or 2 * run.seconds_worked > 3600 * hours):
         flags.append(f"--hours {2 * hours:g}")
     steps["longer"] = f"the same command with --resume {' '.join(flags)}"
     return steps

@@ -47,8 +47,8 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
         for reference in references:
             if episode.is_over:
                 break
-            text = thoughts.continuation(episode.begun, reference, answer_lead)
-            if not has_template and not episode.begun:  # plain text prompts end with `Answer:`
+            text = thoughts.continuation(episode.opened_text, reference, answer_lead)
+            if not has_template and not episode.opened_text:  # plain text prompts end with `Answer:`
                 text = f" {text}"
             token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             episode.take([*token_ids, end_id], text, [], truncated=False)

@@ -60,18 +60,23 @@ def attend(
         return rows.unflatten(2, (-1, head_size)).transpose(1, 2)
 
     def attend_rows(
-        query_slots: torch.Tensor, key_slots: torch.Tensor, mask: torch.Tensor | None, tokens: torch.Tensor
+        query_slots: torch.Tensor, key_slots: torch.Tensor, mask: torch.Tensor | None, token_entries: torch.Tensor
     ) -> torch.Tensor:
-        """Return the outputs of the tokens, without those of padded entries: (tokens, heads, head size)."""
+        """Return the outputs of the tokens, without those of padding: (tokens, heads, head size).
+
+        Args:
+            token_entries: indices of the tokens in the flattened table of `query_slots`.
+        """
         row_queries = take(queries, query_slots)
         row_keys = take(keys, key_slots)
         row_values = take(values, key_slots)
         output, _ = sdpa_attention_forward(module, row_queries, row_keys, row_values, mask, **kwargs)
-        return output.flatten(0, 1).index_select(0, tokens)
+        # From (rows, columns, heads, head size) to the entries that are tokens.
+        return output.flatten(0, 1).index_select(0, token_entries)
 
     # Without a mask, sdpa is causal. Prompts are padded on the right, so that no token attends to padding.
-    parts = [attend_rows(packing.prompts, packing.prompts, None, packing.in_prompts)]
-    if len(packing.in_completions):
+    parts = [attend_rows(packing.prompt_slots, packing.prompt_slots, None, packing.prompt_entries)]
+    if len(packing.completion_entries):
         bias = packing.bias(query.dtype)
-        parts.append(attend_rows(packing.completions, packing.context, bias, packing.in_completions))
+        parts.append(attend_rows(packing.completion_slots, packing.context, bias, packing.completion_entries))
     return torch.cat(parts)[None], None

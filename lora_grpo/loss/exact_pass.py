@@ -13,9 +13,9 @@ from lora_grpo.errors import one_line
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
 from lora_grpo.loss.scoring import Score, Scored, Tiles
-from lora_grpo.loss.shared_prompts import packed_rows, why_not_packed
-from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, why_whole_logits
-from lora_grpo.loss.zero_variance import rows_with_advantage
+from lora_grpo.loss.shared_prompts import packed_rows, packing_obstacle
+from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle
+from lora_grpo.loss.zero_advantage import rows_with_advantage
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ExactLossPass:
     """Computes the logprobs that a trainer's loss needs. Loss and gradient are those of TRL's pass except for rounding.
 
-    1. Completions of zero-variance groups have no advantage and are left out (`zero_variance.py`).
+    1. Completions whose advantage is zero are left out (`zero_advantage.py`).
     2. The layers read each prompt once for its group, and no padding (`packing.py`, `shared_prompts.py`).
     3. Logits exist only in tiles (`tiles.py`).
 
@@ -41,7 +41,8 @@ class ExactLossPass:
         has_router_loss: whether the loss has a term for the router of experts.
         has_entropy_bonus: whether entropies need a gradient.
         fallback_reason: the reason why TRL's pass computes everything, or "".
-        fallback_errors: errors of this package's code that disable it, until it has worked once. () raises them.
+        fallback_errors: types of exceptions after which TRL's pass is used, as long as this package's has never
+            succeeded. Later ones are raised. With (), all are.
     """
 
     packing_disabled_reason = ""
@@ -74,29 +75,30 @@ class ExactLossPass:
             self.packing_disabled_reason = fallback_reason
             return
         with autocast():
-            self._uses_tiles = tiles is not None and self._enable(tiles)
+            if tiles is not None:
+                self._uses_tiles = self._enable_tiles(tiles)
             if has_router_loss:
                 self._disable_packing("the loss of the router is computed from padded rows")
                 return
             try:
-                reason = why_not_packed(model, self._score_rows, tokenizer, longest_row)
+                reason = packing_obstacle(model, self._score_rows, tokenizer, longest_row)
             except fallback_errors as error:
                 reason = one_line(error)
         if reason:
             self._disable_packing(reason)
 
     @contextlib.contextmanager
-    def micro_batch(self, inputs: Mapping[str, Any], *, skips_rows: bool) -> Iterator[MicroBatch]:
-        """Name the micro-batch whose loss is computed inside the block.
+    def micro_batch(self, inputs: Mapping[str, Any], *, may_skip_rows: bool) -> Iterator[MicroBatch]:
+        """Restrict `logprobs` to the rows that matter for the loss of a micro-batch, inside the block.
 
         Args:
             inputs: tensors of TRL's loss.
-            skips_rows: whether completions without an advantage have no effect on the loss.
+            may_skip_rows: whether completions whose advantage is zero have no effect on the loss.
         """
-        rows = None
-        if skips_rows and not self._fallback_reason:
-            rows = rows_with_advantage(inputs)
-        self._micro_batch = MicroBatch(inputs, rows)
+        read_rows = None
+        if may_skip_rows and not self._fallback_reason:
+            read_rows = rows_with_advantage(inputs)
+        self._micro_batch = MicroBatch(inputs, read_rows)
         try:
             yield self._micro_batch
         finally:
@@ -113,7 +115,8 @@ class ExactLossPass:
     ) -> Scored:
         """Return the logprobs of the tokens of R completions, their entropies, and the router's loss.
 
-        Inside a `micro_batch`, the rows are those of the micro-batch.
+        Inside a `micro_batch`, the rows are those of the micro-batch, and the model reads only those that matter.
+        Outside, as for the old logprobs and those of the KL reference, it reads all.
 
         Args:
             model: the model to score with: the trained one, perhaps wrapped, or a reference.
@@ -123,16 +126,18 @@ class ExactLossPass:
             args: more arguments of the trainer's function; so are `kwargs`.
         """
         micro_batch = self._micro_batch
-        rows = None if micro_batch is None else micro_batch.rows
-        if rows is not None:
-            input_ids = input_ids[rows]
-            attention_mask = attention_mask[rows]
+        if micro_batch is not None and micro_batch.read_rows is not None:
+            input_ids = input_ids[micro_batch.read_rows]
+            attention_mask = attention_mask[micro_batch.read_rows]
 
         scored = self._score_packed(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
 
-        if micro_batch is not None and micro_batch.logprobs is None:
+        if micro_batch is None:
+            return scored
+        # TRL's loss asks once, for the trained model. A trainer's subclass may ask again, perhaps for another model.
+        if micro_batch.logprobs is None:
             micro_batch.logprobs = scored[0].detach()
-        if micro_batch is None or rows is None:
+        if micro_batch.read_rows is None:
             return scored
         return micro_batch.with_skipped_rows(scored)
 
@@ -162,10 +167,10 @@ class ExactLossPass:
             entropies = entropies.detach()  # as TRL's from the full logits
         return logprobs, entropies, router_loss
 
-    def _enable(self, tiles: Tiles) -> bool:
+    def _enable_tiles(self, tiles: Tiles) -> bool:
         """Enable tiles, and return whether the model allows them."""
         try:
-            reason = why_whole_logits(self._model, tiles.compare)
+            reason = tiles_obstacle(self._model, tiles.compare)
         except self._fallback_errors as error:
             reason = one_line(error)
         if reason:

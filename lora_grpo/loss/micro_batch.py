@@ -21,27 +21,27 @@ class MicroBatch:
 
     inputs: Mapping[str, Any]
     """TRL's tensors, by name. The first dimension of most is R."""
-    rows: torch.Tensor | None
+    read_rows: torch.Tensor | None
     """Indices of the K completions that the model reads, shape (K,); None for all."""
     logprobs: torch.Tensor | None = None
-    """Their logprobs without a gradient, shape (K, completion width), once the pass has computed them."""
+    """Logprobs of the K completions without a gradient, shape (K, completion width); None until they are computed."""
 
     def with_skipped_rows(self, scored: Scored) -> Scored:
         """Return values for all R completions from those of the K that the model has read.
 
-        The others get the logprob of the earlier policy, so that the ratio is 1, and the sampler's -logprob as an
-        estimate of the entropy. With top-p, the estimate is that of the truncated distribution.
+        Those that were left out get TRL's old logprobs, or the sampler's if TRL has computed none, so that the ratio is
+        1. Their entropy is estimated by -logprob of the sampler; with top-p, that of the truncated distribution.
         """
         logprobs, entropies, router_loss = scored
-        assert self.rows is not None
-        # NaN where vLLM returns no logprob. Any number gives a ratio of 1.
+        assert self.read_rows is not None
+        # NaN where vLLM returns no logprob. Without old logprobs, TRL's ratio is relative to the values returned here,
+        # so any finite number gives 1.
         sampler_logprobs = self.inputs[SAMPLER_LOGPROBS].nan_to_num()
-        # The ratio is relative to this policy: to the sampler's, if that is the current one.
-        earlier_logprobs = self.inputs.get("old_per_token_logps", sampler_logprobs)
+        old_logprobs = self.inputs.get("old_per_token_logps", sampler_logprobs)
 
-        all_logprobs = earlier_logprobs.to(logprobs.dtype).index_copy(0, self.rows, logprobs)
+        all_logprobs = old_logprobs.to(logprobs.dtype).index_copy(0, self.read_rows, logprobs)
         if entropies is not None:
-            entropies = (-sampler_logprobs).to(entropies.dtype).index_copy(0, self.rows, entropies)
+            entropies = (-sampler_logprobs).to(entropies.dtype).index_copy(0, self.read_rows, entropies)
         return all_logprobs, entropies, router_loss
 
     def sampler_difference(self) -> torch.Tensor | None:
@@ -52,7 +52,7 @@ class MicroBatch:
         """
         if self.logprobs is None or SAMPLER_LOGPROBS not in self.inputs:
             return None
-        rows = slice(None) if self.rows is None else self.rows
+        rows = slice(None) if self.read_rows is None else self.read_rows
         # As in the loss, tokens that the model did not write do not count.
         has_loss = (self.inputs["completion_mask"] * self.inputs.get("tool_mask", 1))[rows].bool()
         differences = (self.logprobs - self.inputs[SAMPLER_LOGPROBS][rows]).abs()[has_loss]

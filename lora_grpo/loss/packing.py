@@ -13,26 +13,48 @@ if TYPE_CHECKING:
 class Packing:
     """R completions of P distinct prompts in one sequence of T tokens: all prompts, then all completions.
 
-    The last token of a completion is left out, because nothing is predicted from it. Slots are positions in the
-    sequence. Slot tables are padded on the right with slot 0.
+    The last token of a completion is left out, because nothing is predicted from it. A slot is the index of a token in
+    the sequence. Tables of slots are padded on the right with slot 0.
+
+    For example, the prompt `a b` has the completions `u v w` and `x`, and the prompt `c d e` has `y z`:
+
+        slot                 0 1 2 3 4 5 6 7
+        ids                  a b c d e u v y
+        positions            0 1 0 1 2 2 3 3
+
+        prompt_slots         0 1 .           a dot is padding, whose slot is 0
+                             2 3 4
+        completion_slots     5 6
+                             . .             `x` is a last token
+                             7 .
+        context              0 1 . 5 6       the prompt, then the completion
+                             0 1 . . .
+                             2 3 4 7 .
+        predecessors         1 5 6           `u` is predicted from `b`, `v` from `u`, `w` from `v`
+                             1 . .
+                             4 7 .
+        prompt_entries       0 1 3 4 5       without the dot, which is entry 2
+        completion_entries   0 1 4
     """
 
     ids: torch.Tensor
     """Token ids, shape (1, T)."""
     positions: torch.Tensor
     """Position of each token in its own row, shape (1, T)."""
-    prompts: torch.Tensor
-    """Slots of the prompts, shape (P, longest prompt)."""
-    in_prompts: torch.Tensor
-    """Indices of the tokens among the entries of `prompts`, shape (tokens of all prompts,)."""
-    completions: torch.Tensor
-    """Slots of the completions, shape (R, C). C is zero if no completion has more than one token."""
-    in_completions: torch.Tensor
-    """Indices of the tokens among the entries of `completions`, shape (tokens of all completions,)."""
+    prompt_slots: torch.Tensor
+    """Slots of the prompts' tokens, 0 for padding, shape (P, longest prompt)."""
+    prompt_entries: torch.Tensor
+    """Indices of the tokens in the flattened `prompt_slots`, shape (tokens of all prompts,)."""
+    completion_slots: torch.Tensor
+    """Slots of the completions' tokens, 0 for padding, shape (R, C). C is zero if no completion has more than one
+    token."""
+    completion_entries: torch.Tensor
+    """Indices of the tokens in the flattened `completion_slots`, shape (tokens of all completions,)."""
     context: torch.Tensor
-    """Slots that a completion attends to, its prompt's and its own: shape (R, longest prompt + C)."""
+    """Slots that a completion attends to, those of its prompt and its own: shape (R, longest prompt + C)."""
     visible: torch.Tensor
-    """The entries of `context` that each token of a completion attends to, shape (R, 1, C, longest prompt + C)."""
+    """Boolean mask, True where a token of a completion attends to an entry of `context`: shape (R, 1, C, longest prompt
+    + C)."""
     predecessors: torch.Tensor
     """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
     _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
@@ -60,9 +82,9 @@ def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bo
     if not prompt_mask.shape[1]:
         return False
     # Along a row, the mask of a prompt rises once, to 1 in its last column; that of a completion falls once.
-    prompts_end_rows = (prompt_mask.diff(dim=1) >= 0).all() & prompt_mask[:, -1].all()
-    completions_begin_rows = (completion_mask.diff(dim=1) <= 0).all()
-    return bool(prompts_end_rows & completions_begin_rows)
+    prompts_are_left_padded = (prompt_mask.diff(dim=1) >= 0).all() & prompt_mask[:, -1].all()
+    completions_are_right_padded = (completion_mask.diff(dim=1) <= 0).all()
+    return bool(prompts_are_left_padded & completions_are_right_padded)
 
 
 def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packing:
@@ -97,7 +119,8 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
 
     # Then those of all completions, each without its last token.
     completion_lengths = completion_mask.sum(1)  # (R,)
-    num_columns = int(completion_lengths.max().clamp(min=1)) - 1  # C
+    longest_completion = int(completion_lengths.max())
+    num_columns = max(0, longest_completion - 1)  # C
     completion_columns = columns[:num_columns]
     in_completion = completion_columns < completion_lengths[:, None] - 1  # (R, C)
     completion_slots = _number(in_completion, first=num_prompt_tokens)
@@ -122,10 +145,10 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
     return Packing(
         ids=torch.cat([packed_prompt_ids, packed_completion_ids])[None],
         positions=torch.cat([prompt_positions, completion_positions])[None],
-        prompts=prompt_slots,
-        in_prompts=in_prompt.flatten().nonzero().squeeze(1),
-        completions=completion_slots,
-        in_completions=in_completion.flatten().nonzero().squeeze(1),
+        prompt_slots=prompt_slots,
+        prompt_entries=in_prompt.flatten().nonzero().squeeze(1),
+        completion_slots=completion_slots,
+        completion_entries=in_completion.flatten().nonzero().squeeze(1),
         context=torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1),
         visible=visible,
         predecessors=predecessors,

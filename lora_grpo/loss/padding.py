@@ -12,7 +12,7 @@ _SHIFT = 64
 """Tokens of padding."""
 
 
-def why_padding_counts(model: Any, score: Score, tokenizer: Any) -> str:
+def padding_obstacle(model: Any, score: Score, tokenizer: Any) -> str:
     """Return the reason if padding on the left changes the logprobs of a model, else "".
 
     TRL passes no positions. Most models attend by distance, or count positions from the attention mask. Others (GPT-2,
@@ -41,6 +41,7 @@ def why_padding_counts(model: Any, score: Score, tokenizer: Any) -> str:
         logprobs = score(model, ids, mask, _COMPLETION_TOKENS)[0].float()
         padded_logprobs = score(model, padded_ids, padded_mask, _COMPLETION_TOKENS)[0].float()
     difference = (logprobs - padded_logprobs).abs().mean().item()
+    # Both passes use the same method, so they must agree more closely than two methods.
     if difference <= logprob_tolerance(model) / 2:
         return ""
     return f"TRL counts the padding of {config.model_type} ({shift} tokens change logprobs by {difference:.2g} nats)"

@@ -20,7 +20,8 @@ def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
     """Pack what the backbone reads inside the block. Completions have `completion_width` columns."""
     import torch
 
-    packings: list[Packing] = []  # of the pass that is running
+    # The hook on the inputs leaves the packing here for the hook on the outputs. It is empty between two passes.
+    packings: list[Packing] = []
 
     def pack_inputs(_: Any, __: Any, kwargs: dict[str, Any]) -> Any:
         packing = pack(kwargs["input_ids"], kwargs["attention_mask"], completion_width)
@@ -53,10 +54,10 @@ def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
             hook.remove()
 
 
-def why_not_packed(model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf) -> str:
-    """Return why a model must read padded rows, or "" after one test with equal logprobs.
+def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf) -> str:
+    """Return why a model must read padded rows, or "" if a test with packed rows gives the same logprobs.
 
-    The model then has this package's attention. Call it in the trainer's autocast.
+    After "", the model keeps this package's attention. It is left in eval mode. Call this in the trainer's autocast.
 
     Args:
         score: TRL's function, which computes the logprobs of padded rows.
@@ -84,7 +85,7 @@ def why_not_packed(model: Any, score: Score, tokenizer: Any, longest_row: float 
     padded = padded.clamp(min=0)
 
     model.eval()
-    decoder = base.get_decoder()
+    decoder = base.get_decoder()  # the text model; of a model with images, the backbone that is packed contains it
     with torch.no_grad():
         expected = score(model, padded, mask, 3)[0]
         register_attention()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PROBE_TOKENS = 8
 
 
-def why_whole_logits(model: Any, compute: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> str:
+def tiles_obstacle(model: Any, compute: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> str:
     """Return why logits in parts would differ from the model's (an adapter on the head, a cap), or "".
 
     Args:
@@ -61,7 +61,10 @@ def score_in_slices(
     batch_size: int | None = None,
     **kwargs: Any,
 ) -> Scored:
-    """Score at most `batch_size` of R rows at once. With tiles, TRL would run all completions of a step at once."""
+    """Score at most `batch_size` of R rows at once. With tiles, TRL would run all completions of a step at once.
+
+    TRL gives a `batch_size` for old and reference logprobs, and asks for the router's loss only without one.
+    """
     import torch
 
     slice_size = batch_size or len(ids)
@@ -71,9 +74,6 @@ def score_in_slices(
         parts.append(score(model, ids[rows], mask[rows], *args, batch_size=batch_size, **kwargs))
     if len(parts) == 1:
         return parts[0]
-    logprobs, entropies, router_losses = zip(*parts, strict=True)
-    return (
-        torch.cat(logprobs),
-        None if entropies[0] is None else torch.cat(entropies),
-        None if router_losses[0] is None else torch.cat(router_losses),
-    )
+    logprobs, entropies, _ = zip(*parts, strict=True)
+    all_entropies = None if entropies[0] is None else torch.cat(entropies)
+    return torch.cat(logprobs), all_entropies, None

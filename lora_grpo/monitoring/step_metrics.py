@@ -17,7 +17,7 @@ class StepMetrics:
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
-      (Otherwise that estimate is used for completions that the loss pass leaves out, see `loss/zero_variance.py`.)
+      (Otherwise that estimate is used for completions that the loss pass leaves out, see `loss/zero_advantage.py`.)
     - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. Here it is that
       of the logprobs of the loss, when rollouts are used for the first time.
 

@@ -1,7 +1,8 @@
 """Rollouts: episodes, each the prompt of a row and everything that follows it, and the loop that plays them.
 
-    episodes = play_all(sampler, rows, params, seeds)    # completions, or conversations with an environment
-    grade(episodes)                                      # one verdict each
+    groups = play_all(sampler, rows, params, seeds)    # B lists of G: completions, or conversations with an environment
+    episodes = [episode for group in groups for episode in group]
+    verdicts = grade(task, episodes)                   # one for each episode
 
 episode.py   one completion or conversation: its tokens, which of them the model sampled, its grade
 loop.py      the loop of rollouts and evaluations: the model's turns alternate with an environment

@@ -60,9 +60,10 @@ class Episode:
 
     def __post_init__(self) -> None:
         self._text_before_turn = self.prompt
-        environment = getattr(get_task(self.row["task"]), "environment", None)
-        if environment is None:
+        if not has_environment(self.row):
             return
+        environment = get_task(self.row["task"]).environment
+        assert environment is not None
         self.session = Session(environment, self.row["loaded_row"])
         if self.session.opening != self.row["reset_text"]:
             raise CheckError(
@@ -80,8 +81,9 @@ class Episode:
         return self.budget - len(self.token_ids)
 
     @property
-    def begun(self) -> str:
-        """What the text before the model's next turn has begun of it, such as an opened thought; see `thoughts`."""
+    def opened_text(self) -> str:
+        """The start of the model's next turn that the text before it already has, such as an opened thought; see
+        `thoughts`."""
         if self.turns == 0:
             return chat.begun_in(self.prompt, self.row)
         return thoughts.begun(self._text_before_turn)
@@ -93,8 +95,8 @@ class Episode:
 
     @property
     def text(self) -> str:
-        """The completion, with what the prompt has begun of it, or the conversation with a line `[role]` before each
-        message."""
+        """The completion, after the start that its prompt already has; or the conversation, with a line `[role]` before
+        each message."""
         if self.session is None:
             return str(self.messages[-1]["content"])
         return transcript(self.messages)
@@ -111,12 +113,12 @@ class Episode:
 
         Args:
             token_ids: the sampled tokens, at most `remaining_tokens`.
-            text: the turn without special tokens. What the text before it has begun is put before it.
+            text: the turn without special tokens. `opened_text` is put before it.
             logprobs: of the sampled tokens, in nats.
             truncated: whether the turn was cut before it ended.
             asked_next_question: whether its tokens end with the next `Question:` of a plain prompt.
         """
-        text = self.begun + text
+        text = self.opened_text + text
         message: dict[str, Any] = {"role": "assistant", "content": text}
         self._extend(token_ids, logprobs, is_sampled=True)
         self.turns += 1
@@ -140,9 +142,10 @@ class Episode:
             if self.tool_call_format and thoughts.answer_of(text) is not None:
                 turn_text = self.tokenizer.decode(token_ids)  # with the special tokens that mark calls
                 message = turns.parse_turn(turn_text, self.tool_call_format, self._text_before_turn)
-            answers = self.session.answer(message)
         except turns.MalformedCall as problem:
             answers = [self.session.refuse(str(problem))]
+        else:
+            answers = self.session.answer(message)
         self.messages.append(message)
 
         if not answers:
@@ -164,15 +167,18 @@ class Episode:
             return
 
         # Only the new text is tokenized. The ids of earlier turns stay those that were sampled.
-        following = turns.following_text(self.tokenizer, answers).encode(errors="replace").decode()
+        following = turns.following_text(self.tokenizer, answers)
+        # An environment's text may have half a character (a lone surrogate), which tokenizers refuse. It becomes "?".
+        following = following.encode(errors="replace").decode()
         if self.asked_next_question:
             following = following.partition("Question:")[2]  # the model has written it
         following_ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
 
-        # The template's text begins with the end of the model's turn, which the model has written itself, perhaps with
-        # another of its tokens for that.
+        # The template's text begins with the end of the model's turn. The model has written that itself, perhaps with
+        # another token that ends turns.
         first_token = following_ids[0]
-        if first_token == last_token or {first_token, last_token} <= set(self.eos_token_ids):
+        both_end_turns = {first_token, last_token} <= set(self.eos_token_ids)
+        if first_token == last_token or both_end_turns:
             following_ids = following_ids[1:]
 
         if len(following_ids) >= self.remaining_tokens:
@@ -196,6 +202,11 @@ class Episode:
         assert self.session is not None
         self.ended_by = ended_by
         self.verdict = self.session.verdict(ended_by)
+
+
+def has_environment(row: Row) -> bool:
+    """Return whether a row's task has an environment, whose `reset` gave the row its first message."""
+    return "reset_text" in row
 
 
 def transcript(messages: Sequence[dict[str, Any]]) -> str:

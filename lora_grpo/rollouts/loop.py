@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat, plain_text, turns
-from lora_grpo.rollouts.episode import Episode
+from lora_grpo.rollouts.episode import Episode, has_environment
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 
 
@@ -48,8 +48,7 @@ def play(
         ]
 
     # Without an environment, every episode is over after its first turn.
-    has_environment = "reset_text" in rows[0]
-    if not has_environment:
+    if not has_environment(rows[0]):
         for index, samples in sampler.stream(prompt_ids, params, seeds):
             episodes = new_group(index)
             for episode, sample in zip(episodes, samples, strict=True):
@@ -86,7 +85,8 @@ def _converse(
     if params.max_turn_tokens:
         turn_limit = min(turn_limit, params.max_turn_tokens)
 
-    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once.
+    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. It continues nothing,
+    # but () asks the sampler to keep its cache for the turns that follow.
     prompts = [group[0].prompt_ids for group in groups]
     turn_params = replace(params, max_tokens=turn_limit, continues=())
     for turn in itertools.count():
@@ -102,17 +102,20 @@ def _converse(
             for position, sample in enumerate(samples, start=first):
                 _take_turn(episodes[unfinished[position]], sample)
 
+        # Positions in this turn's batch of the episodes that have another turn.
+        kept_positions = tuple(position for position, index in enumerate(unfinished) if not episodes[index].is_over)
+        still_unfinished = [unfinished[position] for position in kept_positions]
+
         # A group is over when the last of its episodes is.
-        going_on = tuple(position for position, index in enumerate(unfinished) if not episodes[index].is_over)
         groups_before = {index // group_size for index in unfinished}
-        unfinished = [unfinished[position] for position in going_on]
-        groups_now = {index // group_size for index in unfinished}
+        groups_now = {index // group_size for index in still_unfinished}
         yield from sorted(groups_before - groups_now)
+        unfinished = still_unfinished
         if not unfinished:
             return
 
-        # From now on, each episode is a prompt of its own: everything up to here, which continues one of the previous
-        # turns. The sampler has its tokens in the cache, except those that the environment has added.
+        # From now on, each episode is a prompt of its own: everything up to here. `continues` gives its position in the
+        # previous call, whose cache is kept. The cache lacks only the tokens that the environment has added.
         prompts = [episodes[index].prompt_ids + episodes[index].token_ids for index in unfinished]
         token_limits = tuple(min(turn_limit, episodes[index].remaining_tokens) for index in unfinished)
         turn_params = replace(
@@ -120,7 +123,7 @@ def _converse(
             num_samples=1,
             max_tokens=max(token_limits),
             max_tokens_by_prompt=token_limits,
-            continues=going_on,
+            continues=kept_positions,
         )
 
 
@@ -132,8 +135,7 @@ def _take_turn(episode: Episode, sample: SampledTokens) -> None:
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
     """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-    has_environment = "reset_text" in rows[0]
-    caches = 2 if has_environment else 1  # those of a turn and of the next one exist together
+    caches = 2 if has_environment(rows[0]) else 1  # those of a turn and of the next one exist together
     sampler.fit_batch(prompts, params.max_tokens, caches)
 
 

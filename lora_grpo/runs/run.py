@@ -149,11 +149,11 @@ class Run:
     def seems_trained(self) -> bool:
         """Return `is_trained` as this process sees the folder, also before the ranks are connected."""
         has_all_steps = self.record.get("trained_steps") == self.config.train.max_steps
-        has_ended = has_all_steps or self.stopped_early is not None or self.out_of_time is not None
+        has_ended = has_all_steps or self.stopped_early_at is not None or self.out_of_time_at is not None
         return has_ended and self.adapter.is_dir()
 
     @property
-    def stopped_early(self) -> int | None:
+    def stopped_early_at(self) -> int | None:
         """Step after which early stopping ended training. None if it did not, or if the patience is now higher or 0."""
         stopped = self.record.get("stopped_early")
         patience = self.config.monitor.early_stopping
@@ -162,7 +162,7 @@ class Run:
         return None
 
     @property
-    def out_of_time(self) -> int | None:
+    def out_of_time_at(self) -> int | None:
         """Step after which `hours` ended training. None if they did not, or if the run may now take longer."""
         ended = self.record.get("out_of_time")
         hours = self.config.hours

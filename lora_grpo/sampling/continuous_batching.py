@@ -123,10 +123,10 @@ class Batch:
         """
         import torch
 
-        read_tokens = (self.positions + 1).tolist()
+        nums_cached = (self.positions + 1).tolist()
         new_tokens = []
-        for index, count in zip(self.indices.tolist(), read_tokens, strict=True):
-            new_tokens.append(prompts[index][count:])
+        for index, num_cached in zip(self.indices.tolist(), nums_cached, strict=True):
+            new_tokens.append(prompts[index][num_cached:])
         input_ids, is_new = _pad_left(new_tokens, pad_token_id, self.mask.device)  # (R, T) each
         positions = self.positions[:, None] + is_new.cumsum(dim=1)
         self.mask = torch.cat([self.mask, is_new], dim=1)
@@ -155,10 +155,12 @@ class Batch:
         length = max(batch.mask.shape[1] for batch in batches)
         self.mask = torch.cat([pad(batch.mask, (length - batch.mask.shape[1], 0)) for batch in batches])
         # Copy and free layer by layer, so that only one layer exists twice.
-        for layer, *other_layers in zip(*(batch.cache.layers for batch in batches), strict=True):
+        for layer_index, layer in enumerate(self.cache.layers):
+            other_layers = [batch.cache.layers[layer_index] for batch in others]
             layer.concatenate([layer, *other_layers])
             for other_layer in other_layers:
-                other_layer.keys = other_layer.values = None
+                other_layer.keys = None
+                other_layer.values = None
         self.indices = torch.cat([batch.indices for batch in batches])
         self.steps = torch.cat([batch.steps for batch in batches])
         self.positions = torch.cat([batch.positions for batch in batches])
@@ -235,7 +237,8 @@ def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
     saved_tokens = num_common * (len(prompts) - 1)
     if saved_tokens < _MIN_SAVED_TOKENS or not growing_cache.has_full_attention(model.config):
         return None
-    # These rotate by the length of the longest sequence in a pass.
+    # Dynamic and LongRoPE rotate by the length of the longest sequence of a pass, which would differ without the common
+    # tokens.
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         return None

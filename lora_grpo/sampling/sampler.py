@@ -103,6 +103,7 @@ class Sampler:
 
     def encode(self, prompts: Prompts) -> list[list[int]]:
         """Return the token ids of prompts. Special tokens are added only to text, unless a chat template has them."""
+        # Either all prompts are token ids, or all are text.
         token_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if token_ids:
             return token_ids
@@ -144,7 +145,8 @@ class Sampler:
             token_ids = token_ids + part.token_ids
             is_over = not part.truncated or len(token_ids) >= params.max_tokens
 
-            # All tokens are decoded again, because a character may have tokens of two parts.
+            # All tokens are decoded again, because a character may have tokens of two parts. A part that was not cut
+            # ends with an end-of-sequence token, which is not shown.
             text_ids = token_ids if part.truncated else token_ids[:-1]
             [text] = thoughts.decode(self.tokenizer, [text_ids])
             if params.ends_at_next_question:
@@ -245,7 +247,7 @@ class Sampler:
         num_started = 0
         if previous_call and params.continues:
             batch = batching.Batch.continued([previous_call[index] for index in params.continues])
-            previous_call = None  # of conversations that are over
+            previous_call = None  # frees the caches of conversations that are over
             batch.read(self.model, prompts, pad_token_id)
             num_started = num_completions
         else:

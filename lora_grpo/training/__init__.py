@@ -14,8 +14,8 @@ sampler ──► rewards ──► loss and update ──► callbacks ──�
 TRL owns the loop, advantages, the loss and the update. In a run with the method `sft`, the task's reference answers
 replace samples and rewards.
 
-fast_trainer.py   FastGRPOTrainer: all overrides of TRL's methods, each of which calls a part; RecipeTrainer of a run
-step_sampling.py  a part: samples the completions of a step, with seeds; TRL samples if it fails
+fast_trainer.py   FastGRPOTrainer: overrides of TRL's methods, each of which calls a part; RecipeTrainer of a run
+step_sampling.py  samples the completions of a step, with seeds; TRL samples if it fails
 fallback.py       arguments and models that only TRL's own code supports
 trl_compat.py     code that depends on private attributes of TRL
 logprob_check.py  before training: checks that the sampler samples from the policy being trained
@@ -27,6 +27,8 @@ sft.py            the trainer of the method `sft`: tokens and labels of referenc
 sft_trainer.py    its class
 trl_config.py     all GRPOConfig and SFTConfig arguments of a run: loss type, clipping, KL weight, batch sizes
 difficulty.py     --data.filter-by-difficulty: keeps rows that the base model sometimes, but not always, solves
+
+Checkpoints are in runs/checkpoints.py, the loss pass is in loss/.
 """
 
 from typing import TYPE_CHECKING, Any

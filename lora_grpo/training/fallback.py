@@ -10,7 +10,7 @@ from trl import GRPOConfig
 from lora_grpo.config import UNREAD_FIELDS
 from lora_grpo.loss import base_of
 from lora_grpo.models import TRAINABLE
-from lora_grpo.training.trl_compat import has_own_generate, unread_generation_settings
+from lora_grpo.training.trl_compat import has_own_generate, takes_images, unread_generation_settings
 
 _GENERATE = GenerationMixin.generate
 """That of transformers, before a script may replace it."""
@@ -41,7 +41,7 @@ def unsupported_reason(trainer: Any) -> str:
         "`tools` and `environment_factory` need several turns": trainer.tools or trainer.environment_factories,
         "`use_vllm` samples": trainer.use_vllm,
         f"the sampler does not read {_quoted(unread_fields)}": unread_fields,
-        "the processor takes images": trainer._is_vlm,
+        "the processor takes images": takes_images(trainer),
         "the model is distributed": trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled,
         "the model uses several GPUs in one process": len(devices) > 1 or args.n_gpu > 1,
         "the adapter is not PEFT's LoRA adapter named default": adapters and not has_lora_named_default,

@@ -1,7 +1,8 @@
 """TRL's GRPOTrainer with the sampler and loss pass of this package: the one for scripts, and the one of the recipes.
 
-Here are all overrides of TRL's methods, in the order in which a step calls them. Each calls a part that knows nothing
-of TRL: `step_sampling.py` samples, `loss/` computes logprobs, `monitoring/` collects metrics.
+FastGRPOTrainer overrides the methods of TRL that a step calls, in the order of the calls. Each override calls a part:
+`step_sampling.py` samples, `rewards/` grades, `loss/` computes logprobs, `monitoring/` collects metrics. What leans on
+TRL's private attributes is in `trl_compat.py`. Checkpoints override transformers' methods in `runs/checkpoints.py`.
 
 This module imports TRL, so `lora_grpo.training` imports it only when FastGRPOTrainer is used.
 """
@@ -19,7 +20,7 @@ from trl import GRPOTrainer
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
-from lora_grpo.loss import ExactLossPass, why_padding_counts
+from lora_grpo.loss import ExactLossPass, padding_obstacle
 from lora_grpo.models import Policy
 from lora_grpo.monitoring import (
     LOGPROB_MISMATCH,
@@ -52,16 +53,22 @@ class FastGRPOTrainer(GRPOTrainer):
     has worked once, or if its sampler does not sample from the model being trained. docs/python.md lists all cases.
 
     Micro-batches are slices in the order of the prompts, not of a random permutation. In total, the gradient of a step
-    is the same, unless a step has part of the completions (`steps_per_generation` is greater than
-    `gradient_accumulation_steps`), or several micro-batches, of which `loss_type="bnpo"`, `entropy_coef` and
-    `top_entropy_quantile` take means or quantiles. In `evaluate`, equal prompts in different batches get equal
-    completions.
+    is the same, with three exceptions:
+
+    - `steps_per_generation` is greater than `gradient_accumulation_steps`: a step trains on part of the completions,
+      which is another part than TRL's.
+    - A step has several micro-batches, and `loss_type="bnpo"`, `entropy_coef` or `top_entropy_quantile`, which take
+      means or quantiles within one.
+    - With LoRA dropout, a group shares one dropout mask for its prompt. TRL draws one for each completion.
+
+    In `evaluate`, equal prompts in different batches get equal completions.
     """
 
     fallback_reason: str
     """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
     fallback_errors: tuple[type[Exception], ...] = (Exception,)
-    """Errors of this package's code, before it has worked once, after which TRL's code takes over. () raises them."""
+    """Types of exceptions after which TRL's code takes over, as long as this package's has never succeeded. Later ones
+    are raised. With (), all are."""
     longest_row: float = math.inf
     """Maximum number of tokens of a prompt and its completion, if it is known."""
     step_inputs: Sequence[Mapping[str, Any]] = ()
@@ -97,13 +104,16 @@ class FastGRPOTrainer(GRPOTrainer):
         return self.loss_pass.packing_disabled_reason
 
     def find_fallback_reason(self) -> str:
-        """Return why TRL's own code must sample and compute the loss, or "", and print it."""
+        """Return why TRL's own code must sample and compute the loss, or "". Print the reason.
+
+        The test of the model leaves it in eval mode; `Trainer.train` switches to training mode.
+        """
         try:
             reason = unsupported_reason(self) or sampling_fallback_reason(self)
             if not reason:
                 score = super()._get_per_token_logps_and_entropies
                 with self.accelerator.autocast():
-                    reason = why_padding_counts(self.model, score, self.processing_class)
+                    reason = padding_obstacle(self.model, score, self.processing_class)
         except self.fallback_errors as error:
             reason = f"the model cannot be examined ({one_line(error)})"
         if reason:
@@ -129,7 +139,10 @@ class FastGRPOTrainer(GRPOTrainer):
     # Overrides of TRL. Arguments have TRL's names, because subclasses of the trainer may pass them by name.
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Keep the completions of a prompt in one micro-batch, in which it is read once. TRL shuffles them."""
+        """Keep the completions of a prompt in one micro-batch, in which it is read once.
+
+        If new rollouts are due, TRL's method calls the next one, and then shuffles its result. This undoes the shuffle.
+        """
         inputs = super()._prepare_inputs(generation_batch)
         rollouts = self._new_rollouts
         self._new_rollouts = None
@@ -145,11 +158,12 @@ class FastGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Measure the sampling of a step."""
-        if not self.model.training:  # TRL's `evaluate`
-            return super()._generate(prompts)
-        with self.step_metrics.timed("rollouts"):
+        is_step = self.model.training  # not TRL's `evaluate`
+        with self._timed("rollouts"):
             generated = super()._generate(prompts)
-        self.step_metrics.add_rollouts(*trl_compat.sampled_tokens(generated))
+        if is_step:
+            token_ids, logprobs = trl_compat.sampled_tokens(generated)
+            self.step_metrics.add_rollouts(token_ids, logprobs)
         return generated
 
     def _generate_single_turn(
@@ -180,11 +194,12 @@ class FastGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Tell the loss pass whose logprobs TRL's loss asks for, and compare them with the sampler's."""
-        skips_rows = not trl_compat.loss_depends_on_all_tokens(self)
-        with self.loss_pass.micro_batch(inputs, skips_rows=skips_rows) as micro_batch:
+        may_skip_rows = not trl_compat.loss_depends_on_all_tokens(self)
+        with self.loss_pass.micro_batch(inputs, may_skip_rows=may_skip_rows) as micro_batch:
             loss = super()._compute_loss(model, inputs)
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
-        if is_first_use and not trl_compat.is_corrected_by_trl(self):  # otherwise, TRL logs the difference
+        # With its importance sampling, TRL logs the difference itself.
+        if is_first_use and not trl_compat.has_importance_sampling(self):
             self._add_mismatch(micro_batch.sampler_difference())
         return loss
 
@@ -198,6 +213,7 @@ class FastGRPOTrainer(GRPOTrainer):
         super().log(*args, **kwargs)
 
     def _timed(self, phase: str) -> AbstractContextManager[None]:
+        """Measure a phase of a training step."""
         if not self.model.training:  # TRL's `evaluate`
             return contextlib.nullcontext()
         return self.step_metrics.timed(phase)
@@ -216,7 +232,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
     """The trainer of a run: it plays the run's episodes, and grades them once for rewards, log and metrics.
 
     The run's sampler generates, unless Unsloth's trainer does. Unsloth also has its own loss, which calls TRL's methods
-    with other arguments. Errors are raised: a run does not fall back to TRL's code.
+    with other arguments. Errors are raised: a run does not fall back to TRL's code. A model that counts padding is not
+    tested here, because it fails the logprob check: there, the trainer's rows are padded as in the loss, and positions
+    of the sampler's do not count padding.
     """
 
     fallback_errors = ()
@@ -237,16 +255,18 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             trl_compat.enable_importance_sampling(self)
 
     def find_fallback_reason(self) -> str:
-        """Return whether Unsloth's trainer samples and computes the loss."""
+        """Return the reason if Unsloth's trainer samples and computes the loss, else ""."""
         return "Unsloth has its own loss" if self.engine == "unsloth" else ""
 
     def _play_episodes(self, prompts: Any, trainer: Any) -> dict[str, Any]:
-        """Play the episodes of a step. The prompts are those of the rows; TRL's datasets contain only their ids."""
+        """Play the episodes of a step. TRL's dataset has only the ids of the rows; the scorer has the rows."""
         assert self.sampler
-        rows = [self.scorer.rows[step_input["id"]] for step_input in self.step_inputs]
-        request = self.step_sampling.request(rows, self.num_generations)
+        row_of_completion = [self.scorer.rows[step_input["id"]] for step_input in self.step_inputs]
+        request = self.step_sampling.request(row_of_completion, self.num_generations)
+        unique_rows = request.prompts
         params = dataclasses.replace(request.params, max_turn_tokens=self.run.config.sampling.max_turn_tokens)
-        groups = play_all(self.sampler, request.prompts, params, self.step_sampling.seeds(len(rows)))
+        seeds = self.step_sampling.seeds(len(row_of_completion))
+        groups = play_all(self.sampler, unique_rows, params, seeds)
         self._episodes = list(itertools.chain.from_iterable(groups))
         return as_trl(self._episodes)
 
@@ -296,8 +316,8 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
 def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return episodes as TRL's `rollout_func` does. TRL trains on and counts tokens whose `env_mask` is 1.
 
-    A completion is everything after the prompt. Its length in the metrics, dapo's normalizer and the mean of GRPO's
-    loss count the model's tokens; `max_completion_length`, which dr_grpo divides by, is the budget of all tokens.
+    A completion is everything after the prompt. Only the model's tokens count in the metrics of its length, in dapo's
+    normalizer, and in the mean of GRPO's loss. dr_grpo divides by `max_completion_length`, the budget of all tokens.
     `mask_truncated_completions` leaves out conversations whose last turn was cut.
     """
     completion_ids = []

@@ -58,13 +58,18 @@ def check_logprobs(
     """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
 
     Args:
-        is_script: whether the model may be any, also one with random weights, which no noise moves by much.
+        is_script: whether a script built the trainer. Its model may have random weights, whose logprobs no noise moves
+            by much. The check of a recipe fails then; that of a script compares with a smaller tolerance.
 
     Returns:
-        Mean absolute differences per token, in nats: `difference` between rollouts and trainer with the perturbed
-        adapter, its `tolerance` (in 16 bits or if noise moves little, `moved` / 3), and `moved` between the trainer
-        with and without the perturbation. `evaluation_difference` is that of a sampler that only evaluates. None if
-        the sampler returns no logprobs.
+        None if the sampler returns no logprobs. Otherwise these values; all but `tokens` are mean absolute differences
+        of logprobs, in nats per token:
+
+        - `difference`: between rollouts and trainer, with the perturbed adapter.
+        - `evaluation_difference`: the same of a sampler that only evaluates, if rollouts are sampled in another way.
+        - `tolerance`: the largest difference that is accepted; see `_largest_difference`.
+        - `moved`: between the trainer with and without the perturbation.
+        - `tokens`: number of tokens that were sampled before the perturbation, from which `moved` is computed.
 
     Raises:
         RunError: the engine uses the base, a stale adapter, or another model, or lost the adapter in its sleep; or
@@ -78,50 +83,62 @@ def check_logprobs(
     sampling_paths = _sampling_paths(trainer, sampler, prompt_ids)
 
     with torch.random.fork_rng(), _perturbing(trainer.model) as perturb:
-        # As in the step before: the engine loads the adapter as it is, samples, and sleeps.
-        completions, *_ = [sample() for sample in sampling_paths.values()]
-        if not _has_logprobs(completions):
+        # As in the step before: each engine loads the adapter as it is, samples, and sleeps.
+        samples_before = [sample() for sample in sampling_paths.values()]
+        completions_before = samples_before[0]
+        if not _has_logprobs(completions_before):
             return None
 
         # Perturb the adapter until the trainer's logprobs of these completions have moved.
-        unperturbed = _trainer_logprobs(trainer, prompt_ids, completions)
-        moved = _perturb_until_moved(
-            perturb,
-            lambda: _mean_difference(unperturbed, _trainer_logprobs(trainer, prompt_ids, completions)),
-            must_move,
-        )
+        unperturbed = _trainer_logprobs(trainer, prompt_ids, completions_before)
+
+        def measure_movement() -> float:
+            return _mean_difference(unperturbed, _trainer_logprobs(trainer, prompt_ids, completions_before))
+
+        moved = _perturb_until_moved(perturb, measure_movement, must_move)
         is_moved = moved >= must_move
         if not is_moved and not is_script:
             raise _not_comparable(moved, must_move)
+        allowed = _largest_difference(moved, rounding, is_moved=is_moved)
 
-        allowed = rounding
-        if not is_moved or rounding == _ROUNDED:
-            # Closer to the perturbed adapter than to the one before, which a sampler that misses the change would use.
-            # Rounding grows with the noise: to 0.09 nats where SmolLM2-135M moves by 0.54.
-            allowed = min(moved, _MAX_MOVED) / 3
-
-        # Sample with the perturbed adapter. Both must compute the same logprobs of what is sampled.
-        num_tokens = sum(len(token_ids) for token_ids, _ in completions)
+        # Sample with the perturbed adapter. Sampler and trainer must compute the same logprobs of these tokens.
+        num_tokens = sum(len(token_ids) for token_ids, _ in completions_before)
         report = {"moved": moved, "tolerance": allowed, "tokens": num_tokens}
         for name, sample in sampling_paths.items():
             completions = sample()
             sampler_logprobs = _sampler_logprobs(completions)
-            difference = _mean_difference(sampler_logprobs, _trainer_logprobs(trainer, prompt_ids, completions))
+            trainer_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
+            difference = _mean_difference(sampler_logprobs, trainer_logprobs)
             report[name] = difference
             if difference <= allowed:
                 continue
-
-            # They do not. Tell why: is it the adapter before the perturbation?
-            if not is_moved and difference <= rounding:
+            if not is_moved and difference <= rounding:  # this may be rounding, or a sampler that misses the change
                 raise _not_comparable(moved, must_move)
+
+            # They differ. Does the sampler use the adapter as it was before the perturbation?
             perturb(0)
-            stale_difference = _mean_difference(sampler_logprobs, _trainer_logprobs(trainer, prompt_ids, completions))
-            if stale_difference <= allowed:
+            unperturbed_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
+            if _mean_difference(sampler_logprobs, unperturbed_logprobs) <= allowed:
                 served = "as it was before the adapter changed"
             else:
                 served = "other than the one being trained"
             raise _mismatch(served, difference, allowed, name, "" if is_script else _FIX)
     return report
+
+
+def _largest_difference(moved: float, rounding: float, *, is_moved: bool) -> float:
+    """Return the largest accepted difference between sampler and trainer, in nats per token.
+
+    Args:
+        moved: how far the perturbation has moved the trainer's logprobs.
+        rounding: the result of `tolerance`.
+        is_moved: whether that is far enough to tell a stale adapter from rounding by `rounding` alone.
+    """
+    if is_moved and rounding == _EXACT:
+        return rounding
+    # A sampler that misses the change differs by about `moved`. A third of that tells the two apart where a fixed
+    # tolerance does not: in 16 bits, rounding grows with the noise, to 0.09 nats where SmolLM2-135M moves by 0.54.
+    return min(moved, _MAX_MOVED) / 3
 
 
 def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> None:
@@ -173,7 +190,8 @@ def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
 def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[], float], target: float) -> float:
     """Perturb the adapter until logprobs move by `target` to `_MAX_MOVED` nats, and return by how much.
 
-    If they never do, the adapter is left with the noise that moves them most without breaking the model.
+    If no noise does, the last trial takes the smallest noise that moved them by more. If all noise moves them by less,
+    or makes them NaN, the adapter is left with the noise that moved them most.
 
     Args:
         perturb: adds noise of a given standard deviation to the adapter.
@@ -199,16 +217,16 @@ def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[],
         if moved < target:
             too_little = noise
         else:
-            too_much = noise
-        is_last_trial_next = trial == _NUM_TRIALS - 2
+            too_much = noise  # also if `moved` is NaN
+        trials_left = _NUM_TRIALS - 1 - trial
         if too_much == math.inf:
             noise = 2 * too_little
-        elif is_last_trial_next:
+        elif trials_left == 1:  # no noise between the two was found
             noise = too_much
         else:
             noise = (too_little + too_much) / 2
 
-    if moved >= target:  # the last trial may move more
+    if moved >= target:  # in the last trial, by more than _MAX_MOVED
         return moved
     perturb(best_noise)
     return best_moved
@@ -222,7 +240,10 @@ def _shortest(prompt_ids: Sequence[list[int]]) -> list[list[int]]:
 
 
 def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
-    """Return functions that sample a completion of each prompt, by the name of the difference that they measure."""
+    """Return functions that sample a completion of each prompt, by the name of the difference in the report.
+
+    That of rollouts is first.
+    """
     max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
     params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
     seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]

@@ -106,7 +106,7 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
             trainer.create_optimizer()
         except (ValueError, TypeError, ImportError, NotImplementedError) as error:
             raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
-    trainer.optimizer = None  # created only to raise errors early; the adapter's dtype changes before training
+    trainer.optimizer = None  # built only so that a bad optimizer fails now; `train` builds its own
     return trainer
 
 

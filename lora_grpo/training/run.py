@@ -1,4 +1,16 @@
-"""Train from step 0 or the newest checkpoint, and save the adapter."""
+"""Train from step 0 or the newest checkpoint, and save the adapter.
+
+A resumed run computes the same steps, bit for bit on a CPU, as one that was never killed. What this rests on:
+
+- The order of all rows is computed before the first step (`data/order.py`).
+- Seeds of completions depend on the run's seed, the step and the index alone (`StepSampling.seeds`).
+- A checkpoint has the adapter, the optimizer, the scheduler and the random states, and is whole or absent.
+- What was recorded after the checkpoint is discarded (`_discard_after`), and the monitor replays what was recorded
+  before it. No checkpoint is saved between two steps that use the same rollouts.
+- The logprob check and validation leave torch's random state as it was.
+- `ddp_find_unused_parameters` keeps the order in which several processes sum gradients (`trl_config.py`).
+- Other rows, files of the user or settings than before are refused (`runs/resuming.py`).
+"""
 
 import resource
 import shutil
@@ -30,30 +42,37 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
     policy = training.policy
     if run.is_trained:
         load_adapter(policy.model, run.adapter)
-        if run.stopped_early:
-            message = f"stopped early after step {run.stopped_early}; --monitor.early-stopping 0 continues"
+        if run.stopped_early_at:
+            message = f"stopped early after step {run.stopped_early_at}; --monitor.early-stopping 0 continues"
             console.note(message)
         return
     if rows is not None:
         training.trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
 
-    # Train from the newest checkpoint, unless the run was killed after its last one, before the adapter was saved.
-    checkpoint, steps_done = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints)) or (None, 0)
+    # Find the newest checkpoint. Rank 0 decides, because it may delete damaged ones.
+    checkpoint: Path | None = None
+    steps_done = 0
+    newest = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints))
+    if newest:
+        checkpoint, steps_done = newest
     _discard_after(run, steps_done)
     if checkpoint:
         console.note(f"resuming from {checkpoint}")
-    last_steps = (run.config.train.max_steps, run.stopped_early, run.out_of_time)
+
+    # Train, unless the run was killed after its last checkpoint and before the adapter was saved.
+    last_steps = (run.config.train.max_steps, run.stopped_early_at, run.out_of_time_at)
     if checkpoint and steps_done in last_steps:
         load_adapter(policy.model, checkpoint)
     else:
         _run_trainer(training, checkpoint)
 
     # Save the adapter: after early stopping the best one, otherwise the last one.
-    trained_steps = run.stopped_early or run.out_of_time or run.config.train.max_steps
-    if run.stopped_early and "best" in run.record:
+    if run.stopped_early_at and "best" in run.record:
         load_adapter(policy.model, run.best)
         trained_steps = run.record["best"]["step"]
+    else:
+        trained_steps = run.stopped_early_at or run.out_of_time_at or run.config.train.max_steps
     if distributed.is_main():
         save_adapter(policy.model, policy.tokenizer, run.adapter)
     run.update(trained_steps=trained_steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_grpo.data import gold_episodes, prompt_order
 from lora_grpo.grading import Row
-from lora_grpo.loss import report_whole_logits, why_whole_logits
+from lora_grpo.loss import report_whole_logits, tiles_obstacle
 from lora_grpo.models import Policy
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler
@@ -66,7 +66,7 @@ def _loss_type(policy: Policy) -> str:
         logits = base(input_ids=ids, use_cache=False).logits
         return logits_of_head.float().log_softmax(-1), logits.float().log_softmax(-1)
 
-    reason = why_whole_logits(base, compute)
+    reason = tiles_obstacle(base, compute)
     if not reason:
         return "chunked_nll"
     report_whole_logits(reason)

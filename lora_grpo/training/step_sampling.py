@@ -15,16 +15,18 @@ from lora_grpo.training.logprob_check import check_logprobs, check_same_logprobs
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What a sampler is asked for."""
+    """What a sampler is asked for: G completions of each of B prompts."""
 
     prompts: list[Any]
-    """Prompts, each once."""
+    """B prompts, each once. If this process has partial groups, each once for each of its completions, and G is 1."""
     params: SamplingParams
-    """With the number of completions of each prompt."""
+    """With G as `num_samples`."""
 
 
 class StepSampling:
     """Samples the completions of a trainer's steps.
+
+    A recipe samples itself, in episodes, and uses only `request` and `seeds`.
 
     Args:
         trainer: a GRPOTrainer.
@@ -47,10 +49,14 @@ class StepSampling:
             obstacle: the reason why the sampler cannot be used now, or "".
         """
         completions = None
-        failure = obstacle
-        if not failure and self.sampler:
+        failure = ""
+        if obstacle:
+            failure = obstacle
+        elif self.sampler:
+            # This sampler has worked before, so an error has another cause than the model, and is raised.
             completions = self._sample(self.sampler, prompt_ids, num_generations)
-        elif not failure:
+        else:
+            # The first completions: build the sampler, check it, and keep it if it works.
             try:
                 sampler = self._checked_sampler(prompt_ids)
                 completions = self._sample(sampler, prompt_ids, num_generations)
@@ -86,8 +92,8 @@ class StepSampling:
         if micro_batch:
             step += f", micro-batch {micro_batch}"
         # Completions are numbered across all processes, so that two processes sample the same completions as one.
-        first = trainer.accelerator.process_index * count
-        return [completion_seed(trainer.args.seed, step, first + index) for index in range(count)]
+        completions_before = trainer.accelerator.process_index * count
+        return [completion_seed(trainer.args.seed, step, completions_before + index) for index in range(count)]
 
     def _failure_of_any_process(self, failure: str) -> str:
         from accelerate.utils import gather_object
@@ -111,14 +117,14 @@ class StepSampling:
     def _evaluation_seeds(self, prompt_ids: list[list[int]], num_generations: int) -> list[int]:
         """Return seeds for TRL's `evaluate`, in which a prompt has the same ones each time."""
         trainer = self.trainer
-        first = trainer.accelerator.process_index * len(prompt_ids)
-        # How often each prompt was seen. The first group may begin on another process.
-        times_seen = Counter({tuple(prompt_ids[0]): first % num_generations})
+        # The completions of a prompt are numbered. The first group of this process may begin on another process.
+        completions_before = trainer.accelerator.process_index * len(prompt_ids)
+        next_number = Counter({tuple(prompt_ids[0]): completions_before % num_generations})
         seeds = []
         for ids in prompt_ids:
             prompt = tuple(ids)
-            seeds.append(completion_seed(trainer.args.seed, f"eval {list(ids)}", times_seen[prompt]))
-            times_seen[prompt] += 1
+            seeds.append(completion_seed(trainer.args.seed, f"eval {list(ids)}", next_number[prompt]))
+            next_number[prompt] += 1
         return seeds
 
     def _checked_sampler(self, prompt_ids: list[list[int]]) -> Sampler:

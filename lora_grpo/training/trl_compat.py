@@ -1,7 +1,7 @@
 """Code that depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
-TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. Everything else that leans on
-TRL's private parts is here: functions that read or set attributes of TRL's trainers.
+TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. What reads or sets private
+attributes of TRL's trainers is here.
 tests/training/test_trl_compat.py has one test for each item, or test_drop_in.py for what only scripts use.
 """
 
@@ -18,9 +18,14 @@ from lora_grpo.sampling import Decoded
 # The state of a step
 
 
-def is_corrected_by_trl(trainer: Any) -> bool:
+def has_importance_sampling(trainer: Any) -> bool:
     """Return whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def takes_images(trainer: Any) -> bool:
+    """Return whether the trainer's processor takes images."""
+    return bool(trainer._is_vlm)
 
 
 def has_entropy_bonus(trainer: Any) -> bool:

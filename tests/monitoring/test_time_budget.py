@@ -93,7 +93,7 @@ def test_a_run_uses_its_hours_and_no_more(tmp_path, hours, slower):
     steps = run.train(seconds, one_pass=0.8 * pace)
     ended = run.end(0.1 * budget * slower)
     assert 0.87 * budget < ended <= budget
-    assert run.run.out_of_time == steps
+    assert run.run.out_of_time_at == steps
 
 
 def advised(error):
@@ -180,7 +180,7 @@ def whole(clock, tmp_path_factory):
 
 def test_a_run_ends_in_time(whole):
     run, seconds, said = whole
-    steps = run.out_of_time
+    steps = run.out_of_time_at
     assert 0.8 * 3600 * HOURS < seconds <= 3600 * HOURS
     assert len(rewards(run)) == steps == run.record["trained_steps"] and run.record["status"] == "complete"
     assert "pass@1" in said and f"GRPO {steps}/{steps}" in said
@@ -205,9 +205,11 @@ def test_a_killed_run_keeps_its_budget_and_its_steps(whole, clock, tmp_path):
     clock.now += 10_000
     resumed = run_whole(tmp_path / "killed", Invocation(resume=True), **IN_TIME)
     assert 0.8 * 3600 * HOURS < clock.now - began - 10_000 <= 3600 * HOURS
-    assert resumed.out_of_time == run.out_of_time - 1, "the step after the checkpoint was lost, and its time is used"
+    assert resumed.out_of_time_at == run.out_of_time_at - 1, (
+        "the step after the checkpoint was lost, and its time is used"
+    )
     assert rewards(resumed) == rewards(run)[:-1] and resumed.record["status"] == "complete"
-    limited = run_whole(tmp_path / "limited", train={"max_steps": run.out_of_time})
+    limited = run_whole(tmp_path / "limited", train={"max_steps": run.out_of_time_at})
     assert rewards(limited) == rewards(run) and weights(limited) == weights(run)
 
 

@@ -279,7 +279,7 @@ def test_padded_rows_are_read_after_an_error_in_the_first_loss(moment, tmp_path,
         raise KeyError("packing")
 
     if moment == "built":
-        monkeypatch.setattr(exact_pass, "why_not_packed", fail)
+        monkeypatch.setattr(exact_pass, "packing_obstacle", fail)
     trainer = build(tmp_path)
     if moment == "trained":
         monkeypatch.setattr(exact_pass, "packed_rows", fail)

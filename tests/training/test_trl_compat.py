@@ -118,9 +118,9 @@ def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeyp
 
 def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    assert not trl_compat.is_corrected_by_trl(trainer)
+    assert not trl_compat.has_importance_sampling(trainer)
     trl_compat.enable_importance_sampling(trainer)
-    assert trl_compat.is_corrected_by_trl(trainer)
+    assert trl_compat.has_importance_sampling(trainer)
     inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
     assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
 

@@ -1,8 +1,9 @@
-"""Which completions have no gradient: those of groups whose rewards have zero variance.
+"""Which completions have no gradient: those whose advantage is zero.
 
-Their advantage is zero. TRL computes them like all others. Here the model does not read them, and TRL gets values for
-them nevertheless (`micro_batch.py`), so that the normalization and the clipping metrics do not change, and the mean
-entropy covers all completions.
+Most are in groups whose rewards are all equal. Others could not be graded, or their reward equals the mean of their
+group. TRL computes them like all others. Here the model does not read them. TRL nevertheless gets values for them
+(`micro_batch.py`), so that the normalization and the clipping metrics do not change, and the mean entropy covers all
+completions.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 def rows_with_advantage(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     """Return the indices of completions with an advantage, at least one, or None for all completions.
 
-    Every process needs a loss: if no completion has an advantage, the shortest one is read.
+    An advantage of zero counts as none. Every process needs a loss: if no completion has an advantage, the shortest one
+    is read.
     """
+    # The sampler's logprobs stand in for those of the completions that are left out.
     if SAMPLER_LOGPROBS not in inputs:
         return None
     advantages = inputs["advantages"]  # (R,)

@@ -10,7 +10,7 @@ from lora_grpo.loss import exact_pass
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 
 
-def batch_with_zero_variance():
+def batch_with_zero_advantage():
     """Return three groups of four; the rewards of the second are equal."""
     inputs = micro_batch([4, 4, 4])
     inputs["advantages"][4:8] = 0
@@ -31,7 +31,7 @@ def rows_read(trainer, monkeypatch):
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp_path, monkeypatch):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
-    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_advantage()
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
     monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs: None)
     all_loss, all_gradients, all_metrics = loss_and_gradients(trainer, inputs)
@@ -47,7 +47,7 @@ def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp
 
 def test_the_entropy_of_what_is_left_out_is_that_of_its_samples(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    inputs = batch_with_zero_variance()
+    inputs = batch_with_zero_advantage()
     mask = inputs["completion_mask"].bool()
     *_, metrics = loss_and_gradients(trainer, inputs)
     taught = [*range(4), *range(8, 12)]
@@ -63,7 +63,7 @@ def test_the_entropy_of_what_is_left_out_is_that_of_its_samples(tmp_path):
 
 def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    inputs = batch_with_zero_variance()
+    inputs = batch_with_zero_advantage()
     expected, *_ = loss_and_gradients(trainer, inputs)
     inputs["sampling_per_token_logps"][5, 0] = math.nan  # as from vLLM
     loss, _, metrics = loss_and_gradients(trainer, inputs)
@@ -72,7 +72,7 @@ def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
 
 def test_a_micro_batch_that_teaches_nothing_reads_one_completion_and_has_no_gradient(tmp_path, monkeypatch):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_advantage()
     inputs["advantages"][:] = 0
     loss, gradients, _ = loss_and_gradients(trainer, inputs)
     assert read == [1] and loss == 0
@@ -82,7 +82,7 @@ def test_a_micro_batch_that_teaches_nothing_reads_one_completion_and_has_no_grad
 @pytest.mark.parametrize("settings", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}], ids=str)
 def test_what_acts_on_all_tokens_keeps_all_completions(settings, tmp_path, monkeypatch):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12, **settings)
-    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_advantage()
     inputs["ref_per_token_logps"] = inputs["sampling_per_token_logps"]
     loss_and_gradients(trainer, inputs)
     assert read == [12]
