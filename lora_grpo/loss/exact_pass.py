@@ -29,7 +29,7 @@ class ExactLossPass:
     3. Logits exist only in tiles (`tiles.py`).
 
     The constructor tests on a few tokens whether the model allows 2 and 3, and prints one line for each that it does
-    not.
+    not. It leaves the model in eval mode; a trainer switches to training mode before its first step.
 
     Args:
         model: the trained model, with or without a PEFT adapter.

@@ -43,7 +43,7 @@ class FastGRPOTrainer(GRPOTrainer):
 
     - The sampler of this package generates completions. Before the first step, its logprobs are compared with the
       trainer's (`check_logprobs`). Seeds differ from TRL's, so completions do too.
-    - The loss pass reads each prompt once for its group, skips completions without advantage, and computes logits in
+    - The loss pass reads each prompt once for its group, skips completions with advantage zero, and computes logits in
       tiles. The loss and its gradient are TRL's except for rounding.
     - The adapter is trained in float32. TRL casts that of a quantized model to bfloat16.
     - Logs also contain the metrics of `StepMetrics`.
