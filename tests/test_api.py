@@ -188,12 +188,20 @@ def test_an_interrupted_run_is_resumed_with_the_same_objects(runs):
     ]
 
 
-def test_the_command_line_refuses_a_run_with_objects_in_one_line(runs, capsys):
+def exit_code(*arguments):
+    try:
+        return run_front_door(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_the_command_line_refuses_a_run_with_objects_in_one_line(runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lora-grpo"])
     folder = str(runs[0].folder)
     for arguments in (["train", "task", "--resume", "--output-dir", folder], ["evaluate", folder]):
-        assert run_front_door(arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()[-1:]
-        assert line.startswith("error: ") and "use lora_grpo from Python with the same object" in line
+        assert exit_code(*arguments) == 2
+        last_line = capsys.readouterr().err.splitlines()[-1]
+        assert last_line.startswith("error: ") and "use lora_grpo from Python with the same object" in last_line
 
 
 def test_an_object_that_has_changed_does_not_resume(runs):
