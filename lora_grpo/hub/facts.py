@@ -213,7 +213,7 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
     is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
-    problem_id = report.fixed[0].task_id
+    problem_id = report.fixed[0].problem_id
     folder = run / "evaluation"
     texts = {
         "question": _first_text(folder / "rows.jsonl", problem_id, passed=None),

@@ -92,19 +92,19 @@ class Batch:
     def continued(cls, completions: Sequence[CachedCompletion]) -> Batch:
         """Return a batch of completions of earlier batches, which are consumed.
 
-        Its rows are in the order of the earlier batches; its indices are places in `completions`.
+        Its rows are in the order of the earlier batches; its indices are those in `completions`.
         """
         import torch
 
         # Collect the rows by batch, so that each batch is copied once.
         batches: dict[int, Batch] = {}
         rows: dict[int, list[int]] = {}
-        places: dict[int, list[int]] = {}
-        for place, completion in enumerate(completions):
+        new_indices: dict[int, list[int]] = {}
+        for new_index, completion in enumerate(completions):
             key = id(completion.batch)
             batches[key] = completion.batch
             rows.setdefault(key, []).append(completion.row)
-            places.setdefault(key, []).append(place)
+            new_indices.setdefault(key, []).append(new_index)
 
         device = completions[0].batch.mask.device
         copies = []
@@ -113,7 +113,7 @@ class Batch:
             batch.cache = None  # so that no more than one batch exists twice
         joined = copies[0]
         joined.join(*copies[1:])
-        joined.indices = torch.tensor([place for key in batches for place in places[key]], device=device)
+        joined.indices = torch.tensor([index for key in batches for index in new_indices[key]], device=device)
         return joined
 
     def read(self, model: Any, prompts: Sequence[list[int]], pad_token_id: int) -> None:

@@ -16,7 +16,7 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
 from lora_grpo.models import check_model, with_start
 from lora_grpo.rewards import beside
-from lora_grpo.runs import check_resume, flat
+from lora_grpo.runs import check_resume, flatten
 from lora_grpo.settings.checks import check
 from lora_grpo.settings.user_code import refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_own_task, task_title
@@ -105,13 +105,13 @@ def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) ->
     """Return the preset's value of each setting that the user, a settings file or a start adapter changed."""
     preset = replace(RunConfig(method=config.method), presets[config.preset])
     preset = _with_defaults_of_task(preset, config.preset, config.data.task)
-    values = flat(config.to_dict())
+    values = flatten(config.to_dict())
     not_compared = {"preset", "output_dir"}
     if config.step_limit is None:
         not_compared.add("train.max_steps")
     return {
         name: value
-        for name, value in flat(check_fields(preset).to_dict()).items()
+        for name, value in flatten(check_fields(preset).to_dict()).items()
         if name not in not_compared and value != values[name]
     }
 
@@ -155,7 +155,7 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
 
 def _drop_unused(given: Mapping[str, Any], invocation: Invocation, layers: Sequence[dict[str, Any]]) -> None:
     """Reject settings without effect on SFT. In a file they are dropped, because it may be from a GRPO run."""
-    useless = [flag(name) for name in UNUSED_BY_SFT if name in flat(dict(given))]
+    useless = [flag(name) for name in UNUSED_BY_SFT if name in flatten(dict(given))]
     if invocation.preview:
         useless.append("--preview")
     if useless:

@@ -14,7 +14,7 @@ from lora_grpo.config import endless_steps, replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import run as evaluation_run
+from lora_grpo.evaluation import sample_rows
 from lora_grpo.files import lock
 from lora_grpo.monitoring import TimeBudget, Validation
 from lora_grpo.pipeline import train_and_evaluate
@@ -145,7 +145,7 @@ def clock():
     with pytest.MonkeyPatch.context() as patched:
         moves(patched, FastGRPOTrainer, "_generate", 10.0)
         moves(patched, Validation, "sample", 3.0)
-        moves(patched, evaluation_run, "grade", 20.0)
+        moves(patched, sample_rows, "grade", 20.0)
         patched.setattr(Run, "clock", staticmethod(clock))
         yield clock
 

@@ -14,7 +14,8 @@ from lora_grpo.cli.main import run_command
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
-from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
+from lora_grpo.evaluation.protocol import Protocol, Sampling
+from lora_grpo.evaluation.report import Graded, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
 from lora_grpo.flags import read_flags
