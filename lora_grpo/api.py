@@ -32,7 +32,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.pipeline import audit_run, plan_run, preview_run, train_run
 from lora_grpo.preview import Preview
 from lora_grpo.report import write_report
-from lora_grpo.runs import Line, close_run, known_error, read_metrics, read_record
+from lora_grpo.runs import Line, close_run, known_error, leave_run, read_metrics, read_record
 from lora_grpo.settings import Recipe, read_recipe, recipe_of_task, settle
 from lora_grpo.tasks import of_object
 
@@ -242,7 +242,6 @@ def train(
         settings = settle(given, invocation, of_recipe)
         run = train_run(settings, invocation, of_recipe, callbacks, resources)
         distributed.barrier()  # until rank 0 has written the report
-        run.release()
         report = read_report(run.evaluation)
         assert report
         return TrainedRun(
@@ -357,9 +356,10 @@ def evaluate(
             values["compare"] = _path(compare)
         evaluations = evaluate_tasks(_options(EvaluateOptions, values))
         evaluations.show()
+        tasks = evaluations.tasks
         return Evaluation(
-            reports=tuple(task.report for task in evaluations.tasks),
-            folders=tuple(task.folder for task in evaluations.tasks),
+            reports=tuple(task.report for task in tasks),
+            folders=tuple(task.folder for task in tasks),
         )
 
 
@@ -456,6 +456,8 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
             if known is error:
                 raise
             raise known from error
+        finally:
+            leave_run()
 
 
 def _closed_run(error: BaseException) -> BaseException:

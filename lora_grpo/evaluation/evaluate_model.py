@@ -52,7 +52,7 @@ class Evaluations:
     joint_folder: Path
 
     def show(self) -> None:
-        """Print the reports and where they are."""
+        """Tell the reports and where they are."""
         if self.joint:
             self.joint.show(f"{self.target}: {len(self.tasks)} tasks")
             console.result(f"joint     {self.joint_folder / 'report.md'}")
@@ -66,19 +66,14 @@ class Evaluations:
 
 
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
-    """Evaluate the targets given by the flags, write and print the report of each task, and return them.
-
-    Raises:
-        UserError: a flag, file or row is invalid. Existing results are not changed.
-        RunError: out of memory, or programs cannot be run.
-    """
+    """Evaluate as `evaluate_tasks`, tell the reports and where they are, and return the report of each task."""
     evaluations = evaluate_tasks(options)
     evaluations.show()
     return [task.report for task in evaluations.tasks]
 
 
 def evaluate_tasks(options: EvaluateOptions) -> Evaluations:
-    """Evaluate the targets given by the flags, and write the report of each task. Print only progress.
+    """Evaluate the targets given by the flags, and write the report of each task.
 
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.

@@ -119,6 +119,12 @@ class Loader:
         self._model: Model | None = None
         self._sampler: Sampler | None = None
 
+    def close(self) -> None:
+        """Release the loaded model."""
+        if self._sampler:
+            self._sampler.close()
+            self._sampler = None
+
     def load(self, model: Model, rows: list[Row], settings: EvaluationSettings) -> LoadedModel:
         """Return a sampler of a model, and a record of the prompts of `rows`, versions and hardware."""
         sampler = self._sampler_of(model, settings)

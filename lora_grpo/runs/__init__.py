@@ -29,4 +29,4 @@ from lora_grpo.runs.reader import (
     versions,
 )
 from lora_grpo.runs.resuming import check_resume, check_settings
-from lora_grpo.runs.run import Run, begun_run, close_run, open_run
+from lora_grpo.runs.run import Run, begun_run, close_run, leave_run, open_run
