@@ -136,12 +136,6 @@ class Loader:
             environment |= sampler.describe()
         return LoadedModel(sampler, environment)
 
-    def close(self) -> None:
-        """Release the loaded model."""
-        if self._sampler:
-            self._sampler.close()
-            self._sampler = None
-
     def _sampler_of(self, model: Model, settings: EvaluationSettings) -> Sampler:
         """Return the sampler in memory if it has this model, else a new one."""
         sampler = self._sampler

@@ -262,6 +262,11 @@ def close_run(status: str, error: str | None = None) -> None:
                 run.folder.rmdir()
 
 
+def leave_run() -> None:
+    """Forget the open run, which is complete, so that this process can open another one."""
+    _opened.clear()
+
+
 def begun_run() -> Run | None:
     """Return the open run of this process if its run.json is written, else None."""
     if _opened and _opened[0].begun:
