@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
@@ -216,9 +216,7 @@ def canaries(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=TIERS)
 def tier(request, canaries):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     line = sandbox.start(SETTINGS, request.param)
     assert request.param in line.lower()
     yield request.param

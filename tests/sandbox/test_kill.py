@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.errors import RunError
@@ -29,9 +29,7 @@ MIXED = [RIGHT, WRONG] * 20
 
 @pytest.fixture(params=TIERS)
 def tier(request):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     sandbox.start(SETTINGS, request.param)
     yield request.param
     sandbox.stop()
@@ -145,7 +143,7 @@ def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypat
     def run(worker, program, exam):
         workers.append(worker)
         if program.name == "slow" and len(workers) <= 3:
-            threading.Timer(0.2, os.killpg, [worker._processes[role == "examiner"].pid, signal.SIGKILL]).start()
+            threading.Timer(0.2, os.killpg, [worker.zygotes[role].process.pid, signal.SIGKILL]).start()
         return start(worker, program, exam)
 
     monkeypatch.setattr(Worker, "grade", run)
@@ -218,8 +216,7 @@ sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
 )
 @pytest.mark.parametrize("tier_name", TIERS)
 def test_nothing_outlives_the_process(tier_name, how, number):
-    if sandbox.pool.missing(tier_name):
-        pytest.skip(sandbox.pool.missing(tier_name))
+    skip_unless_available(tier_name)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, tier_name, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     )

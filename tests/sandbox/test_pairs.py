@@ -17,9 +17,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
-from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 from lora_grpo.sandbox.pool import Pool
 
@@ -37,9 +36,7 @@ NUMBERS = iter(range(os.getpid() % 500, 1 << 30))
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     pool = Pool(SETTINGS, request.param)
     pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))] * 2)  # starts both workers
     yield pool
@@ -114,8 +111,7 @@ if the tests end with it. It works if tests end at the first wrong answer: then,
 @pytest.mark.parametrize("tier", TIERS)
 def test_programs_that_pass_guesses_on_do_not_find_the_answers(tier):
     """12 programs for each of up to four answers: the start of the first program is right by chance in 1 of 8 cases."""
-    if reason := sandbox.pool.missing(tier):
-        pytest.skip(reason)
+    skip_unless_available(tier)
     passes = []
     for answers in ("TFFT", "FTTF", "TTFF", "FFFT"):
         pool = Pool(Settings(workers=1, timeout_seconds=3), tier)

@@ -243,7 +243,7 @@ def test_sets_are_in_the_same_order_each_time():
 
 
 def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: "not today")
+    monkeypatch.setattr("lora_grpo.sandbox.isolation.unavailable_reason", lambda tier: "not today")
     with pytest.raises(UserError, match=r"landlock: not today; bubblewrap: not today.*--sandbox\.allow-unsafe"):
         sandbox.start(Settings())
     line = sandbox.start(Settings(allow_unsafe=True, workers=1))
@@ -254,7 +254,8 @@ def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
 
 
 def test_a_tier_that_lets_something_out_is_not_used(monkeypatch):
-    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: None if tier == "landlock" else "not today")
+    reasons = {"landlock": None, "bubblewrap": "not today"}
+    monkeypatch.setattr("lora_grpo.sandbox.isolation.unavailable_reason", reasons.get)
     monkeypatch.setattr("lora_grpo.sandbox.pool.Pool.run", lambda self, programs: [PASSED] * len(programs))
     with pytest.raises(UserError, match="landlock: reading a file is possible"):
         sandbox.start(Settings())

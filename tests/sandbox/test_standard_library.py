@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.small_programs import passed_officially, split, verdicts
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Settings
@@ -674,8 +674,7 @@ def f():
 
 @pytest.fixture(scope="module", autouse=True, params=TIERS)
 def isolated(request):
-    if reason := sandbox.pool.missing(request.param):
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     sandbox.start(Settings(timeout_seconds=SECONDS), request.param)
     yield
     sandbox.stop()
