@@ -7,10 +7,18 @@
                     └────── updated adapter ─────┘               ├─► merging      one model ─► gguf
                                                                  └─► hub          model card, push
 
-Start with `pipeline.py`, which runs every recipe. The `__init__.py` of each folder describes its files.
+    import lora_grpo as lg
 
+    run = lg.train("my_task.py", config=lg.Config(train={"max_steps": 200}), rewards=[brief])
+    lg.evaluate(run, compare="base")
+
+api.py is this Python API. Start reading with `pipeline.py`, which runs every recipe. The `__init__.py` of each folder
+describes its files.
+
+api.py         train, evaluate, merge, ...: every command as a function
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
-cli/           command line -> checked configuration; exceptions -> one line and an exit code
+cli/           command line -> settings; exceptions -> one line and an exit code
+settings/      preset, files and given settings -> checked configuration
 config/        every setting with its unit; presets, batch arithmetic
 hardware/      GPUs, drivers, and what `auto` chooses for this machine
 prompts/       chat templates, prompt styles, turns, thoughts
@@ -24,7 +32,9 @@ models/        resolves names (run, adapter, folder, Hub id); base model, adapte
 memory/        the memory that a run needs, and the settings that make it fit: --plan
 sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
 rollouts/      episodes: completions and conversations, and the loop that plays them
-training/      TRL's GRPO and SFT trainers, the exact loss pass, validation, alarms, logprob check
+loss/          the exact loss pass: logprobs from fewer tokens, in less memory
+monitoring/    metrics of steps, alarms, validation and the best adapter, --hours, trackers
+training/      TRL's GRPO and SFT trainers, the run, the logprob check
 audit/         attacks on a grader: --audit
 preview/       what the model answers before training, and whether GRPO can learn from it: --preview, --dry-run
 gpu_check/     which engine is the fastest on this GPU
@@ -36,12 +46,86 @@ gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and qu
 hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
-__main__.py is `lora-grpo`. asynchronous.py, commands.py, flags.py, distributed.py, progress.py and errors.py are used
-by all folders.
+__main__.py is `lora-grpo`, commands.py the table of its commands. python_objects.py holds what Python code gives in
+place of a name, process_state.py puts back what a call changes in its process. asynchronous.py, console.py, flags.py,
+distributed.py, progress.py and errors.py are used by all folders.
 
 Code imports from another folder only the names that its `__init__.py` provides, and only from folders listed before its
 own in `LINES` of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are
 imported inside functions, so that --help and --plan start quickly.
 """
 
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lora_grpo.api import (
+        Config,
+        Evaluation,
+        Merged,
+        TrainedRun,
+        audit,
+        evaluate,
+        export_gguf,
+        merge,
+        plan,
+        preview,
+        push,
+        report,
+        train,
+    )
+    from lora_grpo.errors import RunError, UserError
+    from lora_grpo.training import FastGRPOTrainer
+
+__all__ = [
+    "Config",
+    "Evaluation",
+    "FastGRPOTrainer",
+    "Merged",
+    "RunError",
+    "TrainedRun",
+    "UserError",
+    "audit",
+    "evaluate",
+    "export_gguf",
+    "merge",
+    "plan",
+    "preview",
+    "push",
+    "report",
+    "train",
+]
+
+_MODULES = {"FastGRPOTrainer": "training", "RunError": "errors", "UserError": "errors"}
+"""The modules of the public names that are not in `api`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `import lora_grpo` loads nothing."""
+    import importlib
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lora_grpo.{_MODULES.get(name, 'api')}"), name)
+
+
+class _Package(ModuleType):
+    """This package. Its `report`, `preview` and `audit` are functions, also when the folders of that name are loaded.
+
+    `from lora_grpo.report import write_report` imports from the folder.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_folder_of_function = name in __all__ and isinstance(value, ModuleType)
+        if not is_folder_of_function:  # which Python's import would set
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,15 +22,15 @@ def finished_together(returned: Sequence[Any]) -> list[Any]:
 
     An awaitable that raises has its exception as its result, so that the others are not interrupted.
     """
-    waiting = [index for index, value in enumerate(returned) if inspect.isawaitable(value)]
-    if not waiting:
-        return list(returned)
+    results = list(returned)
+    awaited = [index for index, value in enumerate(returned) if inspect.isawaitable(value)]
+    if not awaited:
+        return results
 
     async def run_all() -> list[Any]:
-        return await asyncio.gather(*(returned[index] for index in waiting), return_exceptions=True)
+        return await asyncio.gather(*(returned[index] for index in awaited), return_exceptions=True)
 
-    results = list(returned)
-    for index, result in zip(waiting, _in_event_loop(run_all()), strict=True):
+    for index, result in zip(awaited, _in_event_loop(run_all()), strict=True):
         results[index] = result
     return results
 
@@ -62,10 +62,27 @@ def _run(awaitable: Awaitable[Any]) -> Any:
         raise
 
 
+def close() -> None:
+    """Close the event loops, and end the thread that waits beside a notebook's loop. The next call makes others."""
+    for loop in _loops:
+        if not loop.is_running():
+            loop.close()
+    _loops.clear()
+    _event_loop.cache_clear()
+    if _other_thread.cache_info().currsize:
+        _other_thread().shutdown()
+        _other_thread.cache_clear()
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
 @functools.cache
 def _event_loop(process: int, thread: int) -> asyncio.AbstractEventLoop:
     """Return the event loop of a thread. A forked process does not use that of its parent."""
-    return asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()
+    _loops.append(loop)
+    return loop
 
 
 @functools.cache

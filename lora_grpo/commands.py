@@ -1,26 +1,226 @@
 """The commands of lora_grpo, and their names in messages, which depend on how this process was started.
 
-    command("merge", folder)      # lora-grpo merge FOLDER, or python scripts/merge.py FOLDER in a checkout
+    VERBS["merge"].room                # "merging", the folder whose `merge(MergeOptions(...))` the command calls
+    command("merge", folder)           # lora-grpo merge FOLDER, or python scripts/merge.py FOLDER in a checkout
 
-In a checkout, each command is also a script, and each recipe a file that can be run. Both are the same code.
+In a checkout, most commands are also scripts, and each recipe is a file that can be run. All are the same code. To add
+a command, add an entry to `VERBS` and, if it has one, a script.
 """
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-_NAMES = ("gsm8k", "code", "sft", "laptop", "guess", "length", "math", "sql")
-RECIPES = {**{name: f"{name}_lora.py" for name in _NAMES}, "task": "your_task.py"}
+_RECIPE_NAMES = ("gsm8k", "code", "sft", "laptop", "guess", "length", "math", "sql")
+RECIPES = {name: f"{name}_lora.py" for name in _RECIPE_NAMES} | {"task": "your_task.py"}
 """Name in `lora-grpo train NAME` -> file in the folder `recipes`."""
 
-_entered: list[str] = []
-"""The arguments of `lora-grpo`, if it started this process."""
+
+@dataclass(frozen=True)
+class Verb:
+    """A command of `lora-grpo`."""
+
+    help: str
+    """What `--help` prints first. The first line is also in the list of all commands."""
+    room: str = ""
+    """The module of this package that provides the command; empty for commands of `cli/verbs.py`."""
+    options: str = ""
+    """The dataclass in it with the flags of the command."""
+    function: str = ""
+    """The function in it that gets the options."""
+    has_script: bool = True
+    """Whether the command is also a file in `scripts/`."""
 
 
-def enter(arguments: Sequence[str]) -> None:
-    """Record that `lora-grpo` started this process with these arguments."""
-    _entered[:] = arguments
+VERBS: dict[str, Verb] = {
+    "train": Verb(
+        has_script=False,
+        help="""\
+Train an adapter with a recipe, and evaluate the model before and after.
+
+lora-grpo train gsm8k                    # grade-school math; chooses the preset for this machine
+lora-grpo train code                     # Python functions, rewarded by their unit tests
+lora-grpo train sft                      # supervised fine-tuning on reference answers, before GRPO
+lora-grpo train length                   # the smallest example: answers of a given length
+lora-grpo train my_task.py               # your task: a file with rows and a check; see docs/your-task.md
+lora-grpo train my_recipe.py             # a copy of a recipe, with its own presets
+lora-grpo train gsm8k --help             # the flags of a recipe
+
+A task file uses the presets of the `task` recipe. The run is saved in outputs/my_task.
+""",
+    ),
+    "tasks": Verb(
+        has_script=False,
+        help="""\
+List the tasks to train and evaluate on, which model each is for, and the command that starts it.
+
+    lora-grpo tasks gsm8k        # more of one: an example, the check, the data it needs
+    lora-grpo tasks countdown    # of a generator of reasoning-gym, or a game of TextArena
+
+RUN is the folder of a run, an adapter or a model, or a Hub id. With --dry-run, a command of `train` prints a prompt and
+its rewards; with --plan, its memory; with --preview, whether the model can learn the task. Without a GPU, `train` uses
+the bundled model, which knows only tasks with this label; for another `train task`, try --preset laptop and --preview.
+""",
+    ),
+    "evaluate": Verb(
+        room="evaluation",
+        options="EvaluateOptions",
+        function="evaluate_and_report",
+        help="""\
+Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or grade a file of samples.
+
+    lora-grpo evaluate outputs/gsm8k_lora --compare base
+    lora-grpo evaluate Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
+    lora-grpo evaluate outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --compare outputs/gsm8k_lora/merged
+    lora-grpo evaluate samples.jsonl --task humaneval
+    lora-grpo evaluate outputs/gsm8k_lora --task math500 ifeval humaneval --compare base
+
+Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
+command to continue; for a finished evaluation, the command prints the stored results. Several tasks get one table,
+with p-values adjusted for their number. A file of samples has one JSON object per line with `task_id` and
+`completion`, the format of HumanEval's harness.
+""",
+    ),
+    "chat": Verb(
+        room="cli.chat",
+        options="ChatOptions",
+        function="run_chat",
+        has_script=False,
+        help="""\
+Ask a run, an adapter, a model or a GGUF file questions, and see the answers before and after training.
+
+    lora-grpo chat outputs/gsm8k_lora                       # type questions; Ctrl-D ends
+    lora-grpo chat outputs/gsm8k_lora "Tom has 3 plums and buys 4. How many plums does he have?"
+    lora-grpo chat outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf
+
+Prompts have the system prompt and the chat template of the training. Each question is answered alone, as in
+training.
+""",
+    ),
+    "merge": Verb(
+        room="merging",
+        options="MergeOptions",
+        function="merge",
+        help="""\
+Merge an adapter into its base model, in Hugging Face format, and report how much is lost to rounding.
+
+    lora-grpo merge outputs/gsm8k_lora                      # to outputs/gsm8k_lora/merged
+    lora-grpo merge my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --output-dir merged --dtype bf16
+
+Small updates can be lost in bfloat16. The report shows how much of the update survives, and `--dtype auto` uses the
+lowest precision that keeps 99% of it.
+""",
+    ),
+    "export-gguf": Verb(
+        room="gguf",
+        options="ExportOptions",
+        function="export",
+        help="""\
+Export a run, a merged model or an adapter as a GGUF file for llama.cpp, Ollama and LM Studio.
+
+    lora-grpo export-gguf outputs/gsm8k_lora --modelfile
+    lora-grpo export-gguf merged/ --type q4_k_m
+
+K-quants such as q4_k_m need llama.cpp's llama-quantize on the PATH.
+""",
+    ),
+    "push": Verb(
+        room="hub",
+        options="PushOptions",
+        function="push_to_hub",
+        help="""\
+Push a run to the Hugging Face Hub, with a model card that reports the measured results.
+
+    lora-grpo push outputs/gsm8k_lora YOU/gsm8k-lora --dry-run       # list files, print the card
+    lora-grpo push outputs/gsm8k_lora YOU/gsm8k-lora
+    lora-grpo push outputs/gsm8k_lora YOU/gsm8k-merged --what merged
+
+The repository is private unless --public is passed. The token comes from `hf auth login` or HF_TOKEN, never from an
+argument. All files are uploaded in a single commit. If the upload is interrupted, run the same command to upload
+the missing files.
+""",
+    ),
+    "report": Verb(
+        room="report",
+        options="ReportOptions",
+        function="report",
+        help="""\
+Write a report on a run: results, diagnostics, and every completion on one page.
+
+    lora-grpo report outputs/gsm8k_lora
+
+The report is one self-contained HTML file that works offline. Every run writes it at the end; for an unfinished
+run, this command reports the progress so far.
+""",
+    ),
+    "check-gpu": Verb(
+        room="gpu_check",
+        options="Options",
+        function="check_gpu",
+        help="""\
+Check whether this GPU can run a recipe, and which engine and sampling backend is the fastest.
+
+    lora-grpo check-gpu                    # at most 30 minutes, no network access
+    lora-grpo check-gpu --short            # the default engine first, at most 5 minutes for each run
+
+The model has the shape of Qwen2.5-1.5B (0.5B below 12 GB), with random weights. Each row of the table reports the
+step time by phase, and the planned and measured memory. The table is also printed after Ctrl-C.
+The fastest engine becomes the meaning of `auto` on this GPU. The exit code is 1 if a run failed or had no time to
+finish a step, and 2 without a GPU.
+""",
+    ),
+}
+"""The commands in the order of `lora-grpo --help`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How this process, or this call of the Python API, was started."""
+
+    by: Literal["lora-grpo", "file", "python"]
+    """`lora-grpo`; a recipe or a script; or Python code that calls the API."""
+    arguments: tuple[str, ...] = ()
+    """The arguments of `lora-grpo`; the path of the file and its arguments; the name of the function."""
+
+    @property
+    def recorded(self) -> list[str]:
+        """The command line, as run.json records it."""
+        if self.by == "lora-grpo":
+            return ["lora-grpo", *self.arguments]
+        return list(self.arguments)
+
+    @property
+    def is_file_of_checkout(self) -> bool:
+        """Whether the process runs a file in the folder `recipes` or `scripts`."""
+        if self.by != "file":
+            return False
+        path = Path(self.arguments[0]).absolute()
+        return path.suffix == ".py" and path.parent.name in ("recipes", "scripts")
+
+
+_start: list[Start] = []
+"""The innermost start is the last one."""
+
+
+@contextlib.contextmanager
+def started(start: Start) -> Iterator[None]:
+    """Name commands in the block as this start does. Inside a file that `lora-grpo` runs, `lora-grpo` remains."""
+    before = list(_start)
+    if not (start.by == "file" and before and before[-1].by == "lora-grpo"):
+        _start.append(start)
+    try:
+        yield
+    finally:
+        _start[:] = before
+
+
+def current_start() -> Start:
+    """Return how this process was started. A program of another kind is named as a file."""
+    return _start[-1] if _start else Start("file", tuple(sys.argv))
 
 
 def command(verb: str, *arguments: object) -> str:
@@ -30,16 +230,17 @@ def command(verb: str, *arguments: object) -> str:
         verb: `merge`, for example, or `train gsm8k` for a recipe.
         arguments: the remaining arguments; each is quoted for a shell.
     """
-    words, recipe = ["lora-grpo", *verb.split()], verb.partition(" ")[2]
-    started = Path(sys.argv[0]).absolute()
-    if not _entered and started.suffix == ".py" and started.parent.name in ("recipes", "scripts"):
-        words = ["python", f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{verb.replace('-', '_')}.py"]
+    words = ["lora-grpo", *verb.split()]
+    recipe = verb.partition(" ")[2]
+    if current_start().is_file_of_checkout:
+        file = f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{verb.replace('-', '_')}.py"
+        words = ["python", file]
     return shlex.join([*words, *map(str, arguments)])
 
 
 def own_command() -> list[str]:
     """Return the command line of this process, as run.json records it: `lora-grpo`, or the file, and its arguments."""
-    return ["lora-grpo", *_entered] if _entered else [*sys.argv]
+    return current_start().recorded
 
 
 def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
@@ -48,23 +249,29 @@ def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
     Args:
         launcher: arguments of Python that start several processes, such as `-m torch.distributed.run`.
     """
-    train = _entered[:2]
-    if train and not launcher:
-        return ["lora-grpo", *train]
-    return [sys.executable, *launcher, *(["-m", "lora_grpo", *train] if train else sys.argv[:1])]
+    start = current_start()
+    if start.by != "lora-grpo":
+        return [sys.executable, *launcher, *start.arguments[:1]]
+    recipe = start.arguments[:2]  # train gsm8k
+    if launcher:
+        return [sys.executable, *launcher, "-m", "lora_grpo", *recipe]
+    return ["lora-grpo", *recipe]
 
 
 def program() -> str:
     """Return the name of this program in its help: `lora-grpo merge`, or `merge.py`."""
-    if not _entered:
-        return Path(sys.argv[0]).name
-    return " ".join(["lora-grpo", *_entered[: 2 if _entered[0] == "train" else 1]])
+    start = current_start()
+    if start.by != "lora-grpo":
+        return Path(start.arguments[0]).name
+    number_of_words = 2 if start.arguments[0] == "train" else 1
+    return " ".join(["lora-grpo", *start.arguments[:number_of_words]])
 
 
 def described(text: str) -> str:
     """Return the description of a command or a recipe, with examples in the form in which this process was started."""
-    for verb in ("evaluate", "merge", "export-gguf", "push", "report", "check-gpu"):
-        text = text.replace(f"lora-grpo {verb} ", f"{command(verb)} ")
+    for name, verb in VERBS.items():
+        if verb.has_script:
+            text = text.replace(f"lora-grpo {name} ", f"{command(name)} ")
     for name, file in RECIPES.items():
         text = text.replace(f"python recipes/{file}", command(f"train {name}"))
     return text

@@ -67,11 +67,6 @@ def read_given(
     Raises:
         UserError: an unknown or missing argument.
     """
-    words = []
-    for word in arguments:
-        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        value = str(Path(value).expanduser()) if value.startswith("~/") else value  # the shell keeps `--flag=~/path`
-        words.append(name.replace("_", "-") + equals + value)
     parser = _Parser(
         commands.program(),
         usage="%(prog)s [ARGUMENT ...] [--FLAG VALUE ...]",  # argparse would list every flag
@@ -80,12 +75,13 @@ def read_given(
         allow_abbrev=False,
     )
     _add_flags(parser, kind, defaults, shown)
-    found, unknown = parser.parse_known_intermixed_args(words)
+    values_by_name, unknown = parser.parse_known_intermixed_args([_normalized(word) for word in arguments])
     if unknown:
-        known = [name for name in parser._option_string_actions if name.startswith("--")]
-        raise UserError(f"unknown argument {unknown[0]}; {suggestion(unknown[0], known, otherwise='see --help')}")
+        flags = [name for name in parser._option_string_actions if name.startswith("--")]
+        raise UserError(f"unknown argument {unknown[0]}; {suggestion(unknown[0], flags, otherwise='see --help')}")
+
     given: dict[str, Any] = {}
-    for name, value in vars(found).items():
+    for name, value in vars(values_by_name).items():
         *sections, key = name.split(".")
         if value == "" and key != "system":  # of an unset variable of the shell; a system prompt may be empty
             raise UserError(f"{flag(name)} is empty; pass a value, or leave it out")
@@ -94,6 +90,16 @@ def read_given(
             values = values.setdefault(section, {})
         values[key] = value
     return given
+
+
+def _normalized(word: str) -> str:
+    """Return an argument with dashes in the name of its flag, and with the home folder in place of `~`."""
+    name, equals, value = "", "", word
+    if word.startswith("--"):
+        name, equals, value = word.partition("=")
+    if value.startswith("~/"):  # the shell keeps `--flag=~/path`
+        value = str(Path(value).expanduser())
+    return name.replace("_", "-") + equals + value
 
 
 def convert(kind: type[Flags], values: Any) -> Flags:
@@ -117,34 +123,53 @@ def flag(name: str) -> str:
 def _add_flags(
     parser: argparse.ArgumentParser, kind: type, defaults: Any, shown: Callable[[str], bool], prefix: str = ""
 ) -> None:
-    """Add the flags of a dataclass and of its sections to a parser."""
-    classes = [each for each in kind.__mro__ if dataclasses.is_dataclass(each)]
-    params = [param for each in classes for param in docstring_parser.parse_from_object(each).params]
-    docs = {param.arg_name: param.description for param in params}
+    """Add the flags of a dataclass and of its sections to a parser.
+
+    Args:
+        defaults: see `read_given`.
+        prefix: the name of the section with a dot, such as `train.`; empty for the dataclass itself.
+    """
+    help_of_field = _docstrings(kind)
     hints = get_type_hints(kind, include_extras=True)
     group = parser.add_argument_group(prefix.rstrip(".")) if prefix else parser
     for field in dataclasses.fields(kind):
         default = field.default if defaults is None else getattr(defaults, field.name)
-        name, parts = prefix + field.name.rstrip("_"), [*_parts(hints[field.name])]
-        if section := next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None):
+        name = prefix + field.name.rstrip("_")
+        parts = list(_parts(hints[field.name]))
+
+        # A section has flags of its own.
+        section = next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None)
+        if section:
             _add_flags(parser, section, None if defaults is None else default, shown, f"{name}.")
             continue
         names = next((part.names for part in parts if isinstance(part, Flag)), (flag(name),))
         if not names:  # not a flag
             continue
-        text = " ".join((docs.get(field.name) or "").split()).replace("%", "%%")
-        if default is not False and default not in (None, (), "", dataclasses.MISSING):
-            text += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text if shown(name) else argparse.SUPPRESS}
+
+        help_text = " ".join(help_of_field.get(field.name, "").split()).replace("%", "%%")
+        has_default = default is not False and default not in (None, (), "", dataclasses.MISSING)
+        if has_default:
+            shown_default = " ".join(map(str, default)) if isinstance(default, tuple) else default
+            help_text += f" (default: {shown_default})"
+        options: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": help_text if shown(name) else argparse.SUPPRESS,
+        }
+
         if bool in parts:
             group.add_argument(*names, dest=name, action="store_true", **options)
-            head, dot, last = names[0][2:].rpartition(".")
+            section_name, dot, last = names[0][2:].rpartition(".")
             options["help"] = argparse.SUPPRESS
-            group.add_argument(f"--{head}{dot}no-{last}", dest=name, action="store_false", **options)
+            group.add_argument(f"--{section_name}{dot}no-{last}", dest=name, action="store_false", **options)
             continue
-        choices = {str(value): value for part in parts if get_origin(part) is Literal for value in get_args(part)}
-        values = choices | ({"None": None} if NoneType in parts else {})
-        options["type"] = lambda text, values=values: values.get(text, text)
+
+        # argparse converts the words of a choice and `None`; pydantic everything else.
+        choices: dict[str, Any] = {}
+        for part in parts:
+            if get_origin(part) is Literal:
+                choices |= {str(value): value for value in get_args(part)}
+        words = {**choices, "None": None} if NoneType in parts else choices
+        options["type"] = lambda text, words=words: words.get(text, text)
         if not names[0].startswith("-"):
             is_required = field.default is dataclasses.MISSING
             group.add_argument(name, metavar=names[0], nargs=None if is_required else "?", **options)
@@ -153,6 +178,16 @@ def _add_flags(
         if any(get_origin(part) is tuple for part in parts):
             options |= {"nargs": "+", "action": "extend"}
         group.add_argument(*names, dest=name, **options)
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, also of those that it inherits."""
+    docstrings = {}
+    for base in kind.__mro__:
+        if dataclasses.is_dataclass(base):
+            for param in docstring_parser.parse_from_object(base).params:
+                docstrings[param.arg_name] = param.description or ""
+    return docstrings
 
 
 def _parts(hint: Any) -> Iterator[Any]:

@@ -1,29 +1,34 @@
-"""The pipeline that every recipe runs, one line per step.
+"""What every recipe does, one line per step: the command line of a recipe, and `train` of the Python API.
 
-parse -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
+settings -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -> evaluate trained -> report
+
+`run_recipe` parses the command line and exits. Everything below it raises UserError or RunError.
 """
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import distributed
-from lora_grpo.audit import audit
-from lora_grpo.cli import changed_settings, parse, run_command, user_files
+from lora_grpo import console, distributed
+from lora_grpo.audit import Findings, audit, refuse_problems
+from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
-from lora_grpo.config import ConfigChanges, typed_grpo_overrides
+from lora_grpo.config import ConfigChanges, Invocation, RunConfig, typed_grpo_overrides
 from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
-from lora_grpo.preview import dry_run, preview, show_settings
+from lora_grpo.monitoring import TimeBudget
+from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
 from lora_grpo.runs import Run, check_settings, open_run, read_metrics
 from lora_grpo.sampling import build_sampler, check_server
+from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
-from lora_grpo.training import TimeBudget, filter_by_difficulty, make_trainer, train
+from lora_grpo.training import filter_by_difficulty, prepare_training, train
 
 
 def run_recipe(
@@ -40,66 +45,149 @@ def run_recipe(
 
     def main() -> None:
         config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets, method=method)
+        of_recipe = Recipe(recipe, presets, method)
         if invocation.audit:
-            start_sandbox(config.data, config.sandbox, config.eval.also)
-            return audit(config, load_data(config))
-        if invocation.resume:
-            check_settings(config)
-        changed = changed_settings(config, presets)
-        if invocation.plan:
-            return show_plan(make_plan(config, invocation)[1])
-        draft = draft_plan(config, invocation)
-        config = draft.config
-        # Refuse what never fits before anything takes time.
-        complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
-        if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
-            typed_grpo_overrides(config.grpo)
-        start_sandbox(config.data, config.sandbox, config.eval.also)
-        data = load_data(config)
-        if not (invocation.dry_run or invocation.preview):
-            if not invocation.resume:
-                audit(config, data, quick=True)
-            entries = {"changed_settings": changed, "user_files": user_files(config)}
-            run = open_run(config, invocation, recipe, data.record, entries)
-        tokenizer = load_tokenizer(config, dry_run=invocation.dry_run, resumed=invocation.resume)
-        data = fit_data(data, tokenizer, config)
-        config, plan = complete_plan(draft, data.row_lengths)
-        if invocation.preview:
-            return preview(config, data)
-        print("\n".join(summary(plan)), file=sys.stderr)
-        if invocation.dry_run:
-            show_settings(config)
-            return dry_run(config, data, tokenizer)
-        plan.check_disk()
-        run.resolve(config, plan.record())
-        train_and_evaluate(run, data)
+            refuse_problems(audit_run(config))
+        elif invocation.plan:
+            show_plan(plan_run(config, invocation))
+        elif invocation.preview:
+            preview_run(config, invocation)
+        elif invocation.dry_run:
+            dry_run_of(config, invocation)
+        else:
+            train_run(config, invocation, of_recipe)
 
     sys.exit(run_command(main))
 
 
-def train_and_evaluate(run: Run, data: Data) -> None:
+def train_run(
+    config: RunConfig,
+    invocation: Invocation,
+    recipe: Recipe,
+    callbacks: Sequence[Any] = (),
+    resources: contextlib.ExitStack | None = None,
+) -> Run:
+    """Train an adapter in a new or resumed run folder, evaluate the model before and after, and write the report.
+
+    Args:
+        callbacks: of transformers' Trainer, for the trainer of the run.
+        resources: gets the engine, to close it. By default it ends with the process.
+
+    Raises:
+        UserError: a setting, a row or a file is wrong. The folder is as it was.
+        RunError: the run has failed. With `invocation.resume`, it continues from its last checkpoint.
+    """
+    if invocation.resume:
+        check_settings(config)
+    entries: dict[str, Any] = {"changed_settings": changed_settings(config, recipe.presets)}
+    draft = _draft(config, invocation)
+    config = draft.config
+
+    # Open the folder before anything that takes long.
+    data = load_data(config)
+    if not invocation.resume:
+        audit(config, data, quick=True)
+    entries["user_files"] = user_files(config)
+    if objects := user_objects(config):
+        entries["python_objects"] = objects
+    if invocation.resume:
+        check_objects(config.folder, objects)
+    run = open_run(config, invocation, recipe.name, data.record, entries)
+
+    # Plan with the lengths of the rows.
+    tokenizer = load_tokenizer(config, resumed=invocation.resume)
+    data = fit_data(data, tokenizer, config)
+    config, plan = complete_plan(draft, data.row_lengths)
+    console.note("\n".join(summary(plan)))
+    plan.check_disk()
+    run.resolve(config, plan.record())
+
+    train_and_evaluate(run, data, callbacks, resources)
+    return run
+
+
+def plan_run(config: RunConfig, invocation: Invocation) -> Plan:
+    """Return the plan of a run: memory, settings that fit, and work. Loads neither weights nor data."""
+    if invocation.resume:
+        check_settings(config)
+    return make_plan(config, invocation)[1]
+
+
+def audit_run(config: RunConfig) -> dict[str, Findings]:
+    """Attack the graders of a run's tasks, and return the findings by task; see `audit`."""
+    start_sandbox(config.data, config.sandbox, config.eval.also)
+    return audit(config, load_data(config))
+
+
+def preview_run(config: RunConfig, invocation: Invocation) -> Preview:
+    """Sample the base model on 8 prompts, and judge whether GRPO can learn from the rewards."""
+    draft = _draft(config, invocation)
+    data = load_data(draft.config)
+    tokenizer = load_tokenizer(draft.config)
+    data = fit_data(data, tokenizer, draft.config)
+    config, _ = complete_plan(draft, data.row_lengths)
+    return preview(config, data)
+
+
+def dry_run_of(config: RunConfig, invocation: Invocation) -> None:
+    """Tell the settings, one prompt, and the rewards of its reference answer."""
+    if invocation.resume:
+        check_settings(config)
+    draft = _draft(config, invocation)
+    data = load_data(draft.config)
+    tokenizer = load_tokenizer(draft.config, dry_run=True, resumed=invocation.resume)
+    data = fit_data(data, tokenizer, draft.config)
+    config, plan = complete_plan(draft, data.row_lengths)
+    console.note("\n".join(summary(plan)))
+    show_settings(config)
+    dry_run(config, data, tokenizer)
+
+
+def _draft(config: RunConfig, invocation: Invocation) -> Plan:
+    """Return the plan of a run without its memory, and start the sandbox if programs are graded.
+
+    Raises:
+        UserError: the model cannot be trained, never fits, or TRL does not know a setting.
+    """
+    draft = draft_plan(config, invocation)
+    # Refuse what never fits before anything takes time.
+    complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
+    config = draft.config
+    if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
+        typed_grpo_overrides(config.grpo)
+    start_sandbox(config.data, config.sandbox, config.eval.also)
+    return draft
+
+
+def train_and_evaluate(
+    run: Run, data: Data, callbacks: Sequence[Any] = (), resources: contextlib.ExitStack | None = None
+) -> None:
     """Train a run's adapter and compare it with the base. The rows fit the context."""
     config = run.config
     check_server(config)
     policy = load_policy(config, resumed=run.is_resumed)
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
+    if resources:
+        resources.callback(sampler.close)
     budget = TimeBudget(run)
-    trainer = make_trainer(run, policy, train_rows, sampler, validation_rows, budget)
+    training = prepare_training(run, policy, train_rows, sampler, validation_rows, budget)
+    for callback in callbacks:
+        training.trainer.add_callback(callback)
     run.begin(policy.record)
     keep_start(run, policy.start)
 
     before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
-    train(run, policy, trainer, rows)
+    train(training, rows)
     after = evaluate(run, sampler, data.eval, "trained", data.also)
     finish_run(run, before, after)
-    trainer.trackers.finish()
+    training.trackers.finish()
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
-    """Complete run.json, write the report, and print the results and the next steps.
+    """Complete run.json, write the report, and tell the results and the next steps.
 
     Args:
         before: the graded samples of the base.
@@ -110,57 +198,84 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     report, joint = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
     # Steps that reuse rollouts, or in which no row could be graded, have no reward.
-    lines = [line for line in read_metrics(run.folder) if line.get(metric) is not None]
+    steps = [line for line in read_metrics(run.folder) if line.get(metric) is not None]
     change = None
-    if lines:
-        change = {"first": lines[0][metric], "last": lines[-1][metric], "steps": lines[-1]["step"]}
-    also = joint and joint.record
-    run.finish({"table": [row.model_dump() for row in report.table], "also": also, metric: change})
+    if steps:
+        change = {"first": steps[0][metric], "last": steps[-1][metric], "steps": steps[-1]["step"]}
+    table = [row.model_dump() for row in report.table]
+    run.finish({"table": table, "also": joint and joint.record, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
+
     report.show()
     if change:
-        print(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
+        console.result(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     else:
-        print(f"{metric}: none, because every reward returned None for every completion")
+        console.result(f"{metric}: none, because every reward returned None for every completion")
     if best := run.record.get("best"):
-        print(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
-    print("", page, sep="\n")
-    for name, value in _next_steps(run, none_right=not any(result["passed"] for result in after)).items():
-        print(f"{name:9} {value}")
+        console.result(f"validation reward: {best['reward']:.2f} at its best, after step {best['step']}")
+    console.result(f"\n{page}")
+    passes_any = any(result["passed"] for result in after)
+    for name, value in _next_steps(run, passes_any=passes_any).items():
+        console.result(f"{name:9} {value}")
     if joint:
-        print()
+        console.result()
         joint.show("What else changed")
 
 
-def _next_steps(run: Run, *, none_right: bool) -> dict[str, Any]:
-    """Return the paths of a run's files and the next commands, by a short name."""
-    config, folder, hours = run.config, run.folder, run.config.hours
+def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
+    """Return the paths of a run's files and the next commands, by a short name.
+
+    Args:
+        passes_any: whether the trained model has solved any problem.
+    """
+    config = run.config
+    folder = run.folder
     task = config.data.evaluation_task
-    named = ["--task", task] if is_task_file(task) else []
+    task_flags = ["--task", task] if is_task_file(task) else []
     trust = ["--trust-remote-code"] if config.model.trust_remote_code else []
-    steps = {
-        "adapter": run.adapter,
-        **({"best": run.best} if run.record.get("best") else {}),
-        "samples": f"{run.evaluation}/*.samples.jsonl",
-        "evaluate": command("evaluate", folder, "--compare", "base", *named, *trust),
-        "merge": command("merge", folder, *trust),
-        "share": command("push", folder, "YOU/NAME", "--dry-run"),
-    }
-    same = "the same --model and --data flags"
-    if none_right and config.method == "grpo":  # GRPO has nothing to reinforce
-        sft, then = sft_command(config), "then this command with --lora.from outputs/sft_lora and another --output-dir"
-        advice = f"train on reference answers first: {sft} with {same}, {then}" if sft else "train on easier rows"
-        return steps | {"0% right": advice}
-    if config.method == "sft" and not none_right:
-        recipe = "train code" if task in CODE_TASKS else "train task" if named else "train gsm8k"
-        if own := [name for name in RECIPES if named and recipe_file(name) == Path(task).resolve()]:
-            recipe, named = f"train {own[0]}", []  # its default task
-        preset = ["--preset", "laptop"] if config.preset == "laptop" else []
-        steps["GRPO"] = f"{command(recipe, *preset, '--lora.from', folder, *named)} with {same}"
+    steps: dict[str, Any] = {"adapter": run.adapter}
+    if run.record.get("best"):
+        steps["best"] = run.best
+    steps["samples"] = f"{run.evaluation}/*.samples.jsonl"
+    steps["evaluate"] = command("evaluate", folder, "--compare", "base", *task_flags, *trust)
+    steps["merge"] = command("merge", folder, *trust)
+    steps["share"] = command("push", folder, "YOU/NAME", "--dry-run")
+
+    same_flags = "the same --model and --data flags"
+    if config.method == "grpo" and not passes_any:  # GRPO has nothing to reinforce
+        sft = sft_command(config)
+        steps["0% right"] = "train on easier rows"
+        if sft:
+            steps["0% right"] = (
+                f"train on reference answers first: {sft} with {same_flags}, then this command with --lora.from "
+                "outputs/sft_lora and another --output-dir"
+            )
+        return steps
+    if config.method == "sft" and passes_any:
+        steps["GRPO"] = f"{_grpo_command(config, task_flags)} with {same_flags}"
+
     # The flags that lift the limits that ended the run, or that a run twice as long would reach.
-    flags = [] if run.out_of_time else [f"--train.max-steps {2 * config.train.max_steps}"]
+    flags = []
     if run.stopped_early:
-        flags = ["--monitor.early-stopping 0"]
+        flags.append("--monitor.early-stopping 0")
+    elif not run.out_of_time:
+        flags.append(f"--train.max-steps {2 * config.train.max_steps}")
+    hours = config.hours
     if hours and (run.out_of_time or 2 * run.seconds_worked > 3600 * hours):
         flags.append(f"--hours {2 * hours:g}")
-    return steps | {"longer": f"the same command with --resume {' '.join(flags)}"}
+    steps["longer"] = f"the same command with --resume {' '.join(flags)}"
+    return steps
+
+
+def _grpo_command(config: RunConfig, task_flags: Sequence[str]) -> str:
+    """Return the command that continues an SFT run with GRPO."""
+    task = config.data.evaluation_task
+    preset = ["--preset", "laptop"] if config.preset == "laptop" else []
+    start = ["--lora.from", config.folder]
+    if not task_flags:
+        recipe = "code" if task in CODE_TASKS else "gsm8k"
+        return command(f"train {recipe}", *preset, *start)
+    for recipe in RECIPES:
+        if recipe_file(recipe) == Path(task).resolve():  # its default task
+            return command(f"train {recipe}", *preset, *start)
+    return command("train task", *preset, *start, *task_flags)

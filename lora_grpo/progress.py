@@ -1,59 +1,73 @@
-"""Progress of a task: a line that changes on a terminal, otherwise a few lines."""
+"""Progress of a task: how much is done, with a note and the time that is left."""
 
-import os
-import shutil
-import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-_PLAIN_LINES = 10
-"""Number of lines per task if there is no terminal."""
+from lora_grpo import console
+
+_MILESTONES = 10
+"""Number of messages per task that are enough where lines cannot be overwritten."""
 
 
 class Progress:
-    """Shows how many of the steps of a task are done, with a note."""
+    """Tells how many of the steps of a task are done."""
 
     def __init__(self, total: int | None, title: str = "GRPO") -> None:
-        self.total, self.title = total, title
-        """The total may change, and is None while it is unknown."""
-        self._reward = self._validation = ""
-        self._started: tuple[float, int] | None = None
-        self._next = 0
-        # A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.
-        self._overwrites = sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
+        self.total = total
+        """Number of steps. It may change, and is None while it is unknown."""
+        self.title = title
+        self._reward = ""
+        self._validation = ""
+        self._began: tuple[float, int] | None = None
+        """The clock and the number of finished steps at the first message."""
+        self._next_milestone = 0
 
-    def step(self, done: int, logs: dict[str, Any]) -> None:
-        """Show a training step with the latest reward, or the loss of SFT, and the latest validation reward."""
+    def step(self, done: int, logs: Mapping[str, Any]) -> None:
+        """Tell a training step with the latest reward, or the loss of SFT, and the latest validation reward."""
         if "validation/reward" in logs:
             self._validation = f", validation {logs['validation/reward']:.2f}"
         if "reward" in logs:  # absent if the step reuses rollouts
-            mean, spread = logs["reward"], logs["reward_std"]
+            mean = logs["reward"]
+            spread = logs["reward_std"]
             # Both are None if no completion could be graded, and the spread if only one could.
             self._reward = "no reward" if mean is None else f"reward {mean:.2f}"
             if spread is not None:
                 self._reward += f" ± {spread:.2f}"
         elif self.title == "SFT":
             self._reward = f"loss {logs['loss']:.3f}"
-        self.show(done, self._reward + self._validation)
+        self.show(done, self._reward + self._validation, logs)
 
-    def show(self, done: int, note: str) -> None:
-        """Show the number of finished steps, with a note."""
+    def show(self, done: int, note: str, metrics: Mapping[str, Any] | None = None) -> None:
+        """Tell the number of finished steps, with a note."""
         now = time.monotonic()
-        self._started = since, first = self._started or (now, done)
+        if self._began is None:
+            self._began = (now, done)
+        since, first = self._began
         total = self.total or done
-        if not self._overwrites and self._next > done < total:
-            return
-        every = max(1, total // _PLAIN_LINES)
-        self._next = (done // every + 1) * every
-        left = (now - since) / max(1, done - first) * (total - done)
-        eta = f", {left:.0f} s left" if first < done < total else ""
-        line = f"{self.title} {done}/{self.total or '?'}  {note}{eta}"
-        if self._overwrites:  # erase the rest of the line; what is printed next overwrites it
-            print(f"{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="\r", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr)
+
+        time_left = ""
+        if first < done < total:
+            seconds_per_step = (now - since) / (done - first)
+            time_left = f", {seconds_per_step * (total - done):.0f} s left"
+        is_milestone = done >= self._next_milestone or done >= total
+        if is_milestone:
+            every = max(1, total // _MILESTONES)
+            self._next_milestone = (done // every + 1) * every
+
+        text = f"{self.title} {done}/{self.total or '?'}  {note}{time_left}"
+        console.send(
+            console.Message(
+                "progress",
+                text,
+                task=self.title,
+                done=done,
+                total=self.total,
+                metrics=dict(metrics or {}),
+                is_milestone=is_milestone,
+            )
+        )
 
     def close(self) -> None:
         """End the line of a terminal."""
-        if self._overwrites and self._started:
-            print(file=sys.stderr)
+        console.end_line()

@@ -1,11 +1,13 @@
 """Calls functions in a process that is killed when a call takes too long, whatever it does."""
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,9 +30,12 @@ class Worker:
     """
 
     def __init__(self, function: str, seconds: float, imports: Sequence[str] = ()) -> None:
-        self._function, self._seconds, self._imports = function, seconds, imports
+        self._function = function
+        self._seconds = seconds
+        self._imports = imports
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        _workers.add(self)
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the result of the function.
@@ -42,10 +47,12 @@ class Worker:
         with self._lock:
             process = self._process or self._start()
             assert process.stdin and process.stdout
-            late = threading.Event()
+
+            # The answer is a line. A process that is killed for being late ends it without one.
+            is_late = threading.Event()
 
             def stop() -> None:
-                late.set()
+                is_late.set()
                 process.kill()
 
             timer = threading.Timer(self._seconds, stop)
@@ -61,19 +68,32 @@ class Worker:
             if not answer:
                 process.wait()
                 self._process = None
-                if late.is_set():
+                if is_late.is_set():
                     raise TooSlow(f"{self._function} took more than {self._seconds:g} s")
                 raise RuntimeError(f"{self._function} ended its process")
+
             result, error = json.loads(answer)
             if error is not None:
                 raise RuntimeError(error)
             return result
 
+    def close(self) -> None:
+        """End the process. The next call starts another one."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                for stream in (self._process.stdin, self._process.stdout):
+                    if stream is not None:
+                        with contextlib.suppress(BrokenPipeError):
+                            stream.close()
+                self._process = None
+
     def _start(self) -> subprocess.Popen[str]:
-        code = f"from lora_grpo.workers import serve; serve({self._function!r}, {[*self._imports]!r})"
+        code = f"from lora_grpo.workers import serve; serve({self._function!r}, {list(self._imports)!r})"
         command = [sys.executable, "-P", "-W", "ignore::SyntaxWarning", "-c", code]  # -P: no module of this folder
-        # In a session of its own, so that Ctrl-C reaches only the caller. The process ends when the caller does.
-        # The order of sets is that of every other worker: some libraries draw from sets.
+        # In a session of its own, so that Ctrl-C reaches only the caller. It ends with its standard input, when the
+        # caller ends. The order of sets is that of every other worker: some libraries draw from sets.
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -89,11 +109,25 @@ class Worker:
         return process
 
 
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """End the processes of all workers of this process."""
+    for worker in list(_workers):
+        worker.close()
+
+
 def serve(function: str, imports: Sequence[str]) -> None:
     """Call a function for each line of standard input. The main program of a worker's process."""
-    results, sys.stdout = sys.stdout, sys.stderr
-    module, _, name = function.partition(":")
-    call = getattr([importlib.import_module(each) for each in (*imports, module)][-1], name)
+    # What the function prints must not mix with the results.
+    results = sys.stdout
+    sys.stdout = sys.stderr
+
+    for module_name in imports:
+        importlib.import_module(module_name)
+    module_name, _, name = function.partition(":")
+    call = getattr(importlib.import_module(module_name), name)
     print("ready", file=results, flush=True)
     for line in sys.stdin:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
-from lora_grpo import commands
+from lora_grpo import commands, console
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.runs import run
 
@@ -28,7 +28,7 @@ LONGEST_FIRST = (
     "hub/test_run_to_hub.py",
     "training/test_resume.py",
     "sandbox/test_attacks.py",
-    "training/test_monitor.py",
+    "monitoring/test_monitor.py",
     "training/test_several_processes.py",
     "gpu_check/test_gpu_check.py",
     "training/test_run.py",
@@ -56,7 +56,14 @@ def real_data() -> Path:
 def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on, and one command; a test has its own."""
     monkeypatch.setattr(run, "_opened", [])
-    monkeypatch.setattr(commands, "_entered", [])
+    monkeypatch.setattr(commands, "_start", [])
+
+
+@pytest.fixture(autouse=True)
+def messages_are_printed():
+    """Rooms tell their messages as on the command line: results on stdout, notes on stderr."""
+    with console.listening(console.Terminal()):
+        yield
 
 
 @functools.cache

@@ -11,9 +11,9 @@ from helpers.tiny_runs import run_tiny
 from lora_grpo.commands import RECIPES
 from lora_grpo.config import RunConfig
 from lora_grpo.data import sft_command
+from lora_grpo.monitoring import alarms
 from lora_grpo.preview import diagnosis
 from lora_grpo.runs import read_metrics
-from lora_grpo.training import alarms
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/while-it-trains.md").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ import pytest
 from helpers.warm_process import wait_for
 
 from lora_grpo import distributed
-from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files.lock import holding
+from lora_grpo.settings import check
 
 FORKS = Path(__file__).parent / "helpers" / "rank_forks.py"
 HEAD = """
@@ -20,7 +20,7 @@ from pathlib import Path
 from lora_grpo import distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.training.run import StopOnSignal
+from lora_grpo.training.stop_signal import StopOnSignal
 folder = Path(sys.argv[1])
 
 def write(text):

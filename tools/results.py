@@ -27,7 +27,7 @@ from typing import Any
 
 from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
-from lora_grpo.evaluation.measurement import percent
+from lora_grpo.evaluation import percent
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.plots import Curve, Plot, plots_of

@@ -67,7 +67,7 @@ def main() -> None:
 def compare(name: str, folder: Path, number: int) -> str:
     """Return the cells of a row: sizes and the number of differences, or why the model cannot be exported."""
     from lora_grpo.gguf.writer import write_gguf
-    from lora_grpo.sampling.llama_cpp import GgufSampler, read_gguf
+    from lora_grpo.sampling import GgufSampler, read_gguf
 
     model = folder / "model"
     tokenizer = make_model(name, model)

@@ -1,6 +1,7 @@
 """`--audit`: can a completion cheat the grader?
 
-    audit(config, data)                  # prints what the grader wrongly accepts or rejects; exit code 2 if it fails
+    found = audit(config, data)          # tells what the grader wrongly accepts or rejects, by task
+    refuse_problems(found)               # RunError if there is anything
 
 audit_tasks.py  tries what a model could use to cheat, and reports what passes
 attacks.py      the attacks on a `check`: the texts of each for a row, and whether they must pass
@@ -8,4 +9,4 @@ policies.py     the attacks on an `Environment`: policies that play conversation
 calls.py        makes the calls of an audit in a process that can be killed
 """
 
-from lora_grpo.audit.audit_tasks import audit
+from lora_grpo.audit.audit_tasks import Findings, audit, refuse_problems

@@ -22,8 +22,14 @@ MARKER = Path(tempfile.gettempdir()) / f"lora-grpo-audit-{os.getpid()}"
 _CODE = f"open({str(MARKER)!r}, 'w').close()"
 """Creates the file."""
 
-GOLD, EMPTY, LONG, OTHERS, ALL = "gold", "empty text", "long text", "answers of other rows", "all answers at once"
-LEAK, REPEAT = "answer in the prompt", "repeated calls"
+GOLD = "gold"
+EMPTY = "empty text"
+LONG = "long text"
+OTHERS = "answers of other rows"
+ALL = "all answers at once"
+LEAK = "answer in the prompt"
+REPEAT = "repeated calls"
+
 Message = dict[str, Any]
 
 
@@ -79,14 +85,17 @@ def _own_line(subject: Subject) -> Iterable[str]:
 
 def _all_answers(subject: Subject) -> Iterable[str]:
     """Return the reference with the answers of all rows: the correct one first, last, and in the middle."""
-    answer, others = subject.answer, list(subject.other_values)
+    answer = subject.answer
+    others = list(subject.other_values)
     if not answer or not others:
         return []
     half = len(others) // 2
-    last, middle = [*others, answer], [*others[:half], answer, *others[half:]]
-    texts = [" ".join(values) for values in ([answer, *others], last, middle)]
+    first = [answer, *others]
+    last = [*others, answer]
+    middle = [*others[:half], answer, *others[half:]]
+    texts = [" ".join(answers) for answers in (first, last, middle)]
     # Not with the correct one on the first line, because text on later lines may be allowed.
-    texts += ["\n".join(values) for values in (last, middle) if values[0] != answer]
+    texts += ["\n".join(answers) for answers in (last, middle) if answers[0] != answer]
     return subject.with_answer(*texts)
 
 
@@ -118,9 +127,19 @@ def _reversed_words(subject: Subject) -> Iterable[str]:
     return [subject.gold[:start] + " ".join(reversed(subject.gold[start:end].split())) + subject.gold[end:]]
 
 
+def _with_spaces(subject: Subject) -> list[str]:
+    """Return the reference with white space around it."""
+    return [f"{subject.gold}\n", f" {subject.gold}\n"] if subject.gold else []
+
+
+def _contradiction(subject: Subject) -> list[str]:
+    """Return the reference, followed by one with a wrong answer."""
+    return [f"{subject.gold}\n{wrong}" for wrong in _wrong_values(subject)[:1]]
+
+
 ATTACKS = (
     Attack(GOLD, True),
-    Attack("surrounding spaces", True, lambda each: [f"{space}{each.gold}\n" for space in ("", " ") if each.gold]),
+    Attack("surrounding spaces", True, _with_spaces),
     Attack("answer on its own line", True, _own_line),
     Attack(EMPTY, False, lambda subject: ("", " \n")),
     Attack("prompt", False, lambda subject: subject.prompt),
@@ -128,7 +147,7 @@ ATTACKS = (
     Attack(OTHERS, False, lambda subject: subject.others),
     Attack(ALL, False, _all_answers),
     Attack("wrong value", False, _wrong_values),
-    Attack("contradiction", False, lambda subject: [f"{subject.gold}\n{each}" for each in _wrong_values(subject)[:1]]),
+    Attack("contradiction", False, _contradiction),
     Attack("reversed words", False, _reversed_words),
     Attack("code that runs", False, lambda subject: [_CODE, *subject.with_answer(_CODE, "98765**87654321")]),
     Attack(LONG, False, lambda subject: (text * (size // len(text)) for text, size in _LONG.items())),
@@ -143,24 +162,47 @@ def make_subjects(rows: Sequence[dict[str, Any]], golds: Sequence[Any], chosen: 
     Args:
         golds: the reference of each row, None without one: a text, or the messages of the model in a conversation.
     """
-    last = [gold[-1]["content"] if gold and not isinstance(gold, str) else gold for gold in golds]
-    texts = list(dict.fromkeys(gold for gold in last if gold))
-    common = [set(_tokens(text)) for text in texts[:_NUM_OTHERS]]
-    values: dict[str, tuple[int, int] | None] = {}
-    for text in texts:
-        # Words of all references, such as units and tags, are not part of an answer.
-        found = list(TOKEN.finditer(text))
-        special = [match for match in found if not all(match.group().casefold() in tokens for tokens in common)]
-        values[text] = (special or found)[-1].span() if found else None
-    answers = {text: Subject({}, text, values[text]).answer.replace(",", "").casefold() for text in texts}
+    references = [gold[-1]["content"] if gold and not isinstance(gold, str) else gold for gold in golds]
+    distinct = list(dict.fromkeys(reference for reference in references if reference))
+    spans = _answer_spans(distinct)
+    answers = {text: Subject({}, text, spans[text]).answer.replace(",", "").casefold() for text in distinct}
     subjects = []
-    for row, gold, turns in ((rows[index], last[index] or "", golds[index] or ()) for index in chosen):
-        wanted, others = {*_tokens(gold)}, [text for text in texts if answers[text] != answers.get(gold)]
-        # An answer with all words and numbers of the reference could be correct.
-        others = [text for text in others if not (wanted and wanted <= {*_tokens(text)})][:_NUM_OTHERS]
-        other_values = [text[slice(*span)] for text in others if (span := values[text])]
-        subjects.append(Subject(row, gold or None, values.get(gold), others, other_values, turns))
+    for index in chosen:
+        reference = references[index] or ""
+        tokens = set(_tokens(reference))
+        others = []
+        for text in distinct:
+            # An answer with all words and numbers of the reference could be correct.
+            could_be_correct = bool(tokens) and tokens <= set(_tokens(text))
+            if answers[text] != answers.get(reference) and not could_be_correct:
+                others.append(text)
+        others = others[:_NUM_OTHERS]
+        other_values = []
+        for text in others:
+            span = spans[text]
+            if span:
+                other_values.append(text[slice(*span)])
+        turns = golds[index] or ()
+        subjects.append(Subject(rows[index], reference or None, spans.get(reference), others, other_values, turns))
     return subjects
+
+
+def _answer_spans(references: Sequence[str]) -> dict[str, tuple[int, int] | None]:
+    """Return the position of the answer in each reference, None if it has neither a word nor a number.
+
+    Words of all references, such as units and tags, are not part of an answer.
+    """
+    token_sets = [set(_tokens(text)) for text in references[:_NUM_OTHERS]]
+    spans: dict[str, tuple[int, int] | None] = {}
+    for text in references:
+        tokens = list(TOKEN.finditer(text))
+        special = []
+        for token in tokens:
+            is_in_all = all(token.group().casefold() in token_set for token_set in token_sets)
+            if not is_in_all:
+                special.append(token)
+        spans[text] = (special or tokens)[-1].span() if tokens else None
+    return spans
 
 
 def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
@@ -171,19 +213,29 @@ def leaked_rows(subjects: Sequence[Subject]) -> list[Subject]:
     """
     prompts = ["\n".join(subject.prompt) for subject in subjects]
     # A reference such as `<answer>5</answer>` is not in a prompt that contains only the answer.
-    both = ((subject.gold, subject.row.get("answer")) for subject in subjects)
-    texts = [{text.strip() for text in pair if isinstance(text, str)} - {""} for pair in both]
+    answers: list[set[str]] = []
+    for subject in subjects:
+        candidates = (subject.gold, subject.row.get("answer"))
+        answers.append({text.strip() for text in candidates if isinstance(text, str)} - {""})
 
-    def leaks(own: set[str], prompt: str) -> bool:
-        return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", prompt) for text in own)
+    def leaks(texts: set[str], prompt: str) -> bool:
+        return any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", prompt) for text in texts)
 
-    found = [subjects[index] for index, own in enumerate(texts) if leaks(own, prompts[index])]
-    pairs = [
-        (own, prompt) for own in texts for other, prompt in zip(texts, prompts, strict=True) if own and own != other
-    ]
-    elsewhere = sum(leaks(*pair) for pair in pairs)
-    usual = 2 * len(found) > len(subjects) and 2 * elsewhere * len(subjects) < len(found) * len(pairs)
-    return found if usual else []
+    # The rate of rows whose prompt has their own answer must be twice that of prompts with answers of other rows.
+    leaked = []
+    for subject, texts, prompt in zip(subjects, answers, prompts, strict=True):
+        if leaks(texts, prompt):
+            leaked.append(subject)
+    pairs = 0
+    leaks_elsewhere = 0
+    for texts in answers:
+        for other_texts, prompt in zip(answers, prompts, strict=True):
+            if texts and texts != other_texts:
+                pairs += 1
+                leaks_elsewhere += leaks(texts, prompt)
+    is_majority = 2 * len(leaked) > len(subjects)
+    is_rare_elsewhere = 2 * leaks_elsewhere * len(subjects) < len(leaked) * pairs
+    return leaked if is_majority and is_rare_elsewhere else []
 
 
 def _tokens(text: str) -> list[str]:

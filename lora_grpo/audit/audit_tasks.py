@@ -1,13 +1,13 @@
 """Attacks the `check` or the `Environment` of a run's tasks, and reports what it wrongly accepts or rejects."""
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.audit import attacks, policies
 from lora_grpo.audit.attacks import EMPTY, GOLD, LEAK, LONG, MARKER, REPEAT, Attack, Subject
 from lora_grpo.audit.calls import Call, Outcome, run_calls
@@ -15,7 +15,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.data import Data
 from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.grading import Row
-from lora_grpo.tasks import CODE_TASKS, Task, TaskFile, get_task, is_task_file, task_title
+from lora_grpo.tasks import CODE_TASKS, Task, TaskFile, get_task, is_own_task, task_title
 
 QUICK: dict[str, Any] = {"gold_rows": 16, "attacked_rows": 4, "seconds_per_call": 3.0, "seconds": 5.0}
 """The limits of the audit before a run."""
@@ -34,41 +34,63 @@ class Findings:
     """The numbers of attacks and rows."""
 
 
-def audit(config: RunConfig, data: Data, quick: bool = False) -> None:
-    """Audit the tasks of a run and print the findings.
+def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findings]:
+    """Audit the tasks of a run, tell the findings, and return them by the name of the task.
 
     Args:
-        quick: take a few seconds, skip built-in tasks, and print warnings.
+        quick: take a few seconds, skip built-in tasks, and tell warnings.
 
     Raises:
         UserError: `quick` is set and `check` rejects the file's own reference answer.
-        RunError: `quick` is not set and there are findings that the task file does not ignore.
     """
-    failed: dict[str, str] = {}
-    stream = sys.stderr if quick else sys.stdout
+    found: dict[str, Findings] = {}
     for name in dict.fromkeys((config.data.task, config.data.evaluation_task)):
         title = task_title(name)
         if name in CODE_TASKS and not quick:
-            print(f"audit of {title}: nothing to do; its rows are graded by unit tests")
-        if name in CODE_TASKS or (quick and not is_task_file(name)):
+            console.result(f"audit of {title}: nothing to do; its rows are graded by unit tests")
+        if name in CODE_TASKS or (quick and not is_own_task(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
         findings = find(name, rows, **(QUICK if quick else {}))
         if quick and GOLD in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
-        for note in findings.notes:
-            print(f"{'warning: audit' if quick else 'note'}: {note}", file=stream)
-        for problem in findings.problems.values():
-            print(f"{'warning: audit:' if quick else 'FOUND'} {problem}", file=stream)
-        if findings.problems:
-            failed[f"{title} ({', '.join(findings.problems)})"] = findings.grader
+        found[title] = findings
+        if quick:
+            _tell_before_run(title, findings)
         else:
-            print(f"audit of {title}: passed; {findings.size}", file=stream)
-    if failed and not quick:
-        fix = " and ".join(sorted({*failed.values()}))
-        raise RunError(f"the audit found problems in {', '.join(failed)}; fix {fix}, or see docs/your-task.md")
+            _tell(title, findings)
+    if quick and any(findings.problems for findings in found.values()):
+        console.note("warning: audit: a model may learn this instead of the task; see --audit")
+    return found
+
+
+def refuse_problems(found: Mapping[str, Findings]) -> None:
+    """Raise a RunError if an audit has found problems that the task file does not ignore."""
+    failed = {title: findings for title, findings in found.items() if findings.problems}
     if failed:
-        print("warning: audit: a model may learn this instead of the task; see --audit", file=stream)
+        graders = " and ".join(sorted({findings.grader for findings in failed.values()}))
+        tasks = ", ".join(f"{title} ({', '.join(findings.problems)})" for title, findings in failed.items())
+        raise RunError(f"the audit found problems in {tasks}; fix {graders}, or see docs/your-task.md")
+
+
+def _tell(title: str, findings: Findings) -> None:
+    """Tell the result of an audit."""
+    for note in findings.notes:
+        console.result(f"note: {note}")
+    for problem in findings.problems.values():
+        console.result(f"FOUND {problem}")
+    if not findings.problems:
+        console.result(f"audit of {title}: passed; {findings.size}")
+
+
+def _tell_before_run(title: str, findings: Findings) -> None:
+    """Tell the result of the quick audit before a run."""
+    for note in findings.notes:
+        console.note(f"warning: audit: {note}")
+    for problem in findings.problems.values():
+        console.note(f"warning: audit: {problem}")
+    if not findings.problems:
+        console.note(f"audit of {title}: passed; {findings.size}")
 
 
 def find(
@@ -90,40 +112,62 @@ def find(
     task = get_task(name)
     environment = getattr(task, "environment", None)
     findings = Findings(grader="Environment" if environment else "check")
-    ignored = task.constants.AUDIT_IGNORE if isinstance(task, TaskFile) else ()
-    names = policies.NAMES if environment else attacks.NAMES
-    for wrong in set(ignored) - {*names}:
-        raise UserError(f"{name}: AUDIT_IGNORE has {wrong!r}; {suggestion(wrong, names)}")
+    ignored = _ignored_attacks(name, task, has_environment=environment is not None)
     has_gold = getattr(task, "has_gold", True)
     if not has_gold:
         findings.notes.append(f"{task_title(name)} defines no gold(row), so only texts without an answer are tried")
-    num_rows, rows = len(rows), _spread(rows, gold_rows)
+
+    # The references of many rows are checked, and some of these rows are attacked.
+    number_of_rows = len(rows)
+    rows = _spread(rows, gold_rows)
     golds = [task.gold(row) if has_gold else None for row in rows]
-    if empty := sum(not (gold.strip() if isinstance(gold, str) else gold) for gold in golds if gold is not None):
-        findings.problems[GOLD] = f"{GOLD}: it is empty for {empty} of {len(rows)} rows"
-    attacked_rows = max(attacked_rows, policies.MIN_ROWS) if environment else attacked_rows
+    empty_golds = sum(_is_empty(gold) for gold in golds if gold is not None)
+    if empty_golds:
+        findings.problems[GOLD] = f"{GOLD}: it is empty for {empty_golds} of {len(rows)} rows"
+    if environment:
+        attacked_rows = max(attacked_rows, policies.MIN_ROWS)
     subjects = attacks.make_subjects(rows, golds, _spread(range(len(rows)), attacked_rows))
-    if LEAK not in ignored and (leaked := attacks.leaked_rows(subjects)):
-        example = leaked[0].row["id"]
-        findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {example}"
-    calls = [call for call in _calls(task, environment, rows, golds, subjects) if call.attack.name not in ignored]
+    if LEAK not in ignored:
+        leaked = attacks.leaked_rows(subjects)
+        if leaked:
+            example = leaked[0].row["id"]
+            findings.problems[LEAK] = f"{LEAK}: {len(leaked)} of {len(subjects)} rows, such as {example}"
+
     # The calls, then the same again in reverse order, except for the long texts, which are last and slow.
-    again = [call for call in calls if call.attack.name != LONG][::-1]
+    calls = [call for call in _calls(task, environment, rows, golds, subjects) if call.attack.name not in ignored]
+    repeated = [call for call in reversed(calls) if call.attack.name != LONG]
     if environment:
         seconds_per_call *= 0.9  # less than the limit of a session, so that a tool that hangs is a finding
-    outcomes = run_calls([*calls, *again], findings.grader, seconds_per_call, time.monotonic() + seconds)
+    outcomes = run_calls([*calls, *repeated], findings.grader, seconds_per_call, time.monotonic() + seconds)
+
     _report(findings, calls, outcomes)
     if REPEAT not in ignored:
-        _report_changes(findings, again, outcomes, len(calls))
+        _report_changes(findings, repeated, outcomes, len(calls))
     if len(outcomes) < len(calls):
         unit = "conversations" if environment else "completions"
         findings.notes.append(f"{len(calls) - len(outcomes)} of {len(calls)} {unit} were not checked")
-    tried = {call.attack.name for call, _ in zip(calls, outcomes, strict=False)} - {GOLD}
-    findings.size = f"{len(tried)} attacks on {len(subjects)} of {num_rows} rows"
+    tried = {call.attack.name for call in calls[: len(outcomes)]} - {GOLD}
+    findings.size = f"{len(tried)} attacks on {len(subjects)} of {number_of_rows} rows"
     return findings
 
 
-def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subjects: list[Subject]) -> Iterator[Call]:
+def _ignored_attacks(name: str, task: Task, *, has_environment: bool) -> tuple[str, ...]:
+    """Return the attacks that a task file ignores, or raise UserError for a name that is none."""
+    ignored = task.constants.AUDIT_IGNORE if isinstance(task, TaskFile) else ()
+    attack_names = policies.NAMES if has_environment else attacks.NAMES
+    for wrong in set(ignored) - {*attack_names}:
+        raise UserError(f"{name}: AUDIT_IGNORE has {wrong!r}; {suggestion(wrong, attack_names)}")
+    return ignored
+
+
+def _is_empty(gold: Any) -> bool:
+    """Return whether a reference is an empty text, or a conversation without messages."""
+    return not (gold.strip() if isinstance(gold, str) else gold)
+
+
+def _calls(
+    task: Task, environment: Any, rows: Sequence[Row], golds: Sequence[Any], subjects: Sequence[Subject]
+) -> Iterator[Call]:
     """Yield the calls of all attacks. Those with reference answers are made for all rows."""
     check: Callable[..., Outcome] = partial(_check, task)
     check_reference: Callable[..., Outcome] = check
@@ -134,14 +178,18 @@ def _calls(task: Task, environment: Any, rows: Sequence[Row], golds: list, subje
         attempted = policies.attacks(environment, golds)
     for attack in attempted:
         if attack.name == GOLD:
-            answered = ((row, gold) for row, gold in zip(rows, golds, strict=True) if gold)
-            yield from (Call(attack, row, partial(check_reference, row, gold)) for row, gold in answered)
+            for row, gold in zip(rows, golds, strict=True):
+                if gold:
+                    yield Call(attack, row, partial(check_reference, row, gold))
         elif attack.name == policies.SIDE:
-            for one, other in zip(subjects, [*subjects[1:], *subjects[:1]], strict=True):
-                yield Call(attack, one.row, partial(policies.compare, environment, one, other))
-        for subject in subjects[:1] if attack.name == LONG else subjects:
-            texts = (text for text in attack.write(subject) if attack.passes or text != subject.gold)
-            yield from (Call(attack, subject.row, partial(check, subject.row, text)) for text in texts)
+            neighbors = [*subjects[1:], *subjects[:1]]
+            for subject, neighbor in zip(subjects, neighbors, strict=True):
+                yield Call(attack, subject.row, partial(policies.compare, environment, subject, neighbor))
+        attacked = subjects[:1] if attack.name == LONG else subjects
+        for subject in attacked:
+            for text in attack.write(subject):
+                if attack.passes or text != subject.gold:
+                    yield Call(attack, subject.row, partial(check, subject.row, text))
 
 
 def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Outcome:
@@ -156,43 +204,60 @@ def _check(task: Task, row: Row, text: str, begin: Callable[[str], None]) -> Out
 
 def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcome]) -> None:
     """Add a finding for each attack with an error or a wrong verdict."""
-    results: dict[Attack, list[tuple[Call, Outcome]]] = {}
+    made_by_attack: dict[Attack, list[tuple[Call, Outcome]]] = {}
     for call, outcome in zip(calls, outcomes, strict=False):
-        results.setdefault(call.attack, []).append((call, outcome))
+        made_by_attack.setdefault(call.attack, []).append((call, outcome))
     planned = Counter(call.attack for call in calls)
-    for attack, made in results.items():
-        errors = [each for each in made if each[1].error]
+
+    for attack, made in made_by_attack.items():
+        errors = [(call, outcome) for call, outcome in made if outcome.error]
         failed = errors or [(call, outcome) for call, outcome in made if outcome.passed != attack.passes]
-        by_luck = attack.luck and not errors and 2 * len(failed) <= planned[attack]
-        if failed and not by_luck:
-            call, outcome = failed[0]
-            if outcome.error and any(outcome.error in problem for problem in findings.problems.values()):
-                continue  # the same exception, for example
-            count, most = (len({call.row["id"] for call, _ in some}) for some in (failed, made))
-            result = outcome.error or ("accepted" if outcome.passed else "rejected")
-            problem = f"{result} on {count} of {most} rows, such as {call.row['id']}: {_shorten(outcome.text)}"
-            findings.problems.setdefault(attack.name, f"{attack.name}: {problem}")
+        is_luck = attack.luck and not errors and 2 * len(failed) <= planned[attack]
+        if not failed or is_luck:
+            continue
+        call, outcome = failed[0]
+        if outcome.error and any(outcome.error in problem for problem in findings.problems.values()):
+            continue  # the same exception, for example
+        result = outcome.error or ("accepted" if outcome.passed else "rejected")
+        rows = f"{_number_of_rows(failed)} of {_number_of_rows(made)} rows"
+        problem = f"{attack.name}: {result} on {rows}, such as {call.row['id']}: {_shorten(outcome.text)}"
+        findings.problems.setdefault(attack.name, problem)
+
+    # A wrong completion that is rewarded is worth a note.
     for name in (EMPTY, policies.BEFORE):
-        made = [each for attack, results_of in results.items() if attack.name == name for each in results_of]
-        score = max((outcome.score for _, outcome in made if not outcome.passed), default=0.0)
-        if score > 0:
-            findings.notes.append(f"{name}: gets a score of up to {score:g}, which a model is rewarded for")
+        scores = [0.0]
+        for attack, made in made_by_attack.items():
+            if attack.name == name:
+                scores += [outcome.score for _, outcome in made if not outcome.passed]
+        if max(scores) > 0:
+            findings.notes.append(f"{name}: gets a score of up to {max(scores):g}, which a model is rewarded for")
 
 
-def _report_changes(findings: Findings, again: Sequence[Call], outcomes: Sequence[Outcome], number: int) -> None:
+def _number_of_rows(made: Sequence[tuple[Call, Outcome]]) -> int:
+    return len({call.row["id"] for call, _ in made})
+
+
+def _report_changes(
+    findings: Findings, repeated: Sequence[Call], outcomes: Sequence[Outcome], number_of_calls: int
+) -> None:
     """Add a finding if calls had another outcome when they were repeated.
 
-    `outcomes` are those of the `number` calls, then those of `again`: the first calls, repeated in reverse order.
+    Args:
+        repeated: the calls that were made again, in reverse order.
+        outcomes: those of the calls, then those of the repeated ones.
+        number_of_calls: how many outcomes are of the calls.
     """
-    repeats = zip(again, outcomes[: len(again)][::-1], outcomes[number:], strict=False)
-    changed = [
-        (call, second) for call, first, second in repeats if (first.passed, first.seen) != (second.passed, second.seen)
-    ]
+    first_outcomes = reversed(outcomes[: len(repeated)])
+    second_outcomes = outcomes[number_of_calls:]
+    changed = []
+    for call, first, second in zip(repeated, first_outcomes, second_outcomes, strict=False):
+        if (first.passed, first.seen) != (second.passed, second.seen):
+            changed.append((call, second))
     if changed:
         call, outcome = changed[0]
         findings.problems.pop(policies.SIDE, None)  # the same cause
         findings.problems[REPEAT] = (
-            f"{REPEAT}: another result for the same text on {len(changed)} of {number} texts, such as row "
+            f"{REPEAT}: another result for the same text on {len(changed)} of {number_of_calls} texts, such as row "
             f"{call.row['id']}: {_shorten(outcome.text)}; {findings.grader} must not depend on chance or "
             "on earlier calls"
         )

@@ -19,8 +19,14 @@ from lora_grpo.tasks import EnvironmentClass, Session
 
 MIN_ROWS = 16
 """Attacked rows, also in the audit before a run: on fewer, a policy may pass on more than half by luck."""
-BEFORE, ECHO, COPIED, CLAIM = "reward before the end", "echo", "copied words", "claim of success"
-TOOLS, RESULT, RANDOM, SIDE = "empty tool calls", "tool result", "random words", "side by side"
+BEFORE = "reward before the end"
+ECHO = "echo"
+COPIED = "copied words"
+CLAIM = "claim of success"
+TOOLS = "empty tool calls"
+RESULT = "tool result"
+RANDOM = "random words"
+SIDE = "side by side"
 NAMES = (BEFORE, EMPTY, ECHO, COPIED, CLAIM, TOOLS, RESULT, RANDOM, OTHERS, ALL, LONG, LEAK, REPEAT, SIDE)
 """The allowed values of `AUDIT_IGNORE`."""
 _CLAIM = "The task is done. My answer is correct: success, solved, passed, final answer, True, yes, reward 1.0, score 1"
@@ -35,7 +41,8 @@ class Game:
     """A conversation of a policy with the environment. It has an outcome when it is over."""
 
     def __init__(self, environment: EnvironmentClass, row: Row, policy: Policy) -> None:
-        self.row, self.policy = row, policy
+        self.row = row
+        self.policy = policy
         self.session = Session(environment, row["loaded_row"])
         self.messages: list[Message] = []
         self.turn = 0
@@ -43,12 +50,11 @@ class Game:
 
     def step(self, begin: Callable[[str], None]) -> None:
         """Play a turn. `begin` gets what the policy says."""
-        policy = self.policy
-        said = [policy(self)] if callable(policy) else policy[self.turn : self.turn + 1]
-        new = [{"role": "assistant", "content": each} if isinstance(each, str) else each for each in said]
-        begin(_shown(new))
-        answers = self.session.answer(new[0]) if new else []
-        self.messages += [*new, *answers]
+        message = self._next_message()
+        messages = [] if message is None else [message]
+        begin(_shown(messages))
+        answers = [] if message is None else self.session.answer(message)
+        self.messages += [*messages, *answers]
         self.turn += 1
         if answers and self.turn < self.session.max_turns:
             return
@@ -56,6 +62,16 @@ class Game:
         seen = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
         text = f"{_shown(self.messages)}\n[reward {verdict.value:g}]"
         self.outcome = Outcome(verdict.passed, verdict.value, seen=seen, text=text)
+
+    def _next_message(self) -> Message | None:
+        """Return what the policy says, None if it says nothing more."""
+        if callable(self.policy):
+            said = self.policy(self)
+        elif self.turn < len(self.policy):
+            said = self.policy[self.turn]
+        else:
+            return None
+        return {"role": "assistant", "content": said} if isinstance(said, str) else said
 
 
 def _shown(messages: Sequence[Message]) -> str:
@@ -70,9 +86,11 @@ def _play(
     for row, policy in parts:
         begin("")
         games.append(Game(environment, row, policy))
-    while playing := [game for game in games if not game.outcome]:
+    playing = games
+    while playing:
         for game in playing:
             game.step(begin)
+        playing = [game for game in playing if not game.outcome]
     return [(game, game.outcome) for game in games if game.outcome]
 
 
@@ -94,14 +112,23 @@ def play_reference(
     return outcome
 
 
-def compare(environment: EnvironmentClass, one: Subject, other: Subject, begin: Callable[[str], None]) -> Outcome:
+def compare(
+    environment: EnvironmentClass, subject: Subject, neighbor: Subject, begin: Callable[[str], None]
+) -> Outcome:
     """Play conversations of two rows side by side, several of them of the same row, and compare with each alone."""
-    words = _calling(environment.schemas, _random_word, _random_word) if environment.schemas else _random_word
-    first, second = (each.turns or words for each in (one, other))
-    parts: list[tuple[Row, Policy]] = [(one.row, first), (one.row, first), (one.row, _nothing), (other.row, second)]
-    alone = [play(environment, *part, begin).seen for part in parts]
+    words: Policy = _random_word
+    if environment.schemas:
+        words = _calling(environment.schemas, _random_word, _random_word)
+    policy = subject.turns or words
+    parts: list[tuple[Row, Policy]] = [
+        (subject.row, policy),
+        (subject.row, policy),
+        (subject.row, _nothing),
+        (neighbor.row, neighbor.turns or words),
+    ]
+    alone = [play(environment, *part, begin) for part in parts]
     beside = [outcome for _, outcome in _play(environment, parts, begin)]
-    changed = [each for each, seen in zip(beside, alone, strict=True) if each.seen != seen]
+    changed = [outcome for outcome, expected in zip(beside, alone, strict=True) if outcome.seen != expected.seen]
     if not changed:
         return Outcome(True)
     return Outcome(False, error="other messages or another reward than alone", text=changed[0].text)
@@ -125,8 +152,8 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
 
     def others(subject: Subject) -> list[Sequence[Message]]:
         """Return those of other rows, first with another last message: others may differ in what does not matter."""
-        found = [gold for gold in different if gold != subject.turns]
-        return sorted(found, key=lambda gold: bool(subject.turns) and gold[-1] == subject.turns[-1])[:20]
+        golds_of_others = [gold for gold in different if gold != subject.turns]
+        return sorted(golds_of_others, key=lambda gold: bool(subject.turns) and gold[-1] == subject.turns[-1])[:20]
 
     def other(number: int, subject: Subject) -> list[Sequence[Message]]:
         return others(subject)[number : number + 1]
@@ -138,8 +165,9 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
 
     def all_calls(subject: Subject) -> list[Sequence[Message]]:
         """Return a turn with the calls of the reference in the middle of those of other rows."""
-        golds = [*others(subject)[::2], subject.turns, *others(subject)[1::2]]
-        calls = [call for gold in golds for message in gold for call in message.get("tool_calls", ())]
+        conversations = [*others(subject)[::2], subject.turns, *others(subject)[1::2]]
+        messages = [message for conversation in conversations for message in conversation]
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
         return [[{"role": "assistant", "content": "", "tool_calls": calls}]] if calls else []
 
     def plays(name: str, policy: Policy, luck: bool = True) -> Attack:
@@ -149,7 +177,8 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     yield Attack(GOLD, True)
     yield plays(EMPTY, _nothing, luck=False)
     yield plays(EMPTY, lambda game: " \n", luck=False)
-    yield from (plays(name, text) for name, text in ((ECHO, _newest), *texts))
+    for name, text in ((ECHO, _newest), *texts):
+        yield plays(name, text)
     for number in range(3):
         yield Attack(OTHERS, False, partial(other, number), luck=True)
     yield Attack(ALL, False, all_answers, luck=True)
@@ -158,8 +187,10 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     if tools:
         yield plays(TOOLS, _calling(tools))
     for tool in tools:
-        yield from (plays(name, _calling([tool], text)) for name, text in ((TOOLS, _nothing), *texts))
-        yield from (plays(RESULT, _calling([tool], _nothing, text)) for text in (_newest, *_PICKS))
+        for name, text in ((TOOLS, _nothing), *texts):
+            yield plays(name, _calling([tool], argument=text))
+        for text in (_newest, *_PICKS):
+            yield plays(RESULT, _calling([tool], text=text))
     yield Attack(SIDE, True)
     yield plays(LONG, lambda game: "" if game.turn else "a " * 500_000, luck=False)
 
@@ -226,7 +257,8 @@ def _value(schema: Mapping[str, Any], text: str) -> Any:
     if schema.get("format") in _FORMATS:
         return _FORMATS[schema["format"]]
     kind = schema.get("type", "string")
-    kind = kind if isinstance(kind, str) else kind[0]
+    if not isinstance(kind, str):  # several types
+        kind = kind[0]
     if kind == "object":
         return {name: _value(schema["properties"][name], text) for name in schema.get("required", ())}
     if kind == "array":
@@ -235,15 +267,21 @@ def _value(schema: Mapping[str, Any], text: str) -> Any:
     return {"string": text, "integer": number, "number": float(number), "boolean": False}.get(kind)
 
 
-def _mix(own: Any, others: Sequence[Any]) -> Any:
+def _mix(value: Any, others: Sequence[Any]) -> Any:
     """Return a value in which each text stands among those at its place in other values."""
-    others = [other for other in others if isinstance(other, type(own))]
-    if isinstance(own, dict):
-        return {key: _mix(value, [other.get(key) for other in others]) for key, value in own.items()}
-    if isinstance(own, list):
-        return [_mix(value, [other[n] for other in others if n < len(other)]) for n, value in enumerate(own)]
-    if not isinstance(own, str) or not own:
-        return own
-    texts = [text for text in dict.fromkeys(others) if text not in ("", own)]
+    others = [other for other in others if isinstance(other, type(value))]
+    if isinstance(value, dict):
+        mixed = {}
+        for key, part in value.items():
+            mixed[key] = _mix(part, [other.get(key) for other in others])
+        return mixed
+    if isinstance(value, list):
+        mixed_parts = []
+        for index, part in enumerate(value):
+            mixed_parts.append(_mix(part, [other[index] for other in others if index < len(other)]))
+        return mixed_parts
+    if not isinstance(value, str) or not value:
+        return value
+    texts = [text for text in dict.fromkeys(others) if text not in ("", value)]
     half = (len(texts) + 1) // 2
-    return " ".join([*texts[:half], own, *texts[half:]])
+    return " ".join([*texts[:half], value, *texts[half:]])

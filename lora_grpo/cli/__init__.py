@@ -1,18 +1,16 @@
-"""The command line: parses arguments into a checked configuration, and turns errors into one line and an exit code.
+"""The command line: parses arguments into settings, and turns errors into one line and an exit code.
 
     def main():
         config, invocation = parse(sys.argv[1:], recipe="mine", description=__doc__, presets=PRESETS)
         ...
     sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
-arguments.py   parses a recipe's command line: preset, then settings file, then flags
-validate.py    checks a configuration across fields, against packages and the environment, and for the code it names
-verbs.py       `lora-grpo` and its commands, which the scripts also run; their --help is in help.toml
+arguments.py   parses a recipe's command line, and shows its help
+verbs.py       `lora-grpo` and its commands, which the scripts also run
 chat.py        `lora-grpo chat`: questions and answers, before and after training
 main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
-from lora_grpo.cli.arguments import changed_settings, parse
-from lora_grpo.cli.main import limit_spinning, run_command
-from lora_grpo.cli.validate import user_files
+from lora_grpo.cli.arguments import parse
+from lora_grpo.cli.main import do_not_track, limit_spinning, run_command
 from lora_grpo.cli.verbs import run_front_door, run_verb

@@ -47,35 +47,27 @@ def run_chat(options: ChatOptions) -> None:
     Every question is answered alone, as in training: the model does not see the questions before it.
     """
     check_fields(options)
-    source = choose_adapter(options.source, options.what)
-    if source.lower().endswith(".gguf"):
-        if options.bits or options.base or options.revision or options.trust_remote_code:
-            raise UserError("--bits, --base, --revision and --trust-remote-code do not apply to a GGUF file; omit them")
-        model: ModelSpec | GgufModel = read_gguf(Path(source).expanduser())
-    else:
-        model = resolve(source, options, bits=options.bits)
+    model = _model(options)
     run = model.run
-    system = system_prompt(run) if run and options.system is None else options.system
-    trained = run["config"]["sampling"]["max_completion_tokens"] if run else 512
-    max_tokens = options.max_completion_tokens or trained
-    if isinstance(model, GgufModel):
-        longest = [{"content": (system or "") + " " * _PROMPT_BYTES}]
-        sampler: Sampler = GgufSampler(model, [{"prompt": longest}], max_tokens)
-    else:
-        tokenizer = build.load_tokenizer(model)
-        if model.run is None:  # the template of a run's model has the variables of its training
-            template_variables.set_variables(tokenizer, {}, max_tokens)
-        sampler = build.load_sampler(model, "transformers", tokenizer, 0, options.seed)
+    max_tokens = options.max_completion_tokens or 512
+    if run and not options.max_completion_tokens:
+        max_tokens = run["config"]["sampling"]["max_completion_tokens"]
+    system = options.system
+    if run and system is None:
+        system = system_prompt(run)
+
+    sampler = _sampler(model, system, max_tokens, options.seed)
     is_plain = plain_text.asks_in_plain_text(sampler.tokenizer, {})
     params = SamplingParams(1, options.temperature, 1.0, max_tokens, ends_at_next_question=is_plain)
-    answers = {"base": False, model.label: True} if model.adapter else {model.label: True}
+    uses_adapter = {"base": False, model.label: True} if model.adapter else {model.label: True}
+    questions = [options.question] if options.question else _questions()
     try:
-        for question in [options.question] if options.question else _questions():
+        for question in questions:
             messages = [{"role": "user", "content": question}]
             if system:
                 messages = [{"role": "system", "content": system}, *messages]
             prompt = chat.render(sampler.tokenizer, messages)
-            for name, adapter in answers.items():
+            for name, adapter in uses_adapter.items():
                 print(f"{name}: {thoughts.begun(prompt)}", end="", flush=True)
                 with sampler.awake(adapter=adapter):
                     for text in sampler.stream_text(prompt, params, options.seed):
@@ -85,15 +77,37 @@ def run_chat(options: ChatOptions) -> None:
         sampler.close()
 
 
+def _model(options: ChatOptions) -> ModelSpec | GgufModel:
+    """Return the model that the flags name."""
+    source = choose_adapter(options.source, options.what)
+    if not source.lower().endswith(".gguf"):
+        return resolve(source, options, bits=options.bits)
+    if options.bits or options.base or options.revision or options.trust_remote_code:
+        raise UserError("--bits, --base, --revision and --trust-remote-code do not apply to a GGUF file; omit them")
+    return read_gguf(Path(source).expanduser())
+
+
+def _sampler(model: ModelSpec | GgufModel, system: str | None, max_tokens: int, seed: int) -> Sampler:
+    """Load the model, with room for a question and an answer."""
+    if isinstance(model, GgufModel):
+        longest_prompt = [{"content": (system or "") + " " * _PROMPT_BYTES}]
+        return GgufSampler(model, [{"prompt": longest_prompt}], max_tokens)
+    tokenizer = build.load_tokenizer(model)
+    if model.run is None:  # the template of a run's model has the variables of its training
+        template_variables.set_variables(tokenizer, {}, max_tokens)
+    return build.load_sampler(model, "transformers", tokenizer, 0, seed)
+
+
 def _questions() -> Iterator[str]:
     """Yield the lines that are typed or piped in."""
     if sys.stdin.isatty():
         import readline  # noqa: F401 - lets `input` edit the line and recall earlier ones
 
         print("Type a question. Ctrl-D ends.", file=sys.stderr)
+    prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "")
+            line = input(prompt)
         except EOFError:
             return
         if line.strip():

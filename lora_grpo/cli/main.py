@@ -6,16 +6,19 @@ import gc
 import io
 import os
 import select
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from lora_grpo import distributed
-from lora_grpo.cli.validate import resume_command
+from lora_grpo import console, distributed
+from lora_grpo.commands import to_start_again
+from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
-from lora_grpo.runs import Run, begun_run, close_run
+from lora_grpo.runs import Run, begun_run, close_run, known_error
+from lora_grpo.settings import named_code, resolved_path
 
 
 def run_command(main: Callable[[], None]) -> int:
@@ -24,9 +27,7 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    # huggingface_hub, TRL and vLLM send usage statistics otherwise. huggingface_hub (1.33) also requests a list of
-    # agents before anything else, for 3 s if there is no answer.
-    os.environ.setdefault("DO_NOT_TRACK", "1")
+    do_not_track()
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode
@@ -34,7 +35,7 @@ def run_command(main: Callable[[], None]) -> int:
     atexit.register(gc.freeze)  # otherwise garbage collection at exit scans all objects: 0.9 s with torch
     _handle_sigterm(_terminate)
     try:
-        with distributed.silence_other_processes():
+        with distributed.silence_other_processes(), console.listening(console.Terminal()):
             main()
             if not sys.stdout.closed:  # a task file may close it
                 sys.stdout.flush()
@@ -49,6 +50,14 @@ def run_command(main: Callable[[], None]) -> int:
         _handle_sigterm(signal.SIG_DFL)
     distributed.leave()
     return 0
+
+
+def do_not_track() -> None:
+    """Keep huggingface_hub, TRL and vLLM from sending usage statistics.
+
+    huggingface_hub (1.33) also requests a list of agents before anything else, for 3 s if there is no answer.
+    """
+    os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
 def limit_spinning() -> None:
@@ -69,34 +78,49 @@ def _end(error: BaseException) -> int | None:
         close_run("interrupted")
         _report(run)
         return 128 + signal.SIGPIPE
-    error = disk.disk_full(error) or error
-    if isinstance(error, OSError) and error.filename:
-        message = f"{error.filename}: {error.strerror}; pass another path, or change the permissions"
-        error = RunError(message) if run else UserError(message)
+    error = known_error(error)
     resume = resume_command(run.config) if run else None
     if isinstance(error, (UserError, RunError)):
         close_run("failed", str(error))
         distributed.report_error(str(error))
         fix = ""
         if isinstance(error, disk.DiskFullError):
-            fix = f"; free some space, then {f'resume with: {resume}' if resume else 'run the command again'}"
+            again = f"resume with: {resume}" if resume else "run the command again"
+            fix = f"; free some space, then {again}"
         else:
             _report(run)
         print(f"error: {error}{fix}", file=sys.stderr)
         return error.exit_code
+
     # Report the error of another process first, because this one may only be the lost connection to it.
     first_failure = distributed.reported_error()
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         close_run("failed" if first_failure else "interrupted", first_failure)
         _report(run)
         if distributed.is_main() and not first_failure:
-            print((str(error) or "interrupted") + (f"; resume with: {resume}" if resume else ""), file=sys.stderr)
-        return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
+            how_to_resume = f"; resume with: {resume}" if resume else ""
+            print(f"{str(error) or 'interrupted'}{how_to_resume}", file=sys.stderr)
+        signal_number = error.signal_number if isinstance(error, Interrupted) else signal.SIGINT
+        return 128 + signal_number
+
+    # An unexpected error keeps its traceback, unless it follows from one that another process reports.
     close_run("failed", first_failure or repr(error))
     if not first_failure:
         distributed.report_error(repr(error))
     _report(run)
     return RunError.exit_code if first_failure else None
+
+
+def resume_command(config: RunConfig) -> str:
+    """Return the command that resumes a run of this process. Code in the recipe's own file needs no flags."""
+    launcher = []
+    processes = distributed.world_size()
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    own_file = resolved_path(sys.argv[0])
+    flags = dict.fromkeys(code.flags for code in named_code(config) if code.key != own_file)
+    words = [word for flag_and_values in flags for word in flag_and_values]
+    return shlex.join([*to_start_again(launcher), *words, "--resume", "--output-dir", str(config.folder)])
 
 
 def _report(run: Run | None) -> None:

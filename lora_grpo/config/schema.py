@@ -195,7 +195,7 @@ AlarmName = Literal[
 @dataclass(frozen=True)
 class MonitorConfig:
     stop_on: tuple[AlarmName, ...] = ("nan", "logprob_mismatch", "policy_ratio", "collapse")
-    """Alarms that end the run; the others print a warning. lora_grpo/training/alarms.py defines each."""
+    """Alarms that end the run; the others print a warning. lora_grpo/monitoring/alarms.py defines each."""
     rows: NonNegativeInt = 64
     """Size of the validation set, which is split from the training rows: at least 16, and at most a tenth of the rows.
     0 disables validation."""

@@ -1,10 +1,10 @@
 """Lengths of rows: drop those that do not fit the context, and measure the rest for the memory plan."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.data.loading import Data
 from lora_grpo.data.references import gold_episodes
@@ -120,7 +120,7 @@ def _within_limit(
     if len(fitting) < min(len(sized_rows), least_rows):
         raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
     if num_dropped:
-        print(f"dropped {dropped}", file=sys.stderr)
+        console.note(f"dropped {dropped}")
     return fitting
 
 

@@ -1,12 +1,11 @@
 """Load the rows of a run: training and evaluation rows that share no problem, with their prompts."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.data.duplicates import unique_rows, without_problems_of
 from lora_grpo.data.fingerprints import fingerprint
@@ -47,7 +46,7 @@ class Data:
 def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[str] = ()) -> None:
     """Start the sandbox if grading these tasks, and others, requires running programs, and print its isolation."""
     if runs_programs(data, also):
-        print(f"sandbox: {sandbox.start(settings)}", file=sys.stderr)
+        console.note(f"sandbox: {sandbox.start(settings)}")
 
 
 def load_data(config: RunConfig) -> Data:
@@ -118,7 +117,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     disjoint_train = without_problems_of(evaluation, train, data)
     num_dropped = len(train) - len(disjoint_train)
     if num_dropped:
-        print(f"dropped {num_dropped} training rows whose questions are in the evaluation set", file=sys.stderr)
+        console.note(f"dropped {num_dropped} training rows whose questions are in the evaluation set")
     train = disjoint_train
 
     if data.task in _CHECKED_TASKS:
@@ -153,7 +152,7 @@ def _load_unique(data: DataConfig, split: str) -> list[Row]:
     unique = unique_rows(rows, data.task if split == "train" else data.evaluation_task)
     num_dropped = len(rows) - len(unique)
     if num_dropped:
-        print(f"dropped {num_dropped} of {len(rows)} {split} rows that repeat another row", file=sys.stderr)
+        console.note(f"dropped {num_dropped} of {len(rows)} {split} rows that repeat another row")
     return unique
 
 

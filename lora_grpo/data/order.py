@@ -1,8 +1,8 @@
 """The order of the prompts in training, and the training rows that are set aside for validation."""
 
-import sys
 from collections.abc import Sequence
 
+from lora_grpo import console
 from lora_grpo.config import MIN_VALIDATION_ROWS, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
@@ -35,7 +35,7 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
         if config.monitor.early_stopping:
             raise UserError(f"{message}; --monitor.early-stopping needs one: add rows or drop the flag")
         if config.monitor.rows:
-            print(f"{message}; no best adapter is kept", file=sys.stderr)
+            console.note(f"{message}; no best adapter is kept")
         return list(rows), []
 
     generator = np.random.default_rng(config.seed)

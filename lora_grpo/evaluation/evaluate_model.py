@@ -4,111 +4,197 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from lora_grpo import __version__, sandbox
+from lora_grpo import console
 from lora_grpo.config import check_fields
-from lora_grpo.data import Data, fingerprint, load_evaluation_rows, start_sandbox
+from lora_grpo.data import load_evaluation_rows, start_sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import results as result_files
-from lora_grpo.evaluation.joint import make_joint
-from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings, choose_settings
-from lora_grpo.evaluation.report import Graded, Protocol, Report, make_protocol, make_report, write_report
-from lora_grpo.evaluation.results import RESULTS, Request, digest, task_id
-from lora_grpo.evaluation.run import finished_samples, sample_and_grade
+from lora_grpo.evaluation.joint import Joint, make_joint
+from lora_grpo.evaluation.model_samples import Loader, Model, ModelSamples
+from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
+from lora_grpo.evaluation.report import Graded, Report, make_report, write_report
+from lora_grpo.evaluation.results import RESULTS, digest
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
-from lora_grpo.grading import Row
 from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
-from lora_grpo.prompts import chat, template_variables
-from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build, read_gguf
-from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.prompts import template_variables
+from lora_grpo.sampling import GgufModel, build, read_gguf
+
+Target = ModelSamples | SampleFile
+"""What is evaluated or compared with."""
+
+_USUAL_KS = (1, 10, 100)
+"""The k of pass@k if no flag names them, as far as there are samples."""
+
+
+@dataclass(frozen=True)
+class TaskEvaluation:
+    """The finished evaluation of one task."""
+
+    report: Report
+    folder: Path
+    """Contains results.jsonl, evaluation.json, report.json and report.md."""
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The finished evaluations of one command."""
+
+    target: str
+    """Name of the evaluated model, as it was given."""
+    tasks: list[TaskEvaluation]
+    joint: Joint | None
+    """All tasks in one table, if there are several and two models."""
+    joint_folder: Path
+
+    def show(self) -> None:
+        """Tell the reports and where they are."""
+        if self.joint:
+            self.joint.show(f"{self.target}: {len(self.tasks)} tasks")
+            console.result(f"joint     {self.joint_folder / 'report.md'}")
+        for task in self.tasks:
+            report = task.report
+            if not self.joint:
+                report.show()
+            if report.evaluated.tasks < report.protocol.rows:
+                console.note(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples")
+            console.result(f"results   {task.folder / RESULTS}\nreport    {task.folder / 'report.md'}")
 
 
 def evaluate_and_report(options: EvaluateOptions) -> list[Report]:
-    """Evaluate the targets given by the flags, write and print the report of each task, and return them.
+    """Evaluate as `evaluate_tasks`, tell the reports and where they are, and return the report of each task."""
+    evaluations = evaluate_tasks(options)
+    evaluations.show()
+    return [task.report for task in evaluations.tasks]
+
+
+def evaluate_tasks(options: EvaluateOptions) -> Evaluations:
+    """Evaluate the targets given by the flags, and write the report of each task.
 
     Raises:
         UserError: a flag, file or row is invalid. Existing results are not changed.
         RunError: out of memory, or programs cannot be run.
     """
-    tasks = [*dict.fromkeys(options.task)] if isinstance(options.task, tuple) else [options.task]
-    several, folder, loader = len(tasks) > 1, options.output_dir, Loader(build.choose_backend(options.backend))
-    if several:
+    tasks = [options.task]
+    if isinstance(options.task, tuple):
+        tasks = list(dict.fromkeys(options.task))
+    task_options = options
+    if len(tasks) > 1:
         if options.data or options.columns or options.options or options.style:
             raise UserError("--data, --data.columns, --data.options and --style are of one task; pass one --task")
-        options = dataclasses.replace(options, output_dir=None)  # the given folder is that of the joint report
-    evaluations = [_prepare(dataclasses.replace(options, task=task), loader) for task in tasks]
-    joint_request = {"requests": [target.request for evaluation in evaluations for target in evaluation.targets]}
-    folder = folder or evaluations[0].folder.parent / "joint" / digest(joint_request)
-    if is_joint := several and bool(options.compare):
-        result_files.check_folder(folder, joint_request)
-    reports = _run(evaluations)
-    if is_joint:
-        joint = make_joint(reports)
-        folder.mkdir(parents=True, exist_ok=True)
-        result_files.start(folder / RESULTS, joint_request, {})
-        joint.write(folder)
-        joint.show(f"{options.target}: {len(tasks)} tasks")
-        print(f"joint     {folder / 'report.md'}")
-    for evaluation, report in zip(evaluations, reports, strict=True):
-        if not is_joint:
-            report.show()
-        if report.evaluated.tasks < report.protocol.rows:
-            print(f"only {report.evaluated.tasks} of {report.protocol.rows} tasks have samples", file=sys.stderr)
-        print(f"results   {evaluation.folder / RESULTS}\nreport    {evaluation.folder / 'report.md'}")
-    return reports
+        task_options = dataclasses.replace(options, output_dir=None)  # the given folder is that of the joint report
+
+    # Everything is checked before anything is loaded or written.
+    loader = Loader(build.choose_backend(options.backend))
+    prepared = [_prepare(dataclasses.replace(task_options, task=task), loader) for task in tasks]
+    joint_request = {"requests": [target.request for task in prepared for target in task.targets]}
+    joint_folder = options.output_dir or prepared[0].folder.parent / "joint" / digest(joint_request)
+    has_joint = len(tasks) > 1 and bool(options.compare)
+    if has_joint:
+        result_files.check_folder(joint_folder, joint_request)
+
+    try:
+        finished = _run(prepared)
+    finally:
+        loader.close()
+    joint = None
+    if has_joint:
+        joint = make_joint([task.report for task in finished])
+        joint_folder.mkdir(parents=True, exist_ok=True)
+        result_files.start(joint_folder / RESULTS, joint_request, {})
+        joint.write(joint_folder)
+    return Evaluations(options.target, finished, joint, joint_folder)
 
 
-class _Evaluation(NamedTuple):
-    """One task: the target and the baseline, if any, the values of k, and the folder of the results."""
+@dataclass(frozen=True)
+class _PreparedTask:
+    """An evaluation on one task that is checked and has not begun."""
 
-    targets: list[ModelSamples | SampleFile]
+    targets: list[Target]
+    """The evaluated target, and the baseline if there is one."""
     ks: list[int]
+    """The k of pass@k."""
     folder: Path
 
 
-def _prepare(options: EvaluateOptions, loader: Loader) -> _Evaluation:
+def _prepare(options: EvaluateOptions, loader: Loader) -> _PreparedTask:
     """Resolve and check an evaluation on one task, without loading a model."""
     targets = _targets(options, loader)
     fewest = min(target.min_samples for target in targets)
-    ks = sorted(set(options.k or (k for k in (1, 10, 100) if k <= fewest)))
-    if ks[-1] > fewest:
-        raise UserError(f"--k {ks[-1]} exceeds {fewest}, the fewest samples of a task; pass --k {fewest} or less")
+    ks = options.k or [k for k in _USUAL_KS if k <= fewest]
+    largest_k = max(ks)
+    if largest_k > fewest:
+        raise UserError(f"--k {largest_k} exceeds {fewest}, the fewest samples of a task; pass --k {fewest} or less")
     folder = options.output_dir or _default_folder(options.target, targets[0])
     result_files.check_folder(folder, targets[0].request)
-    return _Evaluation(targets, ks, folder)
+    return _PreparedTask(targets, sorted(set(ks)), folder)
 
 
-def _run(evaluations: Sequence[_Evaluation]) -> list[Report]:
-    """Sample and grade what has no results yet, all tasks with one model and then with the next. Write the reports."""
-    reports, graded = list[Report](), [list[Graded]() for _ in evaluations]
+def _run(tasks: Sequence[_PreparedTask]) -> list[TaskEvaluation]:
+    """Sample and grade what has no results yet, and write the reports.
+
+    All tasks are evaluated with one model and then with the next, so that each model is loaded once.
+    """
+    graded: list[list[Graded]] = [[] for _ in tasks]
     with contextlib.ExitStack() as locks:
-        for evaluation in evaluations:
-            locks.enter_context(lock.holding(evaluation.folder))
-        for number in range(len(evaluations[0].targets)):
-            for (targets, _, folder), found in zip(evaluations, graded, strict=True):
-                prefix = f"compared-{digest(targets[number].request)}." if number else ""
-                found.append(targets[number].grade(folder / f"{prefix}{RESULTS}"))
-        for (_, ks, folder), found in zip(evaluations, graded, strict=True):
-            reports.append(make_report(ks, *found))
-            write_report(folder, reports[-1])
-    return reports
+        for task in tasks:
+            locks.enter_context(lock.holding(task.folder))
+        for index in range(len(tasks[0].targets)):
+            for task, graded_targets in zip(tasks, graded, strict=True):
+                target = task.targets[index]
+                file = RESULTS if index == 0 else f"compared-{digest(target.request)}.{RESULTS}"
+                graded_targets.append(target.grade(task.folder / file))
+
+        finished = []
+        for task, graded_targets in zip(tasks, graded, strict=True):
+            report = make_report(task.ks, *graded_targets)
+            write_report(task.folder, report)
+            finished.append(TaskEvaluation(report, task.folder))
+    return finished
 
 
-def _targets(options: EvaluateOptions, loader: Loader) -> list[ModelSamples | SampleFile]:
+def _targets(options: EvaluateOptions, loader: Loader) -> list[Target]:
     """Resolve and check the target and the baseline, without loading a model."""
-    names = [options.target, *([] if options.compare is None else [options.compare])]
+    names = [options.target]
+    if options.compare is not None:
+        names.append(options.compare)
     check_fields(options)
+    models = _resolve_models(names, options)
+
+    # Flags must apply to a target, and the settings are those of the first model's run.
+    first_model = next((model for model in models if model), None)
+    has_weights = any(isinstance(model, ModelSpec) for model in models)
+    options.check_used(of_weights=has_weights, of_sampling=first_model is not None)
+    if options.chat_template_kwargs and all(model is None or model.run for model in models):
+        raise UserError(
+            f"{template_variables.KWARGS_FLAG} is for models without a run; leave it out to use those of its training"
+        )
+    settings = choose_settings(options, first_model.run if first_model else None)
+    if first_model:
+        start_sandbox(settings.data, options.sandbox)
+        data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)
+        loader.rows.append(data.eval)
+
+    targets: list[Target] = []
+    for name, label, model in zip(names, _labels(names, models), models, strict=True):
+        if model:
+            targets.append(ModelSamples(label, model, data, settings, options.sandbox, loader))
+        else:
+            targets.append(read_samples(Path(name).expanduser(), label, options, settings))
+    unpaired = targets[0].problem_ids ^ targets[-1].problem_ids
+    if unpaired:
+        raise UserError(f"{len(unpaired)} tasks have samples on one side only; evaluate both on the same tasks")
+    return targets
+
+
+def _resolve_models(names: Sequence[str], options: EvaluateOptions) -> list[Model | None]:
+    """Return the models with these names; None for a file of samples."""
     flags: ModelFlags = options
-    models: list[ModelSpec | GgufModel | None] = []  # None for a file of samples
+    models: list[Model | None] = []
     for name in names:
         path = Path(name).expanduser()
         if name == BASE and models:
@@ -123,136 +209,28 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[ModelSamples | Sa
             models.append(resolve(name, flags, bits=options.bits))
         # --base and --revision apply only to the evaluated model.
         flags = dataclasses.replace(flags, base=None, revision=None)
-    first = next((model for model in models if model), None)
-    options.check_used(of_weights=any(isinstance(model, ModelSpec) for model in models), of_sampling=first is not None)
-    if options.chat_template_kwargs and all(model is None or model.run for model in models):
-        raise UserError(
-            f"{template_variables.KWARGS_FLAG} is for models without a run; leave it out to use those of its training"
-        )
-    settings = choose_settings(options, first.run if first else None)
-    if first:
-        start_sandbox(settings.data, options.sandbox)
-        data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)
-        loader.rows.append(data.eval)
-    labels = [model.label if model else json_files.stem(Path(name)) for model, name in zip(models, names, strict=True)]
-    labels = labels if len(set(labels)) == len(labels) else names
-    targets = [
-        ModelSamples(label, model, data, settings, options.sandbox, loader)
-        if model
-        else read_samples(Path(name).expanduser(), label, options, settings)
-        for name, label, model in zip(names, labels, models, strict=True)
-    ]
-    if unpaired := targets[0].tasks ^ targets[-1].tasks:
-        raise UserError(f"{len(unpaired)} tasks have samples on one side only; evaluate both on the same tasks")
-    return targets
+    return models
 
 
-def _default_folder(name: str, target: ModelSamples | SampleFile) -> Path:
+def _labels(names: Sequence[str], models: Sequence[Model | None]) -> Sequence[str]:
+    """Return short labels of the targets, or their names if two have the same label."""
+    labels = []
+    for name, model in zip(names, models, strict=True):
+        labels.append(model.label if model else json_files.stem(Path(name)))
+    return labels if len(set(labels)) == len(labels) else names
+
+
+def _default_folder(name: str, target: Target) -> Path:
     """Return the folder inside the run of a model, else below outputs/evaluation."""
     evaluation = f"{target.request['task']}-{digest(target.request)}"
     if isinstance(target, ModelSamples):
-        model = target.model
-        run = model.run_folder if isinstance(model, GgufModel) else run_of(Path(name).expanduser())
+        run = _run_folder(name, target.model)
         if run:
             return run / "evaluation" / evaluation
     return Path("outputs/evaluation") / f"{name.strip('/.~').replace('/', '--')}-{evaluation}"
 
 
-class Loader:
-    """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
-
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        self.rows: list[list[Row]] = []
-        """The rows of each task. A loaded model has room for all of them."""
-        self._model: ModelSpec | GgufModel | None = None
-        self._sampler: Sampler | None = None
-
-    def load(
-        self, model: ModelSpec | GgufModel, rows: list[Row], settings: EvaluationSettings
-    ) -> tuple[Sampler, dict[str, Any]]:
-        """Return a sampler of a model, and a record of the prompts of `rows`, versions and hardware."""
-        sampler, before = self._sampler, self._model
-        if not sampler or not before or model not in (before, dataclasses.replace(before, label=BASE, adapter=None)):
-            if sampler:
-                sampler.close()  # its memory is free before the next model is loaded
-            sampler = self._start(model, settings)
-        self._model, self._sampler = model, sampler
-        prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-        described = sampler.describe() if isinstance(sampler, GgufSampler) else {}
-        if isinstance(model, ModelSpec):
-            described = build.describe(model, self.backend, sampler)
-        return sampler, {"prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(), **described}
-
-    def _start(self, model: ModelSpec | GgufModel, settings: EvaluationSettings) -> Sampler:
-        """Load a model after the prompts of all tasks are checked. Their length, seed and template are the same."""
-        max_tokens = settings.sampling.max_tokens
-        if isinstance(model, GgufModel):
-            file_sampler = GgufSampler(model, [row for rows in self.rows for row in rows], max_tokens)
-            tokenizer = file_sampler.tokenizer
-        else:
-            tokenizer = build.load_tokenizer(model)
-        if model.run is None:  # the template of a run's model has the variables of its training
-            template_variables.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
-        tokens = max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self.rows)
-        if isinstance(model, GgufModel):
-            return file_sampler
-        return build.load_sampler(model, self.backend, tokenizer, tokens, settings.seed)
-
-
-@dataclass(frozen=True)
-class ModelSamples:
-    """A model to sample and grade on evaluation rows."""
-
-    label: str
-    model: ModelSpec | GgufModel
-    data: Data
-    settings: EvaluationSettings
-    limits: sandbox.Settings
-    loader: Loader
-
-    @property
-    def tasks(self) -> set[str]:
-        return {task_id(row) for row in self.data.eval}
-
-    @property
-    def min_samples(self) -> int:
-        return self.settings.sampling.num_samples
-
-    @functools.cached_property
-    def protocol(self) -> Protocol:
-        settings, rows = self.settings, len(self.data.eval)
-        protocol = make_protocol(settings.data, self.data.record, settings.sampling, rows, settings.seed)
-        return protocol.model_copy(update={"limit": settings.limit if settings.limit == rows else None})
-
-    @functools.cached_property
-    def request(self) -> Request:
-        """Everything that determines the samples and verdicts."""
-        settings, protocol = self.settings, self.protocol
-        limits = self.limits if settings.task in CODE_TASKS else None
-        given = settings.chat_template_kwargs and self.model.run is None
-        return {
-            "kit": __version__,  # which grades the samples
-            **protocol.model_dump(include={"task", "task_sha256", "seed"}),
-            **(protocol.sampling.model_dump() if protocol.sampling else {}),
-            "rows_sha256": fingerprint(self.data.eval),  # including prompts and worked examples
-            "backend": "llama.cpp" if isinstance(self.model, GgufModel) else self.loader.backend,
-            "program_seconds": limits and limits.timeout_seconds,
-            "program_mb": limits and limits.memory_mb,
-            **({"chat_template_kwargs": settings.chat_template_kwargs} if given else {}),
-            **self.model.identity,
-        }
-
-    def grade(self, path: Path) -> Graded:
-        """Sample and grade the results that a file does not have yet, and append them to it."""
-        rows, settings = self.data.eval, self.settings
-        environment, results = result_files.environment_of(path), finished_samples(path, rows, settings.sampling)
-        if environment is None or results is None:
-            sampler, environment = self.loader.load(self.model, rows, settings)
-            result_files.start(path, self.request, environment)
-            title = f"{self.label} on {self.protocol.task}"
-            adapted = self.model.adapter is not None or isinstance(self.model, GgufModel)
-            results = sample_and_grade(
-                path, sampler, rows, settings.task, settings.sampling, settings.seed, title, adapter=adapted
-            )
-        return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
+def _run_folder(name: str, model: Model) -> Path | None:
+    if isinstance(model, GgufModel):
+        return model.run_folder
+    return run_of(Path(name).expanduser())

@@ -8,13 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_grpo.evaluation.measurement import SIGNIFICANT, Comparison, Schema, percent
+from lora_grpo import console
+from lora_grpo.evaluation.comparison import SIGNIFICANT, Comparison, p_text
 from lora_grpo.evaluation.pass_at_k import holm
-from lora_grpo.evaluation.report import REPORT, Report, Table, read_as, text_table
+from lora_grpo.evaluation.report import REPORT, Report, read_as
+from lora_grpo.evaluation.schema import Schema
+from lora_grpo.evaluation.tables import Table, comparison_cells, text_table
 from lora_grpo.files import atomic, markdown, markdown_table, printable
 
 ALSO = Path("joint/also")
 """Folder of the tasks in `eval.also`, in that of a run's evaluation."""
+
+_STATEMENTS = {-1: "worse in", 1: "better in", 0: "no significant change in"}
+"""How the statement calls the tasks of a direction, in its order."""
 
 
 class TaskComparison(Comparison):
@@ -23,19 +29,24 @@ class TaskComparison(Comparison):
     task: str
     problems: int
     adjusted_p: float
+    """The p-value adjusted by Holm's method for all tasks of the table."""
 
     @property
     def direction(self) -> int:
         """1 if the task is significantly better, -1 if it is worse, else 0."""
-        return 0 if self.adjusted_p >= SIGNIFICANT else 1 if self.difference > 0 else -1
+        if self.adjusted_p >= SIGNIFICANT:
+            return 0
+        if self.difference > 0:
+            return 1
+        return -1
 
     @property
     def name(self) -> str:
         """The task, and the loss that its interval does not exclude if it has not changed significantly."""
-        lost = -100 * self.difference_interval[0]
-        if self.direction or lost <= 0:
+        possible_loss = -100 * self.difference_interval[0]  # percentage points
+        if self.direction != 0 or possible_loss <= 0:
             return self.task
-        return f"{self.task} (a loss of up to {lost:.1f} points is possible)"
+        return f"{self.task} (a loss of up to {possible_loss:.1f} points is possible)"
 
 
 class Joint(Schema):
@@ -47,25 +58,23 @@ class Joint(Schema):
 
     def table(self) -> Table:
         """Return one row per task."""
-        return ["", "problems", "metric", *self.labels, "difference", "p", "p (Holm)"], [
-            (
-                *(row.task, str(row.problems), row.metric),
-                percent(row.before, row.before_interval),
-                percent(row.after, row.after_interval),
-                percent(row.difference, row.difference_interval, "+"),
-                *(row.p_text, row.model_copy(update={"p_value": row.adjusted_p}).p_text),
-            )
-            for row in self.rows
-        ]
+        headings = ["", "problems", "metric", *self.labels, "difference", "p", "p (Holm)"]
+        rows: list[tuple[str, ...]] = []
+        for row in self.rows:
+            p_values = (row.p_text, p_text(row.adjusted_p))
+            rows.append((row.task, str(row.problems), row.metric, *comparison_cells(row), *p_values))
+        return Table(headings, rows)
 
     @property
     def statement(self) -> str:
         """One sentence about all tasks: which changed, and how large a loss is possible in the others."""
-        found = []
-        for direction, text in ((-1, "worse in"), (1, "better in"), (0, "no significant change in")):
-            if names := [row.name for row in self.rows if row.direction == direction]:
-                found.append(f"{text} {', '.join(names)}")
-        return f"{self.labels[1]} against {self.labels[0]} (p adjusted by Holm): {'; '.join(found)}"
+        parts = []
+        for direction, text in _STATEMENTS.items():
+            names = [row.name for row in self.rows if row.direction == direction]
+            if names:
+                parts.append(f"{text} {', '.join(names)}")
+        before, after = self.labels
+        return f"{after} against {before} (p adjusted by Holm): {'; '.join(parts)}"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -74,7 +83,8 @@ class Joint(Schema):
 
     def show(self, title: str) -> None:
         """Print the table below a title, and the statement."""
-        print("\n".join(map(printable, (title, *text_table(*self.table()), self.statement))))
+        lines = [title, *text_table(*self.table()), self.statement]
+        console.result("\n".join(printable(line) for line in lines))
 
     def write(self, folder: Path) -> None:
         """Write report.json and report.md to a folder."""
@@ -90,12 +100,16 @@ def read_also(evaluation: Path) -> Joint | None:
 
 def make_joint(reports: Sequence[Report]) -> Joint:
     """Combine the reports of several tasks, all of the same two models."""
-    changes = [report.table[0] for report in reports]
-    rows = [
-        TaskComparison(
-            **change.model_dump(), task=report.protocol.task, problems=report.evaluated.tasks, adjusted_p=adjusted
+    first_metrics = [report.table[0] for report in reports]
+    adjusted = holm([comparison.p_value for comparison in first_metrics])
+    rows = []
+    for report, comparison, adjusted_p in zip(reports, first_metrics, adjusted, strict=True):
+        row = TaskComparison(
+            **comparison.model_dump(),
+            task=report.protocol.task,
+            problems=report.evaluated.tasks,
+            adjusted_p=adjusted_p,
         )
-        for report, change, adjusted in zip(reports, changes, holm([change.p_value for change in changes]), strict=True)
-    ]
+        rows.append(row)
     rows.sort(key=lambda row: (row.direction, row.difference))
     return Joint(labels=[model.label for model in reports[0].models], rows=rows)

@@ -22,7 +22,9 @@ from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import TASK_NAMES, get_task, is_task_file, same_task
 
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
+"""Options of models whose weights are loaded here."""
 _OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "train")
+"""Options of all models."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,13 @@ class EvaluateOptions(ModelFlags):
             of_weights: whether any target is a model whose weights are loaded here, unlike a GGUF file.
             of_sampling: whether any target is a model, unlike a file of samples.
         """
+        unused: list[str] = []
+        if not of_weights:
+            unused += _OF_WEIGHTS
+        if not of_sampling:
+            unused += _OF_SAMPLING
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in (*(() if of_weights else _OF_WEIGHTS), *(() if of_sampling else _OF_SAMPLING)):
+        for name in unused:
             if getattr(self, name) != defaults[name]:
                 shown = flag("data.train" if name == "train" else name)
                 raise UserError(f"{shown} does not apply to {self.target}; leave it out")
@@ -123,25 +130,62 @@ class EvaluationSettings:
 
 
 def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> EvaluationSettings:
-    """Combine the flags with the settings of the run that trained the model, given as its run.json."""
+    """Combine the flags with the settings of the run that trained the model.
+
+    Args:
+        options: with one task.
+        run: run.json; None if no run trained the model.
+    """
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
+    task = _choose_task(options, config if run else None)
+
+    # The rows, prompts and seeds of the run apply to its own rows. Others take only its answer style.
+    is_of_run = (
+        run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
+    )
+    if is_of_run:
+        usual_data = _data_of_run(options, config.data, task)
+        usual_config = config
+    else:
+        usual_data = other_task(config.data, task)
+        usual_config = RunConfig()
+    seed = config.seed if options.seed is None else options.seed
+    return EvaluationSettings(
+        data=_choose_data(options, usual_data),
+        sampling=_choose_sampling(options, usual_config, config),
+        seed=seed,
+        chat_template_kwargs=template_variables.parse_kwargs(options.chat_template_kwargs),
+        train_seed=config.seed if is_of_run else seed,
+        limit=_choose_limit(options.limit, usual_data.eval_limit),
+    )
+
+
+def _choose_task(options: EvaluateOptions, run_config: RunConfig | None) -> str:
+    """Return the task: the one of the flag, else that of the run."""
     assert not isinstance(options.task, tuple)  # each task has its own settings
-    task = config.data.evaluation_task if run and options.task is None else options.task
+    task = options.task
+    if task is None and run_config:
+        task = run_config.data.evaluation_task
     if task is None:
         raise UserError(f"--task is missing; expected {', '.join(TASK_NAMES)}, or a file: my_task.py")
     if is_task_file(task) and not options.task:
         raise UserError(f"the run was trained on a file, {task}; pass --task {shlex.quote(task)} to run it")
     get_task(task)
-    is_same = run and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
-    if is_same:
-        data, defaults = config.data, config.eval
-        if is_task_file(data.task) and not same_task(data.task, task):  # the file of the training is not named
-            if data.few_shot and options.few_shot != 0:
-                raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
-            data = dataclasses.replace(data, task=task, eval_task=None)
-    else:  # for other rows, only the run's answer style is used
-        data, defaults = other_task(config.data, task), RunConfig().eval
-    overrides: dict[str, Any] = {
+    return task
+
+
+def _data_of_run(options: EvaluateOptions, data: DataConfig, task: str) -> DataConfig:
+    """Return the data of a run for its own task, without running a training file that the flags do not name."""
+    if not is_task_file(data.task) or same_task(data.task, task):
+        return data
+    if data.few_shot and options.few_shot != 0:
+        raise UserError(f"the worked examples are those of {data.task}, which is not run; pass --few-shot 0")
+    return dataclasses.replace(data, task=task, eval_task=None)
+
+
+def _choose_data(options: EvaluateOptions, usual: DataConfig) -> DataConfig:
+    """Return the rows and prompts: those of the flags, else the usual ones."""
+    flags: dict[str, Any] = {
         "eval": options.data,
         "train": options.train,
         "columns": options.columns or None,
@@ -150,25 +194,40 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         "prompt_style": options.style,
         "few_shot": options.few_shot,
     }
-    usual_rows = data.eval_limit
-    data = dataclasses.replace(data, **{name: value for name, value in overrides.items() if value is not None})
+    data = dataclasses.replace(usual, **{name: value for name, value in flags.items() if value is not None})
     if options.train and not data.few_shot:
         raise UserError("--data.train has only the rows of worked examples; pass --few-shot too, or leave it out")
     columns_of(data, "eval")
-    # One sample of a row is greedy unless a temperature is given.
-    num_samples, temperature = options.num_samples or max(options.k or (1,)), options.temperature
+    return data
+
+
+def _choose_sampling(options: EvaluateOptions, usual: RunConfig, config: RunConfig) -> SamplingParams:
+    """Return how the model is sampled. One sample of a row is greedy unless a temperature is given.
+
+    Args:
+        usual: has the usual temperature and nucleus probability.
+        config: has the usual lengths.
+    """
+    num_samples = options.num_samples or max(options.k or (1,))
+    temperature = options.temperature
     if temperature is None:
-        temperature = defaults.temperature if num_samples > 1 else 0.0
+        temperature = usual.eval.temperature if num_samples > 1 else 0.0
     if num_samples > 1 and not temperature:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
-    top_p = (options.top_p or defaults.top_p) if temperature else 1.0
-    max_tokens = options.max_completion_tokens or config.sampling.max_completion_tokens
-    seed = config.seed if options.seed is None else options.seed
-    return EvaluationSettings(
-        data=data,
-        sampling=SamplingParams(num_samples, temperature, top_p, max_tokens, config.sampling.max_turn_tokens),
-        seed=seed,
-        chat_template_kwargs=template_variables.parse_kwargs(options.chat_template_kwargs),
-        train_seed=config.seed if is_same else seed,
-        limit=options.limit if options.limit and (usual_rows is None or options.limit < usual_rows) else None,
+    top_p = 1.0
+    if temperature:
+        top_p = options.top_p or usual.eval.top_p
+    return SamplingParams(
+        num_samples=num_samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=options.max_completion_tokens or config.sampling.max_completion_tokens,
+        max_turn_tokens=config.sampling.max_turn_tokens,
     )
+
+
+def _choose_limit(limit: int | None, usual_rows: int | None) -> int | None:
+    """Return the `--limit` if it leaves out rows that are usually evaluated, else None."""
+    if limit and (usual_rows is None or limit < usual_rows):
+        return limit
+    return None

@@ -1,10 +1,10 @@
 """Statistics of an evaluation: pass@k, 95% confidence intervals, and paired tests of two models.
 
-- One sample per task (pass or fail): `wilson_interval`, `mcnemar_exact`.
-- Several samples per task (pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
+- One sample per problem (pass or fail): `wilson_interval`, `mcnemar_exact`.
+- Several samples per problem (pass@k between 0 and 1): `bootstrap_interval`, `paired_permutation`.
 
-Both are compared with `difference_interval` and `minimum_detectable_change`. The tasks are treated as a random sample.
-Comparisons are paired: both arguments list the same tasks in the same order, with values from 0 to 1.
+Both are compared with `difference_interval` and `minimum_detectable_change`. The problems are treated as a random
+sample. Comparisons are paired: both arguments list the same problems in the same order, with values from 0 to 1.
 """
 
 import math
@@ -30,10 +30,10 @@ class Interval(NamedTuple):
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that at least one of k samples of a task is correct.
+    """Return the unbiased estimate of the probability that at least one of k samples of a problem is correct.
 
-    With n samples of the task, of which c are correct, the estimate is 1 - C(n-c, k) / C(n, k). It is computed with the
-    same operations as in HumanEval's harness, so that every digit agrees.
+    With n samples of the problem, of which c are correct, the estimate is 1 - C(n-c, k) / C(n, k). It is computed with
+    the same operations as in HumanEval's harness, so that every digit agrees.
 
     Source: Chen et al. 2021 (arXiv:2107.03374), equation 1.
     """
@@ -47,9 +47,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def estimate_pass_at_k(
     counts: Sequence[tuple[int, int]], k: int, seed: int = 0
 ) -> tuple[NDArray[np.float64], Interval]:
-    """Estimate pass@k for every task from its (samples, passed), and the interval of the mean.
+    """Estimate pass@k for every problem from its (samples, passed), and the interval of the mean.
 
-    The interval is Wilson's if each task has one sample, else from a bootstrap with the seed.
+    The interval is Wilson's if each problem has one sample, else from a bootstrap with the seed.
     """
     values = np.array([pass_at_k(samples, passed, k) for samples, passed in counts])
     if all(samples == 1 for samples, _ in counts):
@@ -71,17 +71,17 @@ def wilson_interval(num_correct: int, num_trials: int) -> Interval:
     return Interval(low, high)
 
 
-def bootstrap_interval(per_task_values: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Return the percentile interval of the mean over tasks. Resampling tasks also accounts for the noise of samples.
+def bootstrap_interval(values_by_problem: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Return the percentile interval of the mean over problems.
 
-    Its coverage is below 95% for fewer than about 30 tasks. If all tasks have the same value v, resampling would give
-    zero width. In this case, u is the upper Wilson bound for "0 of these tasks differ from v", and the interval has the
-    lowest and highest mean that are possible if a fraction u of tasks differs. If v is 0 or 1, this equals
-    `wilson_interval` over tasks.
+    Resampling problems also accounts for the noise of samples. The interval's coverage is below 95% for fewer than
+    about 30 problems. If all problems have the same value v, resampling would give zero width. In this case, u is the
+    upper Wilson bound for "0 of these problems differ from v", and the interval has the lowest and highest mean that
+    are possible if a fraction u of problems differs. If v is 0 or 1, this equals `wilson_interval` over problems.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    return _bootstrap_mean(np.asarray(per_task_values, dtype=np.float64), (0.0, 1.0), num_resamples, seed)
+    return _bootstrap_mean(np.asarray(values_by_problem, dtype=np.float64), (0.0, 1.0), num_resamples, seed)
 
 
 def difference_interval(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
@@ -90,20 +90,21 @@ def difference_interval(before: ArrayLike, after: ArrayLike, num_resamples: int 
 
 
 def mcnemar_exact(before: ArrayLike, after: ArrayLike) -> float:
-    """Return the two-sided p-value for equal pass rates, with one pass-or-fail sample per model and task.
+    """Return the two-sided p-value for equal pass rates, with one pass-or-fail sample per model and problem.
 
-    It is twice the smaller binomial tail over the tasks that changed, at most 1.
+    It is twice the smaller binomial tail over the problems that changed, at most 1.
 
     Source: McNemar 1947, doi:10.1007/BF02295996, with exact binomial tails.
     """
     changes = _changes(before, after)
-    gained, lost = int((changes > 0).sum()), int((changes < 0).sum())
+    gained = int((changes > 0).sum())
+    lost = int((changes < 0).sum())
     tail = sum(math.comb(gained + lost, i) for i in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2 ** (gained + lost))
 
 
 def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: int = 10_000, seed: int = 0) -> float:
-    """Return the two-sided p-value for equal models, from swapping before and after on random tasks.
+    """Return the two-sided p-value for equal models, from swapping before and after on random problems.
 
     If there are at most `num_permutations` possible swaps, each is tried once. The observed assignment is counted.
 
@@ -131,46 +132,55 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+    num_tests = len(p_values)
+    smallest_first = sorted(range(num_tests), key=p_values.__getitem__)
+    adjusted = [0.0] * num_tests
+    highest = 0.0  # an adjusted value is never below that of a smaller p-value
+    for rank, index in enumerate(smallest_first):
+        highest = max(highest, min(1.0, (num_tests - rank) * p_values[index]))
         adjusted[index] = highest
     return adjusted
 
 
 def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | None:
-    """Return the smallest change that is detected at p < 0.05 with 80% power; None if there are too few tasks.
+    """Return the smallest change that is detected at p < 0.05 with 80% power; None if there are too few problems.
 
-    By the normal approximation, it is (z_power + z_alpha/2) · sd / sqrt(tasks). If few tasks changed, sd is too small,
-    because a change would itself add variance. The result is therefore at least the change needed if every changed task
-    moves in the same direction by the smallest observed step (1 if no task changed).
+    By the normal approximation, it is (z_power + z_alpha/2) · sd / sqrt(problems). If few problems changed, sd is too
+    small, because a change would itself add variance. The result is therefore at least the change needed if every
+    changed problem moves in the same direction by the smallest observed step (1 if no problem changed).
 
     Source: Miller 2024 (arXiv:2411.00640), power analysis, here with the measured paired variance.
     """
     z = NormalDist().inv_cdf(_POWER) + _Z
     changes = _changes(before, after)
-    by_spread = z * float(changes.std(ddof=1)) / math.sqrt(changes.size) if changes.size > 1 else 0.0
+    by_spread = 0.0
+    if changes.size > 1:
+        by_spread = z * float(changes.std(ddof=1)) / math.sqrt(changes.size)
     step = float(np.abs(changes[changes != 0]).min(initial=1.0))
-    by_step = step * z * z / (changes.size + z * z)  # solves change = z · sqrt((step · change - change²) / tasks)
+    by_step = step * z * z / (changes.size + z * z)  # solves change = z · sqrt((step · change - change²) / problems)
     change = max(by_spread, by_step)
-    smallest_p = 2.0 ** (1 - changes.size)  # if all tasks move in the same direction
+    smallest_p = 2.0 ** (1 - changes.size)  # if all problems move in the same direction
     return change if change <= 1 and smallest_p <= _ALPHA else None
 
 
 def _bootstrap_mean(
     values: NDArray[np.float64], bounds: tuple[float, float], num_resamples: int, seed: int
 ) -> Interval:
+    """Return the percentile interval of the mean of values (P,), each of which is within the bounds."""
     unseen = wilson_interval(0, values.size).high
     distinct, counts = np.unique(values, return_counts=True)
     if distinct.size == 1:
-        low, high = ((1 - unseen) * float(distinct[0]) + unseen * bound for bound in bounds)
-        return Interval(low, high)
-    # Sampling the count of each distinct value is equivalent to resampling tasks, and pass@k has few distinct values.
+        lowest, highest = bounds
+        seen = (1 - unseen) * float(distinct[0])
+        return Interval(seen + unseen * lowest, seen + unseen * highest)
+    # Sampling the count of each distinct value is equivalent to resampling problems, and pass@k has few distinct
+    # values.
     drawn = np.random.default_rng(seed).multinomial(values.size, counts / values.size, size=num_resamples)
     low, high = np.quantile(drawn @ distinct / values.size, [_ALPHA / 2, 1 - _ALPHA / 2])
     return Interval(float(low), float(high))
 
 
 def _changes(before: ArrayLike, after: ArrayLike) -> NDArray[np.float64]:
-    first, second = (np.asarray(values, dtype=np.float64) for values in (before, after))
-    return np.round(second - first, 12)  # so that 0.3 - 0.2 equals 0.2 - 0.1
+    """Return after minus before for each problem: (P,)."""
+    changes = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    return np.round(changes, 12)  # so that 0.3 - 0.2 equals 0.2 - 0.1

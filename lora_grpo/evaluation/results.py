@@ -7,12 +7,12 @@ may change; its results have their own file.
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Verdict
@@ -40,6 +40,98 @@ STATE = "evaluation.json"
 RESULTS = "results.jsonl"
 
 
+# One result
+
+
+def problem_id(row: Mapping[str, Any]) -> str:
+    """Return a row's id as other harnesses spell it. For example, EvalPlus uses `Mbpp/11`."""
+    name = str(row["id"])
+    if name.startswith("mbpp/"):
+        return f"Mbpp/{name.removeprefix('mbpp/')}"
+    return name
+
+
+def is_greedy(result: Mapping[str, Any]) -> bool:
+    """Return whether a sample is the greedy one of a problem that also has numbered samples."""
+    return result.get("sample_index") == GREEDY
+
+
+def verdict_entries(verdict: Verdict) -> Result:
+    """Return the entries of a result that come from the verdict."""
+    if verdict.passed:
+        message, status = "passed", "passed"
+    elif verdict.reason == "timeout":
+        message, status = "timed out", verdict.reason
+    else:
+        message, status = f"failed: {verdict.detail or verdict.reason}", verdict.reason
+    entries: Result = {"passed": verdict.passed, "result": message, "status": status}
+    if verdict.score is not None:
+        entries["score"] = verdict.score
+    if verdict.read_from is not None:
+        entries["read_from"] = verdict.read_from
+    return {**entries, **verdict.rules}
+
+
+def episode_result(task: str, sample_index: str | int, episode: Episode, verdict: Verdict) -> Result:
+    """Return the result of a graded episode.
+
+    Args:
+        sample_index: "greedy" or the number of the sample.
+    """
+    response = episode.text
+    completion = response
+    if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
+        prefix = episode.row.get("completion_prefix") or ""
+        completion = (verdict.extracted or "").removeprefix(prefix)
+    result: Result = {"task_id": problem_id(episode.row), "sample_index": sample_index, "completion": completion}
+    result |= verdict_entries(verdict)
+    if completion != response:
+        result["response"] = response
+    elif verdict.extracted is not None:
+        result["extracted"] = verdict.extracted
+    if episode.session:
+        result["messages"] = episode.messages
+        result["turns"] = episode.turns
+        result["ended_by"] = episode.ended_by
+        result["tool_calls"] = episode.session.calls
+        result["failed_calls"] = episode.session.failed_calls
+    result["num_tokens"] = sum(episode.loss_mask)
+    result["truncated"] = episode.truncated
+    return result
+
+
+# The file of results
+
+
+def append_batches(
+    path: Path, finished: Sequence[Result], batches: Iterable[list[Result]], total: int, title: str
+) -> list[Result]:
+    """Append batches of results to a file as they are produced, and show the progress.
+
+    Args:
+        finished: the results that the file already has.
+        total: number of results when all batches are done.
+        title: of the progress line.
+
+    Returns:
+        All results.
+    """
+    results = list(finished)
+    num_passed = sum(result["passed"] for result in finished)
+    if finished:
+        console.note(f"{path}: {len(finished)} of {total} samples are done")
+    with contextlib.closing(Progress(total, title)) as progress:
+        for batch in batches:
+            json_files.append_lines(path, batch)
+            results += batch
+            num_passed += sum(result["passed"] for result in batch)
+            progress.show(len(results), f"{num_passed / len(results):.1%} pass")
+    return results
+
+
+# The settings
+
+
 @dataclass(frozen=True)
 class _Entry:
     """The entry of one results file in evaluation.json."""
@@ -47,59 +139,6 @@ class _Entry:
     request: dict[str, Any]
     environment: dict[str, Any]
     """Versions and hardware."""
-
-
-def append(path: Path, kept: Sequence[Result], new: Iterable[list[Result]], total: int, title: str) -> list[Result]:
-    """Append batches of new results to those kept in a file, and show the progress. Return all results."""
-    results, passed = [*kept], sum(result["passed"] for result in kept)
-    if kept:
-        print(f"{path}: {len(kept)} of {total} samples are done", file=sys.stderr)
-    with contextlib.closing(Progress(total, title)) as progress:
-        for batch in new:
-            json_files.append_lines(path, batch)
-            results += batch
-            passed += sum(result["passed"] for result in batch)
-            progress.show(len(results), f"{passed / len(results):.1%} pass")
-    return results
-
-
-def grades(verdict: Verdict) -> Result:
-    """Return the entries of a result that come from the verdict."""
-    message, status = "passed", "passed"
-    if not verdict.passed:
-        message = "timed out" if verdict.reason == "timeout" else f"failed: {verdict.detail or verdict.reason}"
-        status = verdict.reason
-    optional = {"score": verdict.score, "read_from": verdict.read_from}
-    given = {name: value for name, value in optional.items() if value is not None}
-    return {"passed": verdict.passed, "result": message, "status": status, **given, **verdict.rules}
-
-
-def sampled(task: str, index: str | int, episode: Episode, verdict: Verdict) -> Result:
-    """Return the result of an episode. `index` is "greedy" or the number of the sample."""
-    row, session = episode.row, episode.session
-    completion = response = episode.text
-    if task in CODE_TASKS:  # the program that was run, without the prompt that a harness prepends
-        completion = (verdict.extracted or "").removeprefix(row.get("completion_prefix") or "")
-    result: Result = {"task_id": task_id(row), "sample_index": index, "completion": completion, **grades(verdict)}
-    if completion != response:
-        result["response"] = response
-    elif verdict.extracted is not None:
-        result["extracted"] = verdict.extracted
-    if session:
-        result |= {"messages": episode.messages, "turns": episode.turns, "ended_by": episode.ended_by}
-        result |= {"tool_calls": session.calls, "failed_calls": session.failed_calls}
-    return result | {"num_tokens": sum(episode.loss_mask), "truncated": episode.truncated}
-
-
-def is_greedy(result: Result) -> bool:
-    """Return whether a sample is the greedy one of a problem that also has numbered samples."""
-    return result.get("sample_index") == GREEDY
-
-
-def task_id(row: Mapping[str, Any]) -> str:
-    """Return a row's id as other harnesses spell it. For example, EvalPlus uses `Mbpp/11`."""
-    name = str(row["id"])
-    return f"Mbpp/{name.removeprefix('mbpp/')}" if name.startswith("mbpp/") else name
 
 
 def digest(request: Request) -> str:
@@ -112,14 +151,17 @@ def check_folder(folder: Path, request: Request) -> None:
     state = _read_state(folder)
     if not state and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(f"{folder} contains files that are not an evaluation; pass another --output-dir")
-    old = state[RESULTS]["request"] if RESULTS in state else request
-    changed = "; ".join(
-        f"{name} was {json.dumps(old.get(name)):.40}, now {json.dumps(request.get(name)):.40}"
-        for name in sorted(old.keys() | request.keys())
-        if old.get(name) != request.get(name)
-    )
-    if changed:
-        raise UserError(f"{folder} contains another evaluation: {changed}; pass another --output-dir, or delete it")
+    if RESULTS not in state:
+        return
+    before = state[RESULTS]["request"]
+    changes = []
+    for name in sorted(before.keys() | request.keys()):
+        if before.get(name) != request.get(name):
+            changes.append(f"{name} was {json.dumps(before.get(name)):.40}, now {json.dumps(request.get(name)):.40}")
+    if changes:
+        raise UserError(
+            f"{folder} contains another evaluation: {'; '.join(changes)}; pass another --output-dir, or delete it"
+        )
 
 
 def environment_of(path: Path) -> dict[str, Any] | None:
@@ -129,11 +171,13 @@ def environment_of(path: Path) -> dict[str, Any] | None:
 
 def start(path: Path, request: Request, environment: Mapping[str, Any]) -> None:
     """Record the request and environment of a results file."""
-    state = _read_state(path.parent) | {path.name: {"request": request, "environment": environment}}
+    state = _read_state(path.parent)
+    state[path.name] = {"request": request, "environment": environment}
     atomic.write_json(path.parent / STATE, state)
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
+    """Return the content of evaluation.json: an `_Entry` by the name of a results file."""
     path = folder / STATE
     if not path.exists():
         return {}

@@ -14,28 +14,50 @@ Source: https://github.com/openai/human-eval (`evaluation.py`, `execution.py`).
 
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation.options import EvaluateOptions, EvaluationSettings
-from lora_grpo.evaluation.report import Graded, Protocol, make_protocol
-from lora_grpo.evaluation.results import GRADES, Request, Result, append, environment_of, grades, start, task_id
+from lora_grpo.evaluation.protocol import Protocol, make_protocol
+from lora_grpo.evaluation.report import Graded
+from lora_grpo.evaluation.results import (
+    GRADES,
+    Request,
+    Result,
+    append_batches,
+    environment_of,
+    is_greedy,
+    problem_id,
+    start,
+    verdict_entries,
+)
 from lora_grpo.files import atomic, json_files
 from lora_grpo.grading import Row, Verdict, programs
 from lora_grpo.tasks import CODE_TASKS, MBPP, grade_all, task_sha256, task_title
 
 _CHUNK = 256
 """Number of samples between two writes. A killed evaluation repeats at most this many."""
+_EXPECTED = "one JSON object with 'task_id' and 'completion' a line"
 
-Sample = tuple[Mapping[str, Any], Row]
-"""One line of a samples file, and the row that it answers."""
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of a samples file."""
+
+    line: Mapping[str, Any]
+    """As it was read, with the text to grade as `completion`."""
+    row: Row
+    """The row that it answers."""
+
+    @property
+    def completion(self) -> str:
+        return str(self.line["completion"])
 
 
 @dataclass(frozen=True)
@@ -50,13 +72,13 @@ class SampleFile:
     limits: sandbox.Settings
 
     @property
-    def tasks(self) -> set[str]:
-        return {task_id(row) for _, row in self.samples}
+    def problem_ids(self) -> set[str]:
+        return {problem_id(sample.row) for sample in self.samples}
 
     @property
     def min_samples(self) -> int:
-        """The smallest number of samples of a task that has samples. Greedy ones beside them do not count."""
-        counts = Counter(row["id"] for line, row in self.samples if line.get("sample_index") != "greedy")
+        """The smallest number of samples of a problem that has samples. Greedy ones beside them do not count."""
+        counts = Counter(sample.row["id"] for sample in self.samples if not is_greedy(sample.line))
         return min(counts.values(), default=1)
 
     def grade(self, path: Path) -> Graded:
@@ -64,36 +86,63 @@ class SampleFile:
 
         A killed evaluation resumes after the last complete chunk, because results are in the order of the samples.
         """
-        results = json_files.read_finished_lines(path, passed=bool, status=str)
-        done = [(result.get("task_id"), result.get("completion")) for result in results]
-        if done != [(line["task_id"], line["completion"]) for line, _ in self.samples[: len(done)]]:
-            raise UserError(f"{path} does not fit the samples; delete it and run the command again")
+        results = self._finished(path)
         environment = environment_of(path)
         if environment is None or len(results) < len(self.samples):
-            environment = {"isolation": sandbox.start(self.limits) if self.task in CODE_TASKS else None}
-            if self.task in CODE_TASKS:
-                programs.run_references(list({row["id"]: row for _, row in self.samples}.values()))
+            environment = {"isolation": self._start_sandbox()}
             start(path, self.request, environment)
             atomic.write_text(path, json_files.dump_lines(results))
-            chunks = range(len(results), len(self.samples), _CHUNK)
-            new = (_grade_chunk(self.task, self.samples[first : first + _CHUNK]) for first in chunks)
-            results = append(path, results, new, len(self.samples), f"grading {self.task}")
-        results = [{**result, "task_id": task_id(row)} for (_, row), result in zip(self.samples, results, strict=True)]
+            batches = self._grade_chunks(first=len(results))
+            results = append_batches(path, results, batches, len(self.samples), f"grading {self.task}")
+
+        # The file has the ids of the other tool. A report compares problems by our own.
+        own_results = []
+        for sample, result in zip(self.samples, results, strict=True):
+            own_results.append({**result, "task_id": problem_id(sample.row)})
         protocol = self.protocol.model_copy(update={"sandbox": environment.get("isolation")})
-        return Graded(self.label, results, self.request, protocol)
+        return Graded(self.label, own_results, self.request, protocol)
+
+    def _finished(self, path: Path) -> list[Result]:
+        """Return the results that a file already has, which must be those of the first samples."""
+        results = json_files.read_finished_lines(path, passed=bool, status=str)
+        graded = [(result.get("task_id"), result.get("completion")) for result in results]
+        expected = [(sample.line["task_id"], sample.completion) for sample in self.samples[: len(results)]]
+        if graded != expected:
+            raise UserError(f"{path} does not fit the samples; delete it and run the command again")
+        return results
+
+    def _start_sandbox(self) -> str | None:
+        """Start the sandbox if programs are graded, check the problems' tests, and return how programs are isolated."""
+        if self.task not in CODE_TASKS:
+            return None
+        isolation = sandbox.start(self.limits)
+        rows_by_id = {sample.row["id"]: sample.row for sample in self.samples}
+        programs.run_references(list(rows_by_id.values()))
+        return isolation
+
+    def _grade_chunks(self, first: int) -> Iterator[list[Result]]:
+        """Yield the results of the samples from `first` on, a chunk at a time."""
+        for start_of_chunk in range(first, len(self.samples), _CHUNK):
+            yield _grade_chunk(self.task, self.samples[start_of_chunk : start_of_chunk + _CHUNK])
 
 
 def read_samples(path: Path, label: str, options: EvaluateOptions, settings: EvaluationSettings) -> SampleFile:
     """Read a samples file, which may be gzipped, and the rows of its task."""
-    task, data = settings.task, settings.data
-    style = options.style or ("hashes" if task == "gsm8k" else "xml")
-    all_splits = task == "mbpp"
-    rows = MBPP().load_all_splits(data.eval, columns_of(data, "eval")) if all_splits else load_split(data, "eval")
+    task = settings.task
+    data = settings.data
+    samples_of_all_splits = task == "mbpp"
+    rows = (
+        MBPP().load_all_splits(data.eval, columns_of(data, "eval"))
+        if samples_of_all_splits
+        else load_split(data, "eval")
+    )
+    grading: dict[str, Any] = {}
     if task in CODE_TASKS:
-        graded_with = {name: value for name, value in asdict(options.sandbox).items() if name != "workers"}
+        grading = asdict(options.sandbox)
+        del grading["workers"]  # which change no verdict
     else:
-        graded_with = {"style": style}
-        rows = [{**row, "prompt_style": style} for row in rows]
+        grading["style"] = options.style or ("hashes" if task == "gsm8k" else "xml")
+        rows = [{**row, "prompt_style": grading["style"]} for row in rows]
     samples = _read_lines(path, task, rows)
     data_sha256 = fingerprint(rows)
     request = {
@@ -101,7 +150,7 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         "task_sha256": task_sha256(task),
         "samples_sha256": atomic.sha256(path),
         "data_sha256": data_sha256,
-        **graded_with,
+        **grading,
     }
     protocol = make_protocol(data, {"eval": {"sha256": data_sha256}}, None, len(rows), settings.seed)
     return SampleFile(label, task, samples, request, protocol, options.sandbox)
@@ -109,37 +158,63 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
 
 def _read_lines(path: Path, task: str, rows: Sequence[Row]) -> list[Sample]:
     """Return the lines of a samples file, each with the row that it answers."""
-    by_id = {str(row["id"]): row for row in rows}
+    rows_by_id = {str(row["id"]): row for row in rows}
     if task == "gsm8k":
-        by_id |= {f"gsm8k/test/{index}": row for index, row in enumerate(rows)}
-    expected = "one JSON object with 'task_id' and 'completion' a line"
-    samples: list[Sample] = []
-    for where, line in json_files.read_lines(path, expected):
-        keys = line.keys() if isinstance(line, dict) else {}
-        is_whole = "completion" not in keys and task in CODE_TASKS
-        text = line.get("solution" if is_whole else "completion") if keys else None
-        if not isinstance(text, str) or "task_id" not in keys:
-            raise UserError(f"{where}: expected {expected}, got {json.dumps(line):.100}")
-        name = str(line["task_id"])
-        if task in ("mbpp", "mbpp-plus"):
-            name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
-        if name not in by_id:
-            raise UserError(f"{where}: unknown task_id {name!r}; the data has {len(rows)}, such as {[*by_id][-1]!r}")
-        row = {**by_id[name], "completion_prefix": ""} if is_whole else by_id[name]
-        samples.append(({**line, "completion": text}, row))
-    fenced = sum(re.search("^```", line["completion"], re.MULTILINE) is not None for line, _ in samples)
-    if task in CODE_TASKS and fenced:
-        print(f"note: {fenced} of {len(samples)} completions have a code fence (```), a syntax error", file=sys.stderr)
+        rows_by_id |= {f"gsm8k/test/{index}": row for index, row in enumerate(rows)}
+    samples = []
+    for where, line in json_files.read_lines(path, _EXPECTED):
+        samples.append(_read_line(where, line, task, rows_by_id, num_rows=len(rows)))
+
+    num_fenced = sum(re.search("^```", sample.completion, re.MULTILINE) is not None for sample in samples)
+    if task in CODE_TASKS and num_fenced:
+        console.note(f"note: {num_fenced} of {len(samples)} completions have a code fence (```), a syntax error")
     return samples
 
 
+def _read_line(where: str, line: Any, task: str, rows_by_id: Mapping[str, Row], num_rows: int) -> Sample:
+    """Return one line of a samples file with the row that it answers.
+
+    Args:
+        where: file and line number, for error messages.
+    """
+    is_object = isinstance(line, dict)
+    is_whole_program = is_object and "completion" not in line and task in CODE_TASKS
+    text = None
+    if is_object:
+        text = line.get("solution") if is_whole_program else line.get("completion")
+    if not isinstance(text, str) or "task_id" not in line:
+        raise UserError(f"{where}: expected {_EXPECTED}, got {json.dumps(line):.100}")
+
+    name = str(line["task_id"])
+    if task in ("mbpp", "mbpp-plus"):
+        name = f"mbpp/{name.lower().removeprefix('mbpp/')}"
+    if name not in rows_by_id:
+        raise UserError(f"{where}: unknown task_id {name!r}; the data has {num_rows}, such as {[*rows_by_id][-1]!r}")
+    row = rows_by_id[name]
+    if is_whole_program:
+        row = {**row, "completion_prefix": ""}
+    return Sample({**line, "completion": text}, row)
+
+
 def _grade_chunk(task: str, samples: Sequence[Sample]) -> list[Result]:
+    rows = [sample.row for sample in samples]
     if task in CODE_TASKS:
-        sources = [row.get("completion_prefix", "") + line["completion"] for line, row in samples]
-        ran = [verdict for verdict in programs.run_sources(sources, [row for _, row in samples]) if verdict]
-        verdicts = [Verdict(verdict.passed, verdict.status, detail=verdict.message or None) for verdict in ran]
+        verdicts = _run_programs(samples)
     else:
-        verdicts = grade_all(task, [line["completion"] for line, _ in samples], [row for _, row in samples])
-    # Keys of the line are kept, except for those that other tools may use with another meaning.
-    lines = [{key: value for key, value in line.items() if key not in (*GRADES, "messages")} for line, _ in samples]
-    return [{**line, **grades(verdict)} for line, verdict in zip(lines, verdicts, strict=True)]
+        verdicts = grade_all(task, [sample.completion for sample in samples], rows)
+    results = []
+    for sample, verdict in zip(samples, verdicts, strict=True):
+        # Keys of the line are kept, except for those that other tools may use with another meaning.
+        entries = {key: value for key, value in sample.line.items() if key not in (*GRADES, "messages")}
+        results.append({**entries, **verdict_entries(verdict)})
+    return results
+
+
+def _run_programs(samples: Sequence[Sample]) -> list[Verdict]:
+    """Run the programs of samples exactly as they are: nothing is extracted or removed."""
+    sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
+    verdicts = []
+    for verdict in programs.run_sources(sources, [sample.row for sample in samples]):
+        if verdict:
+            verdicts.append(Verdict(verdict.passed, verdict.status, detail=verdict.message or None))
+    return verdicts

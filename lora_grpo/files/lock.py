@@ -9,11 +9,12 @@ from filelock import FileLock, Timeout
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
 
-held: list[FileLock] = []  # released when garbage-collected
+held: list[FileLock] = []
+"""The locks of this process. A lock that is garbage-collected would be released."""
 
 
 def claim(folder: Path) -> None:
-    """Create the folder if needed, and lock it until this process exits.
+    """Create the folder if needed, and lock it until `release` or the end of this process.
 
     Raises:
         UserError: another process holds the lock.
@@ -27,6 +28,26 @@ def claim(folder: Path) -> None:
     held.append(lock)
 
 
+def release(folder: Path) -> None:
+    """Release the lock of a folder, if this process holds it."""
+    path = str(folder / ".lock")
+    for lock in [lock for lock in held if lock.lock_file == path]:
+        held.remove(lock)
+        lock.release()
+
+
+@contextlib.contextmanager
+def released_at_end() -> Iterator[None]:
+    """Release the locks that `claim` has taken in the block."""
+    before = list(held)
+    try:
+        yield
+    finally:
+        for lock in [lock for lock in held if lock not in before]:
+            held.remove(lock)
+            lock.release()
+
+
 @contextlib.contextmanager
 def holding(folder: Path) -> Iterator[None]:
     """Lock the folder for the duration of a `with` block; see `claim`.
@@ -34,13 +55,14 @@ def holding(folder: Path) -> Iterator[None]:
     Raises:
         UserError: `claim` failed, or a distributed launcher started more than one process.
     """
-    if (processes := distributed.world_size()) > 1:
+    processes = distributed.world_size()
+    if processes > 1:
         raise UserError(f"only training runs on several processes, and {processes} were started; start one")
     claim(folder)
     try:
         yield
     finally:
-        held.pop().release()
+        release(folder)
 
 
 def is_held(folder: Path) -> bool:

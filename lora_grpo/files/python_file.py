@@ -25,6 +25,25 @@ def load(path: Path, expected: str) -> ModuleType:
     return _load(path)
 
 
+def forget() -> None:
+    """Forget the files that were run, and the modules of their folders, so that the next call reads them again."""
+    for name in list(sys.modules):
+        if name in _loaded_modules or name.partition(".")[0] in _loaded_modules:
+            del sys.modules[name]
+    _loaded_modules.clear()
+    for folder in _added_folders:
+        if folder in sys.path:
+            sys.path.remove(folder)
+    _added_folders.clear()
+    _load.cache_clear()
+
+
+_loaded_modules: set[str] = set()
+"""Names in `sys.modules` of the files and of the modules of their folders."""
+_added_folders: list[str] = []
+"""Folders that were added to `sys.path`."""
+
+
 @functools.cache
 def _load(path: Path) -> ModuleType:
     name = f"user_file_{path.stem}"
@@ -33,13 +52,17 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last, so that nothing in this folder replaces an installed package
+        _added_folders.append(str(path.parent))
     for helper in sorted({file.relative_to(path.parent).parts[0].removesuffix(".py") for file in files(path)[1:]}):
         other = importlib.util.find_spec(helper)
+        if helper not in sys.modules:
+            _loaded_modules.add(helper)
         own = {(path.parent / each).resolve() for each in (f"{helper}.py", f"{helper}/__init__.py")}
         if other is None or other.origin is None or Path(other.origin).resolve() not in own:
             origin = other and other.origin
             raise UserError(f"{path} imports {helper!r}, which would be {origin} instead of its own; rename the file")
     sys.modules[name] = module  # required by dataclasses and pickle
+    _loaded_modules.add(name)
     try:
         with keeping_directory():
             spec.loader.exec_module(module)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from lora_grpo import console
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, lock
@@ -40,8 +41,8 @@ class ExportOptions:
     """Folder of the files; default: RUN/gguf or RUN/best-gguf, or MERGED-gguf for a model outside a run."""
 
 
-def export(options: ExportOptions) -> None:
-    """Export a run or a model, and print the path of each file and how to use it."""
+def export(options: ExportOptions) -> tuple[Path, ...]:
+    """Export a run or a model, and return the path of each file. Tells how to use them."""
     folder = Path(choose_adapter(str(options.source), options.what)).expanduser()
     if not folder.is_dir():
         raise UserError(f"{options.source} is not a folder; pass a run, or a model from {command('merge')}")
@@ -64,17 +65,18 @@ def export(options: ExportOptions) -> None:
 
     # Say how to use them.
     for note in notes:
-        print(f"note: {note}")
+        console.result(f"note: {note}")
     for path in outputs.values():
-        print(f"{path}  {disk.size(path.stat().st_size)}")
+        console.result(f"{path}  {disk.size(path.stat().st_size)}")
     first_output = next(iter(outputs.values()))
     llama_cli = ["llama-cli", "-m", str(first_output)]
     if prompt:
         llama_cli += ["-sys", prompt]
-    print(f"  {shlex.join(llama_cli)}")
+    console.result(f"  {shlex.join(llama_cli)}")
     if options.modelfile:
         ollama_name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
-        print(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
+        console.result(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
+    return tuple(outputs.values())
 
 
 def _default_output(folder: Path) -> tuple[Path, str]:

@@ -1,10 +1,10 @@
 """The GGUF files of a folder: the adapter that each was made from, and a table of size and quality."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_grpo import console
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import Report, percent, read_reports
@@ -121,7 +121,7 @@ def _evaluations(paths: Sequence[Path], reports: Mapping[Path, Report]) -> dict[
         if file_report.protocol == first.protocol:
             evaluations[path.name] = file_report
         else:
-            print(f"the evaluation of {path} has other settings than others; it is left out", file=sys.stderr)
+            console.note(f"the evaluation of {path} has other settings than others; it is left out")
     return evaluations
 
 

@@ -10,11 +10,10 @@ In addition to the common columns, rows of code tasks have:
 - `seconds`: a time limit, if it is more than `--sandbox.timeout-seconds`.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lora_grpo import sandbox
+from lora_grpo import console, sandbox
 from lora_grpo.errors import UserError
 from lora_grpo.grading.code_extraction import extract_program
 from lora_grpo.grading.verdict import Row, Verdict
@@ -101,7 +100,7 @@ def solvable(rows: Sequence[Row]) -> list[Row]:
             failures[row["id"]] = verdict.message
     if failures:
         shown = ", ".join(f"{name} ({message})" for name, message in failures.items())
-        print(f"dropped {len(failures)} rows whose reference program fails its tests: {shown}", file=sys.stderr)
+        console.note(f"dropped {len(failures)} rows whose reference program fails its tests: {shown}")
     return [row for row in rows if row["id"] not in failures]
 
 

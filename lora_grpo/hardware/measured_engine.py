@@ -7,13 +7,13 @@ Every plan and every run that uses the measurement prints one line with the choi
 import contextlib
 import dataclasses
 import os
-import sys
 from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, json_files
@@ -70,7 +70,7 @@ def measured_engine(config: RunConfig, gpu: str) -> MeasuredEngine | None:
             values, MeasuredEngine, f"{path} is damaged", "run check-gpu again"
         )
     except (OSError, RuntimeError, UserError) as error:  # RuntimeError: no home folder, or deep nesting
-        print(f"note: ignoring the measurements of check-gpu: {first_line(error)}", file=sys.stderr)
+        console.note(f"note: ignoring the measurements of check-gpu: {first_line(error)}")
         return None
     is_valid = measured.machine == _describe_machine(gpu)
     return measured if is_valid else None

@@ -17,5 +17,5 @@ facts.py          the base model and its license, the run, the merge, and the ev
 card.py           renders README.md: front matter, and text from card.md.jinja
 """
 
-from lora_grpo.hub.push import PushOptions, push_to_hub
+from lora_grpo.hub.push import PushedFiles, PushOptions, push_to_hub
 from lora_grpo.hub.token import refuse_tokens_in

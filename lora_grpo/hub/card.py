@@ -27,7 +27,7 @@ from lora_grpo.hub.private_paths import without_paths
 from lora_grpo.hub.uploads import CARD_MARK, KINDS, UploadFile
 from lora_grpo.models import model_files
 from lora_grpo.prompts import template_variables
-from lora_grpo.runs import flat, system_prompt
+from lora_grpo.runs import flatten, system_prompt
 from lora_grpo.tasks import CODE_TASKS
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _gguf_to_run(facts: Facts, names: Sequence[str]) -> str:
 
 def _settings(facts: Facts, *, is_sft: bool) -> list[tuple[str, Any]]:
     """Return the names and values of the settings that the card lists."""
-    values = {**facts.adapter, **flat(facts.record.get("config", {}))}
+    values = {**facts.adapter, **flatten(facts.record.get("config", {}))}
     settings = []
     for name in _SETTINGS:
         is_unused = is_sft and name in UNUSED_BY_SFT

@@ -2,13 +2,12 @@
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
+from lora_grpo import console, starter
 from lora_grpo.commands import command
 from lora_grpo.config import STARTER
 from lora_grpo.errors import RunError, UserError, first_line
@@ -119,7 +118,7 @@ def gather(folder: Path, kind: str) -> Facts:
     if run and not evaluations:
         flags = ["--what", BEST] if is_best else []
         evaluate_command = command("evaluate", run, *flags, "--compare", "base")
-        print(f"the card has no evaluation of {adapter_folder}; to measure it: {evaluate_command}", file=sys.stderr)
+        console.note(f"the card has no evaluation of {adapter_folder}; to measure it: {evaluate_command}")
 
     # The evaluation that the run itself made has the texts of an example.
     example = None
@@ -214,7 +213,7 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
     is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
-    problem_id = report.fixed[0].task_id
+    problem_id = report.fixed[0].problem_id
     folder = run / "evaluation"
     texts = {
         "question": _first_text(folder / "rows.jsonl", problem_id, passed=None),
@@ -296,7 +295,7 @@ def _license(base: Path | str, revision: str | None = None) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 - a card without a license is better than no push
         if isinstance(base, str):
             reason = token.scrub(first_line(error), get_token() or "")
-            print(f"note: the card has no license, because {base} was not read: {reason}", file=sys.stderr)
+            console.note(f"note: the card has no license, because {base} was not read: {reason}")
     entries = {}
     for name in ("license", "license_name", "license_link"):
         value = getattr(data, name, None)
@@ -315,7 +314,7 @@ def _vllm_rank(adapter: Path) -> int | None:
     try:
         return served_rank(adapter)
     except UserError as error:
-        print(f"the card does not mention vLLM: {error}", file=sys.stderr)
+        console.note(f"the card does not mention vLLM: {error}")
         return None
 
 
@@ -337,4 +336,4 @@ def _evaluations(
         if of_upload or (is_of_adapter and is_merged_from_adapter):
             yield Evaluation(report, of_upload)
         else:
-            print(f"{path}/report.json measured other weights; it is left out", file=sys.stderr)
+            console.note(f"{path}/report.json measured other weights; it is left out")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from lora_grpo import __version__
+from lora_grpo import __version__, console
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import disk
 from lora_grpo.flags import Flag
@@ -41,8 +41,20 @@ class PushOptions:
     """List every file and print the model card; upload nothing."""
 
 
-def push_to_hub(options: PushOptions) -> None:
-    """Push a model with its card, or print what would be pushed.
+@dataclass(frozen=True)
+class PushedFiles:
+    """What was pushed, or would be with `dry_run`."""
+
+    url: str | None
+    """Address of the repository; None if nothing was sent."""
+    files: tuple[str, ...]
+    """Names of the files in the repository."""
+    card: str
+    """The model card."""
+
+
+def push_to_hub(options: PushOptions) -> PushedFiles:
+    """Push a model with its card, or tell what would be pushed.
 
     Raises:
         UserError: an argument, a file, or a permission is invalid. The repository is unchanged.
@@ -62,19 +74,21 @@ def push_to_hub(options: PushOptions) -> None:
 
     # List them, and send them.
     visibility = "public" if options.public else "private"
-    print(f"{folder} ({kind}) -> {options.repository} ({visibility})")
+    console.result(f"{folder} ({kind}) -> {options.repository} ({visibility})")
     for file in files:
-        print(f"  {disk.size(file.size):>16}  {file.name}")
+        console.result(f"  {disk.size(file.size):>16}  {file.name}")
     total_bytes = sum(file.size for file in files)
-    print(f"  {disk.size(total_bytes):>16}  total, {len(files)} files")
+    console.result(f"  {disk.size(total_bytes):>16}  total, {len(files)} files")
     if skipped:
-        print(f"not uploaded: {', '.join(skipped)}")
+        console.result(f"not uploaded: {', '.join(skipped)}")
+    card_text = files[-1].read().decode()
+    url = None
     if options.dry_run:
-        card_text = files[-1].read().decode()
-        print(f"dry run: nothing was sent\n\n{card_text}", end="")
+        console.result(f"dry run: nothing was sent\n\n{card_text}".removesuffix("\n"))
     else:
         url = send(options.repository, kind, files, options.public)
-        print(f"\n{url}")
+        console.result(f"\n{url}")
+    return PushedFiles(url, tuple(file.name for file in files), card_text)
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
@@ -112,7 +126,7 @@ def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = Fa
         existing = _existing_files(api, repo_id, kind, public)
         stale_names = stale(existing, files, kind)
         if stale_names:
-            print(f"deleting {', '.join(stale_names)} of an earlier push; the repository's history keeps them")
+            console.result(f"deleting {', '.join(stale_names)} of an earlier push; the repository's history keeps them")
         additions = [CommitOperationAdd(file.name, file.content) for file in files]
         deletions = [CommitOperationDelete(name, is_folder=False) for name in stale_names]
         api.create_commit(repo_id, [*additions, *deletions], commit_message=f"Upload {kind} with lora_grpo")
@@ -129,7 +143,7 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
     if not info.private and not public:
         raise UserError(f"{repo_id} is public; pass --public to push to it, or choose another repository")
     if info.private and public:
-        print(f"{repo_id} is private and stays private; change that in its settings on the Hub", file=sys.stderr)
+        console.note(f"{repo_id} is private and stays private; change that in its settings on the Hub")
     names = [sibling.rfilename for sibling in info.siblings or ()]
     # Loading a repository with both an adapter and a merged model would apply the adapter twice.
     other_kind = {"adapter": "merged", "merged": "adapter"}.get(kind)

@@ -27,6 +27,6 @@ from lora_grpo.memory import estimate
 from lora_grpo.memory.batches import CPU_FRACTION, MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.lengths import RowLengths
-from lora_grpo.memory.plan import complete_plan, draft_plan, make_plan
+from lora_grpo.memory.plan import Plan, complete_plan, draft_plan, make_plan
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.show import show_plan, summary

@@ -77,7 +77,7 @@ def activation_bytes(shape: Shape, step: Step, adapter_parameters: int) -> Activ
 def logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (training/token_logprobs.py), by Unsloth and in SFT in
+    Logits are computed in tiles of tokens and vocabulary entries (loss/tiles.py), by Unsloth and in SFT in
     chunks of tokens.
     """
     completions = step.micro_batch_size * step.completion  # tokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -24,20 +24,20 @@ _SAMPLERS = {
 def show_plan(plan: Plan) -> None:
     """Print a plan, or raise a UserError after it if the requested settings or the run's files do not fit."""
     size = f": {_count(plan.shape.parameters)} parameters" if plan.shape else ""
-    print(_line("model", f"{plan.config.model.name}{size}"))
+    console.result(_line("model", f"{plan.config.model.name}{size}"))
     if plan.estimate or plan.measured:
-        print(_engine_line(plan))
+        console.result(_engine_line(plan))
     if plan.shape and plan.estimate:
-        print("\n".join(_memory_table(plan.estimate)))
+        console.result("\n".join(_memory_table(plan.estimate)))
         declared = ""
         if plan.shape.context:
             declared = f"; the model declares a maximum of {plan.shape.context:,}"
-        print(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
+        console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     for line in _settings(plan):
-        print(line)
+        console.result(line)
     if alternative := plan.in_16_bits():
-        print(_line("16 bits", f"also fit: {_gib(alternative.needed)}; check-gpu measures which is faster"))
-    print("\n- ".join(("\nAssumptions:", *plan.assumptions)))
+        console.result(_line("16 bits", f"also fit: {_gib(alternative.needed)}; check-gpu measures which is faster"))
+    console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
     plan.check_disk()

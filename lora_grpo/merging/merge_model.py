@@ -4,13 +4,12 @@ import contextlib
 import ctypes
 import dataclasses
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lora_grpo import __version__
+from lora_grpo import __version__, console
 from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.files import atomic, disk, model_tensors
@@ -228,7 +227,7 @@ def _special_tokens(target: ModelSpec) -> _SpecialTokens:
     try:
         end_ids = completion_ends(target, tokenizer)
     except RunError as error:
-        print(f"note: {error}; to end them, write eos_token_id into generation_config.json", file=sys.stderr)
+        console.note(f"note: {error}; to end them, write eos_token_id into generation_config.json")
         return unknown
     return _SpecialTokens(end_ids, tokenizer.pad_token_id)
 

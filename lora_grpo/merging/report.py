@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
+from lora_grpo import console
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -97,30 +98,33 @@ def check_current(folder: Path) -> None:
 def show(output: Path, report: MergeReport) -> None:
     """Print the report of the merged model in `output`."""
     num_bytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
-    print(f"merged    {output}: {report.dtype}, {disk.size(num_bytes)}, into {report.base.name} ({report.onto})")
-    print(f"dtype     {report.reason}")
+    console.result(
+        f"merged    {output}: {report.dtype}, {disk.size(num_bytes)}, into {report.base.name} ({report.onto})"
+    )
+    console.result(f"dtype     {report.reason}")
     retained = report.retained
     if retained:
         worst = f"{percent(retained.worst)} in {retained.worst_layer}"
         overall = percent(retained.overall)
-        print(f"update    {overall} kept (lowest: {worst}); relative rounding error {retained.error:.2g}")
+        console.result(f"update    {overall} kept (lowest: {worst}); relative rounding error {retained.error:.2g}")
     kl = report.kl
     if kl.not_measured:
-        print(f"KL        not measured: {kl.not_measured}")
+        console.result(f"KL        not measured: {kl.not_measured}")
     else:
         pair = f"KL(adapter || merged) {kl.adapter_merged:.2g}, KL(adapter || base) {kl.adapter_base:.2g}"
-        print(f"KL        {pair} nats per token, over {kl.tokens} tokens")
+        console.result(f"KL        {pair} nats per token, over {kl.tokens} tokens")
     if kl.trained_merged is not None:
-        print(f"{'':<10}KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}", end="; ")
-        print(f"--onto dequantized --output-dir {shlex.quote(str(output))}-dequantized keeps that base")
+        trained = f"KL(adapter on its 4-bit base || merged) {kl.trained_merged:.2g}"
+        keep_base = f"--onto dequantized --output-dir {shlex.quote(str(output))}-dequantized"
+        console.result(f"{'':<10}{trained}; {keep_base} keeps that base")
     if report.chat_template == "base":
-        print("template  the base's, because the adapter has none")
+        console.result("template  the base's, because the adapter has none")
     elif report.chat_template is None:
-        print("template  none: neither the adapter's tokenizer nor the base has one; prompts are plain text")
+        console.result("template  none: neither the adapter's tokenizer nor the base has one; prompts are plain text")
     if not report.base.checked:
-        print("base      not checked: the adapter does not record which weights it was trained on")
+        console.result("base      not checked: the adapter does not record which weights it was trained on")
     if report.untied:
-        print("head      no longer tied to the embedding: the adapter changed only one of the two")
+        console.result("head      no longer tied to the embedding: the adapter changed only one of the two")
 
 
 def percent(value: float) -> str:

@@ -4,13 +4,12 @@ An adapter is saved in the folder format of PEFT, which vLLM and Unsloth also re
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic
@@ -69,10 +68,9 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     # Prompts: the chat template of the run and its variables.
     template_variables = prepare_tokenizer(tokenizer, config, start)
     if not getattr(tokenizer, "chat_template", None):
-        print(
+        console.note(
             f"note: {config.model.name} has no chat template, so prompts are plain text (`Question: ...`, `Answer:`); "
-            "for chat prompts, pass an instruct model",
-            file=sys.stderr,
+            "for chat prompts, pass an instruct model"
         )
 
     # Weights: those of the adapter that the run starts from replace the new ones.
@@ -164,10 +162,9 @@ def _warn_of_another_end(name: str, tokenizer: Any, eos_token_ids: list[int]) ->
     if not template_end or tokenizer.convert_tokens_to_ids(template_end) in eos_token_ids:
         return
     ends = ", ".join(tokenizer.decode(token_id) for token_id in eos_token_ids)
-    print(
+    console.note(
         f"warning: the chat template of {name} ends an answer with {template_end}, which is not one of its EOS tokens "
-        f"({ends}), so completions may run to their maximum length; correct eos_token_id in generation_config.json",
-        file=sys.stderr,
+        f"({ends}), so completions may run to their maximum length; correct eos_token_id in generation_config.json"
     )
 
 

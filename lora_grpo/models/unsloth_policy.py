@@ -30,7 +30,7 @@ def import_unsloth() -> None:
     # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
     # 8.0 (T4). It is never used, as requests have seeds or logprobs.
     os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
-    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_sampler.py
+    os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
     # Otherwise Unsloth counts users: each start downloads files named after the machine's kind and memory.
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.

@@ -1,6 +1,6 @@
 """`--preview` and `--dry-run`: what the model answers before training, and whether GRPO can learn from it.
 
-    preview(config, data)                # samples 8 groups from the base model
+    preview(config, data).diagnosis      # samples 8 groups from the base model
     dry_run(config, data, tokenizer)     # one prompt, and the rewards of its reference answer
 
 sample_groups.py  samples groups with the prompts of the first training steps, and prints them
@@ -9,4 +9,4 @@ dry_run.py        prints the settings, one prompt and the rewards of its referen
 """
 
 from lora_grpo.preview.dry_run import dry_run, show_settings
-from lora_grpo.preview.sample_groups import preview
+from lora_grpo.preview.sample_groups import Preview, preview

@@ -13,13 +13,29 @@ from lora_grpo.tasks import CODE_TASKS, TaskFile, get_task, source_of_rows
 
 _EQUAL = 1e-6
 """Rewards that differ by less than this are equal, because sums of the same numbers can differ by rounding."""
-_MOST_FLAT = 0.8
+_ALMOST_NO_SIGNAL = 0.8
 """At or above this fraction of groups with equal rewards, or of truncated completions, GRPO has almost no signal."""
 _WORTH_REPORTING = 0.2
 """Minimum fraction of truncated or unparsed completions to report as a finding."""
 
-Finding = tuple[str, str]
-"""A problem that prevents GRPO from learning, and the suggested change."""
+
+@dataclass(frozen=True)
+class Finding:
+    """What keeps GRPO from learning, or slows it."""
+
+    problem: str
+    advice: str
+    """The suggested change."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether GRPO can learn from the groups."""
+
+    verdict: str
+    """`can learn`, `can barely learn` or `cannot learn`."""
+    reason: str
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,7 @@ class Group:
 
     @property
     def solved(self) -> int:
+        """Number of correct completions."""
         return sum(answer.verdict.passed for answer in self.answers)
 
     @property
@@ -68,8 +85,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A fraction with its 95% interval."""
+class Fraction:
+    """A fraction from 0 to 1 with its 95% interval."""
 
     value: float
     low: float
@@ -80,25 +97,44 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """The values of a weighted reward over all completions that it could grade."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Numbers of problems, by how many of their completions are correct."""
+
+    always_solved: int
+    sometimes_solved: int
+    never_solved: int
+
+
+@dataclass(frozen=True)
 class Summary:
+    """What the groups have in common."""
+
     groups: int
     size: int
     """Number of completions in a group."""
-    rewards: dict[str, tuple[float, float] | None]
-    """Mean and standard deviation of each weighted reward and of their `sum`; None if no completion was graded."""
+    rewards: dict[str, Moments | None]
+    """Each weighted reward, and their `sum`; None if no completion was graded."""
     varying: tuple[str, ...]
     """Rewards that differ within at least one group."""
-    flat: Share
+    zero_variance: Fraction
     """Fraction of groups whose completions all have the same total reward."""
-    solved: Share
+    solved: Fraction
     """Fraction of correct completions."""
-    difficulty: tuple[int, int, int]
-    """Number of problems solved by all, some and none of their completions."""
+    difficulty: Difficulty
     partial_credit: bool
     """Whether the task gives scores between 0 and 1."""
-    unparsed: Share
+    unparsed: Fraction
     """Fraction of completions that ended without a parsable answer."""
-    truncated: Share
+    truncated: Fraction
+    """Fraction of completions that reached the maximum length."""
     distinct: float
     """Mean number of distinct completions in a group."""
     num_tokens: float
@@ -112,140 +148,180 @@ def measure(groups: Sequence[Group]) -> Summary:
     alike; fractions of groups have Wilson intervals.
     """
     answers = [answer for group in groups for answer in group.answers]
-    names = list(answers[0].rewards)
-    always, mixed = sum(group.solved == len(group.answers) for group in groups), sum(g.is_mixed for g in groups)
-    values = {name: [value for group in groups for value in group.values(name)] for name in (*names, "sum")}
+    reward_names = list(answers[0].rewards)
 
-    def share(holds: Callable[[Answer], bool]) -> Share:
+    def fraction(holds: Callable[[Answer], bool]) -> Fraction:
         rates = [statistics.mean(float(holds(answer)) for answer in group.answers) for group in groups]
-        return Share(statistics.mean(rates), *bootstrap_interval(rates))
+        return Fraction(statistics.mean(rates), *bootstrap_interval(rates))
 
+    always = sum(group.solved == len(group.answers) for group in groups)
+    mixed = sum(group.is_mixed for group in groups)
+    equal = sum(not group.differs_in("sum") for group in groups)
     return Summary(
         groups=len(groups),
         size=len(groups[0].answers),
-        rewards={name: (statistics.mean(v), statistics.pstdev(v)) if v else None for name, v in values.items()},
-        varying=tuple(name for name in names if any(group.differs_in(name) for group in groups)),
-        flat=share_of(sum(not group.differs_in("sum") for group in groups), len(groups)),
-        solved=share(lambda answer: answer.verdict.passed),
-        difficulty=(always, mixed, len(groups) - always - mixed),
+        rewards={name: _moments(groups, name) for name in (*reward_names, "sum")},
+        varying=tuple(name for name in reward_names if any(group.differs_in(name) for group in groups)),
+        zero_variance=fraction_of(equal, len(groups)),
+        solved=fraction(lambda answer: answer.verdict.passed),
+        difficulty=Difficulty(always, mixed, len(groups) - always - mixed),
         partial_credit=any(0 < answer.verdict.value < 1 for answer in answers),
-        unparsed=share(lambda answer: answer.verdict.reason in UNPARSED and not answer.truncated),
-        truncated=share(lambda answer: answer.truncated),
+        unparsed=fraction(lambda answer: answer.verdict.reason in UNPARSED and not answer.truncated),
+        truncated=fraction(lambda answer: answer.truncated),
         distinct=statistics.mean(len({answer.text for answer in group.answers}) for group in groups),
         num_tokens=statistics.mean(answer.num_tokens for answer in answers),
     )
 
 
-def share_of(count: int, total: int) -> Share:
-    """Return the fraction of groups with its interval."""
-    return Share(count / max(1, total), *wilson_interval(count, max(1, total)))
+def _moments(groups: Sequence[Group], reward: str) -> Moments | None:
+    values = [value for group in groups for value in group.values(reward)]
+    if not values:
+        return None
+    return Moments(statistics.mean(values), statistics.pstdev(values))
 
 
-def judge(groups: Sequence[Group], config: RunConfig) -> tuple[str, str, list[Finding]]:
+def fraction_of(count: int, total: int) -> Fraction:
+    """Return the fraction of groups with its Wilson interval."""
+    total = max(1, total)
+    return Fraction(count / total, *wilson_interval(count, total))
+
+
+def judge(groups: Sequence[Group], config: RunConfig) -> Diagnosis:
     """Decide whether GRPO can learn from these groups.
 
     With `data.filter_by_difficulty`, only groups that the filter keeps are considered.
-
-    Returns:
-        `can learn`, `can barely learn` or `cannot learn`; the reason; and the findings.
     """
-    found = measure(groups)
-    kept = [group for group in groups if group.is_mixed] if config.data.filter_by_difficulty else list(groups)
-    differing = sum(group.differs_in("sum") for group in kept)
-    share = f"rewards differ within {differing} of {len(kept)} groups, {share_of(differing, len(kept))}"
-    rights = [name for name in found.rewards if name in RIGHT_REWARDS]
-    word = "can barely learn"
-    if not kept:
-        reason = f"--data.filter-by-difficulty keeps none of these {len(groups)} problems, {share_of(0, len(groups))}"
+    summary = measure(groups)
+    trained = list(groups)
+    if config.data.filter_by_difficulty:
+        trained = [group for group in groups if group.is_mixed]
+    differing = sum(group.differs_in("sum") for group in trained)
+    signal = f"rewards differ within {differing} of {len(trained)} groups, {fraction_of(differing, len(trained))}"
+    right_rewards = [name for name in summary.rewards if name in RIGHT_REWARDS]
+
+    # The first of these that holds is the reason.
+    verdict = "can barely learn"
+    if not trained:
+        none = fraction_of(0, len(groups))
+        reason = f"--data.filter-by-difficulty keeps none of these {len(groups)} problems, {none}"
     elif not differing:
-        word, reason = "cannot learn", f"all completions of a group have the same reward; {share}"
-    elif found.truncated.value >= _MOST_FLAT:
-        reason = f"most completions are truncated; {share}"
-    elif rights and not set(rights) & set(found.varying):
-        reason = f"completions of a group differ only in {', '.join(found.varying)}, never in {', '.join(rights)}"
-    elif len(kept) - differing >= _MOST_FLAT * len(kept):
-        reason = share
+        verdict = "cannot learn"
+        reason = f"all completions of a group have the same reward; {signal}"
+    elif summary.truncated.value >= _ALMOST_NO_SIGNAL:
+        reason = f"most completions are truncated; {signal}"
+    elif right_rewards and not set(right_rewards) & set(summary.varying):
+        varying = ", ".join(summary.varying)
+        reason = f"completions of a group differ only in {varying}, never in {', '.join(right_rewards)}"
+    elif len(trained) - differing >= _ALMOST_NO_SIGNAL * len(trained):
+        reason = signal
     else:
-        word, reason = "can learn", share
-    findings = _findings(found, config, rights)
-    if word != "can learn" and not findings:
+        verdict = "can learn"
+        reason = signal
+
+    findings = _findings(summary, config, right_rewards)
+    if verdict != "can learn" and not findings:
         advice = "a finer reward, a higher --sampling.temperature, or a larger group"
-        findings = [("completions differ, but their rewards do not", advice)]
-    return word, reason, findings
+        findings = [Finding("completions differ, but their rewards do not", advice)]
+    return Diagnosis(verdict, reason, tuple(findings))
 
 
-def _findings(found: Summary, config: RunConfig, rights: Sequence[str]) -> list[Finding]:
+def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str]) -> list[Finding]:
     """Return findings, causes before consequences: truncated or unparsed completions explain why none is correct."""
-    task, is_code = get_task(config.data.task), config.data.task in CODE_TASKS
+    task = get_task(config.data.task)
+    is_code = config.data.task in CODE_TASKS
     sft = sft_command(config)
-    first = [f"{sft} first, on reference answers"] if sft else []
-    formats = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
-    format_reward = formats.get(config.data.prompt_style, "soft_xml_format=0.5")
-    findings: list[Finding] = []
-    explained = found.truncated.value >= _MOST_FLAT
-    if found.truncated.value >= _WORTH_REPORTING:
-        limit, context = config.sampling.max_completion_tokens, config.model.max_sequence_tokens
-        flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
-        text = f"{found.truncated} of completions are truncated at {limit} tokens"
-        findings.append((text, f"{flags}, then another preview"))
+    sft_first = [f"{sft} first, on reference answers"] if sft else []
+    format_rewards = {"think": "think_answer_format=0.5", "hashes": r"'pattern:#### -?[0-9]+\s*$=0.5'"}
+    format_reward = format_rewards.get(config.data.prompt_style, "soft_xml_format=0.5")
 
-    if rights and found.unparsed.value >= _WORTH_REPORTING:
-        explained = explained or found.unparsed.value >= _MOST_FLAT
-        ways = list(first)
+    findings: list[Finding] = []
+    is_explained = summary.truncated.value >= _ALMOST_NO_SIGNAL
+    if summary.truncated.value >= _WORTH_REPORTING:
+        findings.append(_truncation(summary, config))
+
+    if right_rewards and summary.unparsed.value >= _WORTH_REPORTING:
+        is_explained = is_explained or summary.unparsed.value >= _ALMOST_NO_SIGNAL
+        ways = list(sft_first)
         if isinstance(task, TaskFile):
             ways.append(f"a prompt in {task.path.name} that shows the format")
         elif not is_code and not any(map(is_format_reward, config.rewards)):
             ways.append(f"a reward for the format, e.g. {format_reward}")
-        if taught := [name for name in found.varying if is_format_reward(name) or name in RIGHT_REWARDS]:
+        taught = [name for name in summary.varying if is_format_reward(name) or name in RIGHT_REWARDS]
+        if taught:
             ways = [f"no change needed: training can fix this: {', '.join(taught)} differ within groups"]
-        text = f"{found.unparsed} of completions end without an answer that can be parsed"
-        findings.append((text, "; ".join(ways)))
+        problem = f"{summary.unparsed} of completions end without an answer that can be parsed"
+        findings.append(Finding(problem, "; ".join(ways)))
 
-    if rights and not explained and not found.partial_credit:
+    if right_rewards and not is_explained and not summary.partial_credit:
+        finer: list[str] = []
         if is_code:
-            finer = ["--rewards share_of_tests_passed, which gives partial credit"]
+            finer.append("--rewards share_of_tests_passed, which gives partial credit")
         elif isinstance(task, TaskFile):
-            finer = ["a score between 0 and 1, for partial credit"]
-        else:
-            finer = [f"a second, finer reward, e.g. {format_reward}"] if len(config.rewards) == 1 else []
-        if difficulty := _difficulty(found, config, first, finer):
-            explained = True
+            finer.append("a score between 0 and 1, for partial credit")
+        elif len(config.rewards) == 1:
+            finer.append(f"a second, finer reward, e.g. {format_reward}")
+        difficulty = _difficulty(summary, config, sft_first, finer)
+        if difficulty:
+            is_explained = True
             findings.append(difficulty)
 
-    if found.distinct < found.size / 2 and found.flat.value >= 0.5:
-        text = f"a group of {found.size} has {found.distinct:.1f} distinct completions on average"
-        higher = max(1.0, config.sampling.temperature + 0.2)
-        findings.append((text, f"--sampling.temperature {higher:g}, for more variety"))
-    covered = {"sum", *found.varying, *(rights if explained else ())}
-    if constant := [name for name in found.rewards if name not in covered]:
+    if summary.distinct < summary.size / 2 and summary.zero_variance.value >= 0.5:
+        problem = f"a group of {summary.size} has {summary.distinct:.1f} distinct completions on average"
+        temperature = max(1.0, config.sampling.temperature + 0.2)
+        findings.append(Finding(problem, f"--sampling.temperature {temperature:g}, for more variety"))
+
+    not_findings = {"sum", *summary.varying}
+    if is_explained:
+        not_findings.update(right_rewards)
+    constant = [name for name in summary.rewards if name not in not_findings]
+    if constant:
         advice = "a finer reward"
-        if found.varying:
-            advice = f"none is needed if {', '.join(found.varying)} is the goal; otherwise {advice}"
-        findings.append((f"constant within each group: {', '.join(constant)}", advice))
+        if summary.varying:
+            advice = f"none is needed if {', '.join(summary.varying)} is the goal; otherwise {advice}"
+        findings.append(Finding(f"constant within each group: {', '.join(constant)}", advice))
     return findings
 
 
-def _difficulty(found: Summary, config: RunConfig, first: Sequence[str], finer: Sequence[str]) -> Finding | None:
+def _truncation(summary: Summary, config: RunConfig) -> Finding:
+    """Return the finding that completions are truncated, with limits that give them twice the room."""
+    limit = config.sampling.max_completion_tokens
+    context = config.model.max_sequence_tokens
+    flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
+    problem = f"{summary.truncated} of completions are truncated at {limit} tokens"
+    return Finding(problem, f"{flags}, then another preview")
+
+
+def _difficulty(summary: Summary, config: RunConfig, sft_first: Sequence[str], finer: Sequence[str]) -> Finding | None:
     """Return the suggested changes if the problems are too hard, too easy, or both.
 
-    `first` is the suggested step before GRPO, and `finer` are rewards that give partial credit.
+    Args:
+        sft_first: the suggested step before GRPO, if there is one.
+        finer: rewards that give partial credit.
     """
-    always, mixed, never = found.difficulty
-    source, size = source_of_rows(config.data.task), found.size
-    completions, larger = found.groups * size, f"--sampling.num-generations {2 * size}"
-    if never == found.groups:
-        text = f"none of {completions} completions is correct (95% upper bound: {100 * found.solved.high:.0f}%)"
-        return text, "; ".join([*first, f"easier problems ({source})", *finer, larger])
-    if always == found.groups:
-        text = f"all of {completions} completions are correct: nothing is left to learn"
-        return text, f"harder problems ({source})"
-    if 2 * mixed >= found.groups or config.data.filter_by_difficulty:
+    always = summary.difficulty.always_solved
+    mixed = summary.difficulty.sometimes_solved
+    never = summary.difficulty.never_solved
+    source = source_of_rows(config.data.task)
+    size = summary.size
+    completions = summary.groups * size
+    larger_group = f"--sampling.num-generations {2 * size}"
+    if never == summary.groups:
+        upper_bound = 100 * summary.solved.high
+        problem = f"none of {completions} completions is correct (95% upper bound: {upper_bound:.0f}%)"
+        return Finding(problem, "; ".join([*sft_first, f"easier problems ({source})", *finer, larger_group]))
+    if always == summary.groups:
+        problem = f"all of {completions} completions are correct: nothing is left to learn"
+        return Finding(problem, f"harder problems ({source})")
+    if 2 * mixed >= summary.groups or config.data.filter_by_difficulty:
         return None
-    text = f"{always} of {found.groups} problems are always solved and {never} never, which gives no gradient"
+
+    problem = f"{always} of {summary.groups} problems are always solved and {never} never, which gives no gradient"
     # Advise the filter only where problems differ in difficulty, because otherwise it keeps some of them by chance.
     # With a pass rate of p, a fraction of 1 - p^G - (1 - p)^G of the groups of size G is mixed. Problems with different
     # pass rates have fewer mixed groups than problems that all have the mean pass rate.
-    rate = found.solved.value
-    if 0 < mixed < found.groups * (1 - rate**size - (1 - rate) ** size) / 2:
-        larger = f"--data.filter-by-difficulty, which trains only on problems that are solved sometimes; {larger}"
-    return text, larger
+    rate = summary.solved.value
+    mixed_if_alike = summary.groups * (1 - rate**size - (1 - rate) ** size)
+    if 0 < mixed < mixed_if_alike / 2:
+        filtered = "--data.filter-by-difficulty, which trains only on problems that are solved sometimes"
+        return Finding(problem, f"{filtered}; {larger_group}")
+    return Finding(problem, larger_group)

@@ -1,9 +1,9 @@
 """`--dry-run`: the settings, one prompt and the rewards of its reference answer, without the weights of a model."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.data import Data, gold_episodes
 from lora_grpo.prompts import chat
@@ -15,7 +15,7 @@ def show_settings(config: RunConfig) -> None:
     """Print the settings as YAML for `--config`."""
     import yaml
 
-    print(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True), flush=True)
+    console.result(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
 
 
 def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
@@ -23,24 +23,24 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     rows = data.train
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
     task = get_task(config.data.task)
-    print(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     gold = None
     if not getattr(task, "has_gold", True):
-        print(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
+        console.result(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])
-        print(f"--- reference answer\n{gold.text}")
+        console.result(f"--- reference answer\n{gold.text}")
         if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
-            print(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}", file=sys.stderr)
+            console.note(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}")
     if config.method == "sft" and gold:
-        print(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
+        console.result(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
     if gold is not None and config.method == "grpo":
         batch = scorer.score_episodes([gold])
-        print("--- its rewards")
+        console.result("--- its rewards")
         for reward in scorer.rewards:
             value = batch.values[0][reward.name]
             graded = "not gradable" if value is None else f"{value:g} of 1, weight {reward.weight:g}"
-            print(f"{reward.name:24} {graded}")
+            console.result(f"{reward.name:24} {graded}")
         total = batch.rewards[0]
-        print(f"{'sum':24} {'not gradable' if total is None else f'{total:g}'}")
-    print(f"--- {len(rows)} training rows, {len(data.eval)} evaluation rows; nothing was trained")
+        console.result(f"{'sum':24} {'not gradable' if total is None else f'{total:g}'}")
+    console.result(f"--- {len(rows)} training rows, {len(data.eval)} evaluation rows; nothing was trained")

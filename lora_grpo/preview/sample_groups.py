@@ -1,17 +1,17 @@
 """`--preview`: samples a few groups from the base model, with the prompts of the first training steps."""
 
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.data import Data, prompt_order, split_validation
 from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.grading import CheckError, Row
 from lora_grpo.models import load_policy
-from lora_grpo.preview.diagnosis import Answer, Group, judge, measure
+from lora_grpo.preview.diagnosis import Answer, Diagnosis, Group, Summary, judge, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
 from lora_grpo.rollouts import play_all
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
@@ -25,8 +25,20 @@ _SHOWN_ANSWERS = 8
 """Number of distinct completions shown per group."""
 
 
-def preview(config: RunConfig, data: Data) -> None:
-    """Sample completions of the first training prompts from the base model and print the result. Writes no files."""
+@dataclass(frozen=True)
+class Preview:
+    """What the model answers before training, and whether GRPO can learn from it."""
+
+    groups: tuple[Group, ...]
+    summary: Summary
+    diagnosis: Diagnosis
+
+
+def preview(config: RunConfig, data: Data) -> Preview:
+    """Sample completions of the first training prompts from the base model, tell and return the result.
+
+    Writes no files.
+    """
     policy = load_policy(config)
     rows, _ = split_validation(data.train, config)
     sampler = build_sampler(policy, config)
@@ -36,7 +48,9 @@ def preview(config: RunConfig, data: Data) -> None:
         raise UserError(str(error)) from None
     finally:
         sampler.close()
-    show(config, groups)
+    result = Preview(tuple(groups), measure(groups), judge(groups, config))
+    show(config, result)
+    return result
 
 
 def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[Group]:
@@ -45,72 +59,101 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     They use the prompts and seeds of the first training steps. Groups of the first step equal those in training.
     """
     order = prompt_order(len(rows), min(PROMPTS, len(rows)), config.seed)
+    prompted_rows = [rows[index] for index in order]
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), sampler.tokenizer, rows)
-    settings, size = config.sampling, config.sampling.num_generations
-    asked = [rows[index] for index in order]
-    print(f"sampling {len(asked)} prompts x {size} completions from {config.model.name}", file=sys.stderr)
-    params = SamplingParams.of(settings, size)
-    per_step = config.train.prompts_per_step * size
-    steps = [divmod(index, per_step) for index in range(len(asked) * size)]
-    seeds = [completion_seed(config.seed, f"step {step}", index) for step, index in steps]
-    groups = play_all(sampler, asked, params, seeds, adapter=config.lora.from_ is not None)
-    episodes = [each for group in groups for each in group]
+    group_size = config.sampling.num_generations
+    console.note(f"sampling {len(prompted_rows)} prompts x {group_size} completions from {config.model.name}")
+
+    # The seed of a completion names its step and its index in the step, as in training.
+    per_step = config.train.prompts_per_step * group_size
+    seeds = []
+    for number in range(len(prompted_rows) * group_size):
+        step, index = divmod(number, per_step)
+        seeds.append(completion_seed(config.seed, f"step {step}", index))
+    params = SamplingParams.of(config.sampling, group_size)
+    played = play_all(sampler, prompted_rows, params, seeds, adapter=config.lora.from_ is not None)
+    episodes = [episode for group in played for episode in group]
+
     batch = scorer.score_episodes(episodes)
     weights = {reward.name: reward.weight for reward in scorer.rewards}
     answers = []
-    for episode, value, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
-        weighted = {name: None if each is None else weights[name] * each for name, each in value.items()}
+    for episode, values, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
+        weighted = {name: None if value is None else weights[name] * value for name, value in values.items()}
         answers.append(Answer(episode.text, sum(episode.loss_mask), episode.truncated, weighted, verdict))
-    return [Group(row, tuple(answers[n * size : (n + 1) * size])) for n, row in enumerate(asked)]
+    groups = []
+    for number, row in enumerate(prompted_rows):
+        first = number * group_size
+        groups.append(Group(row, tuple(answers[first : first + group_size])))
+    return groups
 
 
-def show(config: RunConfig, groups: Sequence[Group]) -> None:
-    """Print the first groups, the summary of all groups, and the verdict, with control characters escaped."""
-    width = max(40, shutil.get_terminal_size((100, 24)).columns - 1)
+def show(config: RunConfig, preview: Preview) -> None:
+    """Tell the first groups, the summary of all groups, and the verdict, with control characters escaped."""
+    number_of_groups = len(preview.groups)
     lines = []
-    for number, group in enumerate(groups[:_SHOWN_GROUPS], start=1):
-        lines += [f"--- group {number} of {len(groups)}: {group.row['id']}", *_cut(group.row["question"], width)]
-        # Each distinct completion below its rewards, the highest reward first.
-        often = Counter(answer.text for answer in group.answers)
-        distinct = {answer.text: answer for answer in group.answers}.values()
-        ranked = sorted(distinct, key=lambda answer: (-(answer.total or 0.0), -often[answer.text]))
-        for answer in ranked[:_SHOWN_ANSWERS]:
-            rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
-            line = f"{often[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
-            line += f", {answer.verdict.reason.replace('_', ' ')}{', truncated' if answer.truncated else ''}"
-            shown = _cut(answer.text, width - 4)
-            if "reset_text" in group.row:  # a conversation, turn by turn
-                shown = [part for text in answer.text.splitlines()[:_SHOWN_LINES] for part in _cut(text, width - 4)]
-            lines += [*_cut(line, width), *(f"    {text}" for text in shown)]
-        lines += [f"and {len(ranked) - _SHOWN_ANSWERS} more", ""] if len(ranked) > _SHOWN_ANSWERS else [""]
+    for number, group in enumerate(preview.groups[:_SHOWN_GROUPS], start=1):
+        lines.append(f"--- group {number} of {number_of_groups}: {group.row['id']}")
+        lines += _group_lines(group)
+    lines.append(f"--- all {number_of_groups} groups")
+    lines += _summary_lines(preview.summary)
 
-    found = measure(groups)
-    always, mixed, never = found.difficulty
-    table = {
-        name: "mean {:.2f}, std {:.2f}".format(*moments) if moments else "graded no completion"
-        for name, moments in found.rewards.items()
-    }
-    table |= {
-        "solved": f"{found.solved} of completions",
-        "problems solved": f"{always} by all completions, {mixed} by some, {never} by none",
-        "unparsed": f"{found.unparsed} of completions end without an answer that can be parsed",
-        "truncated": f"{found.truncated} of completions",
-        "zero-variance": f"{found.flat} of groups (all completions have the same reward)",
-        "distinct": f"{found.distinct:.1f} of {found.size} completions in a group",
-        "tokens": f"{found.num_tokens:.1f} per completion",
-    }
-    longest = max(map(len, table))
-    lines += [f"--- all {len(groups)} groups", *(f"{name:{longest}}  {text}" for name, text in table.items())]
-    word, reason, findings = judge(groups, config)
-    lines += ["--- can GRPO learn from this?", f"verdict   {word}: {reason}"]
-    for problem, advice in findings:
-        lines += [f"found     {problem}", f"try       {advice}"]
+    diagnosis = preview.diagnosis
+    lines += ["--- can GRPO learn from this?", f"verdict   {diagnosis.verdict}: {diagnosis.reason}"]
+    for finding in diagnosis.findings:
+        lines += [f"found     {finding.problem}", f"try       {finding.advice}"]
     source = "starting adapter" if config.lora.from_ else "base model"
     lines.append(
-        f"sample    {len(groups)} prompts x {found.size} completions of the {source}, 95% intervals in brackets; "
-        "nothing was trained or written"
+        f"sample    {number_of_groups} prompts x {preview.summary.size} completions of the {source}, 95% intervals in "
+        "brackets; nothing was trained or written"
     )
-    print("\n".join(map(printable, lines)))
+    console.result("\n".join(map(printable, lines)))
+
+
+def _group_lines(group: Group) -> list[str]:
+    """Return the question of a group, and each distinct completion below its rewards, the highest reward first."""
+    width = max(40, shutil.get_terminal_size((100, 24)).columns - 1)
+    lines = _cut(group.row["question"], width)
+    counts = Counter(answer.text for answer in group.answers)
+    distinct = {answer.text: answer for answer in group.answers}.values()
+    ranked = sorted(distinct, key=lambda answer: (-(answer.total or 0.0), -counts[answer.text]))
+    for answer in ranked[:_SHOWN_ANSWERS]:
+        rewards = ", ".join(f"{name} {_number(value)}" for name, value in answer.rewards.items())
+        line = f"{counts[answer.text]} x reward {_number(answer.total)} ({rewards}), {answer.num_tokens} tokens"
+        line += f", {answer.verdict.reason.replace('_', ' ')}"
+        if answer.truncated:
+            line += ", truncated"
+        lines += _cut(line, width)
+
+        texts = [answer.text]
+        if "reset_text" in group.row:  # a conversation, turn by turn
+            texts = answer.text.splitlines()[:_SHOWN_LINES]
+        for text in texts:
+            lines += [f"    {part}" for part in _cut(text, width - 4)]
+    if len(ranked) > _SHOWN_ANSWERS:
+        lines.append(f"and {len(ranked) - _SHOWN_ANSWERS} more")
+    return [*lines, ""]
+
+
+def _summary_lines(summary: Summary) -> list[str]:
+    """Return a table of the summary."""
+    table = {}
+    for name, moments in summary.rewards.items():
+        table[name] = "graded no completion"
+        if moments:
+            table[name] = f"mean {moments.mean:.2f}, std {moments.std:.2f}"
+    difficulty = summary.difficulty
+    table |= {
+        "solved": f"{summary.solved} of completions",
+        "problems solved": f"{difficulty.always_solved} by all completions, {difficulty.sometimes_solved} by some, "
+        f"{difficulty.never_solved} by none",
+        "unparsed": f"{summary.unparsed} of completions end without an answer that can be parsed",
+        "truncated": f"{summary.truncated} of completions",
+        "zero-variance": f"{summary.zero_variance} of groups (all completions have the same reward)",
+        "distinct": f"{summary.distinct:.1f} of {summary.size} completions in a group",
+        "tokens": f"{summary.num_tokens:.1f} per completion",
+    }
+    width = max(map(len, table))
+    return [f"{name:{width}}  {text}" for name, text in table.items()]
 
 
 def _number(value: float | None) -> str:
@@ -120,6 +163,8 @@ def _number(value: float | None) -> str:
 def _cut(text: str, width: int) -> list[str]:
     """Return at most two lines of a text: its beginning, and its end, which usually has the answer."""
     text = printable(text)
+    if len(text) <= width:
+        return [text]
     if len(text) <= 2 * width:
-        return [text[:width], *([text[width:]] if text[width:] else [])]
+        return [text[:width], text[width:]]
     return [f"{text[: width - 1]}…", f"…{text[1 - width :]}"]

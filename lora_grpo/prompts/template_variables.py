@@ -8,10 +8,10 @@ same prompts.
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 
 KWARGS_FLAG = "--model.chat-template-kwargs"
@@ -91,7 +91,7 @@ def set_variables(
             )
         if not quiet:
             state = "on" if values[_THINKING_SWITCH] else "off"
-            print(f"thinking: {state}, because {reason}", file=sys.stderr)
+            console.note(f"thinking: {state}, because {reason}")
 
     if values != values_before:
         lines = [f"{{% set {name} = {name} | default({_literal(value)}) %}}\n" for name, value in values.items()]

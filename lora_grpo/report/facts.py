@@ -7,7 +7,7 @@ from typing import Any
 from lora_grpo.config import endless_steps
 from lora_grpo.evaluation import FORMAT_NOTE as FORMAT_NOTE
 from lora_grpo.report.plots import is_number, method, reward_names
-from lora_grpo.runs import RunFiles, duration, flat
+from lora_grpo.runs import RunFiles, duration, flatten
 from lora_grpo.tasks import task_title
 
 _ELSEWHERE = ("config", "changed_settings", "versions", "git_revision", "command", "alarms", "user_files", "results")
@@ -58,7 +58,7 @@ def changes(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
 
 def settings(run: RunFiles) -> dict[str, str]:
     """Return every setting of the run by its dotted name, such as `train.learning_rate`."""
-    return {name: shown(value) for name, value in flat(run.record["config"]).items() if name != "output_dir"}
+    return {name: shown(value) for name, value in flatten(run.record["config"]).items() if name != "output_dir"}
 
 
 def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
@@ -71,12 +71,14 @@ def changed_settings(run: RunFiles) -> tuple[str, list[tuple[str, str, str]]]:
 def others(run: RunFiles) -> dict[str, str]:
     """Return the remaining entries of run.json by their dotted name: data, policy, machine, memory, time."""
     entries = {name: value for name, value in run.record.items() if name not in _ELSEWHERE}
-    return {name: shown(value) for name, value in flat(entries).items() if value is not None}
+    return {name: shown(value) for name, value in flatten(entries).items() if value is not None}
 
 
 def command(run: RunFiles) -> str:
     """Return the command that started the run."""
     words = run.record.get("command", [])
+    if len(words) == 1 and words[0].startswith("lora_grpo."):
+        return f"{words[0]}(...)"
     return shlex.join(words if words[:1] == ["lora-grpo"] else ["python", *words])
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from lora_grpo import console
 from lora_grpo.commands import command
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.evaluation import read_also, read_report
@@ -25,8 +26,8 @@ class ReportOptions:
 def report(options: ReportOptions) -> None:
     """Write the report of a run, and print its path."""
     page = write_report(options.run)
-    print(f"report    {page}\nplots     {page.parent}/*.png\n")
-    print(f"share     {command('push', options.run, 'YOU/NAME', '--dry-run')}")
+    console.result(f"report    {page}\nplots     {page.parent}/*.png\n")
+    console.result(f"share     {command('push', options.run, 'YOU/NAME', '--dry-run')}")
 
 
 def write_report(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_grpo import python_objects
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.grading import bound_names
@@ -89,7 +90,10 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
     rewards = []
     for spec in specs:
         file = Path(spec.file) if spec.file else None
-        if file:
+        if python_objects.is_name(spec.name):
+            label = python_objects.title(spec.name)
+            function = python_objects.find(spec.name)
+        elif file:
             label = spec.function_name
             function = _users_function(file, label)
         else:
@@ -115,7 +119,9 @@ def _parse(item: str) -> RewardSpec:
         raise UserError(f"reward {item!r}: weight {weight_text!r} is not a finite number; write {name}=1.0")
 
     spec = RewardSpec(name, weight)
-    if spec.file:
+    if python_objects.is_name(name):
+        _check_object(python_objects.find(name))
+    elif spec.file:
         _check_file(Path(spec.file).expanduser(), spec.function_name)
     else:
         _built_in(name)
@@ -175,6 +181,12 @@ def _pattern_reward(name: str, pattern: str) -> RewardFunction:
 
 
 # A user's rewards
+
+
+def _check_object(function: RewardFunction) -> None:
+    """Raise UserError unless a Python object can be called as a reward."""
+    if not callable(function) or not _takes_columns(function):
+        raise UserError(f"reward {function!r:.60}: expected a function (completions, **columns)")
 
 
 def _users_function(file: Path, function_name: str) -> RewardFunction:

@@ -8,6 +8,9 @@ from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.prompts import chat, thoughts, turns
 from lora_grpo.tasks import Session, get_task, grade_all
 
+_MAX_CHARACTERS_PER_TOKEN = 200
+"""Messages with more characters for each token of the budget are not tokenized, which could take minutes."""
+
 
 @dataclass
 class Episode:
@@ -17,7 +20,7 @@ class Episode:
 
     - `reply`: the environment has nothing to add. An episode without an environment ends after its only turn.
     - `limit`: the model has had its maximum number of turns.
-    - `budget`: a turn was cut at its limit, or the next messages leave no room for a turn.
+    - `budget`: a turn was cut at its limit, or the next messages leave no space for a turn.
 
     The environment answers the last turn too, unless it was cut.
     """
@@ -26,11 +29,13 @@ class Episode:
     prompt: str
     """The rendered prompt."""
     prompt_ids: list[int]
+    """The token ids of the prompt."""
     tokenizer: Any
     eos_token_ids: Sequence[int]
+    """The tokens that can end a turn."""
     budget: int
     """Maximum number of tokens after the prompt."""
-    format: Mapping[str, Any] | None = None
+    tool_call_format: Mapping[str, Any] | None = None
     """How tool calls are parsed, see `turns.response_format`; None without tools."""
     token_ids: list[int] = field(default_factory=list)
     """The T tokens after the prompt: the model's, and those of the environment and the chat template."""
@@ -41,6 +46,7 @@ class Episode:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation after the prompt."""
     turns: int = 0
+    """Number of turns that the model has taken."""
     ended_by: str | None = None
     """`reply`, `limit` or `budget`; None until the episode is over."""
     truncated: bool = False
@@ -53,7 +59,7 @@ class Episode:
     """None without an environment."""
 
     def __post_init__(self) -> None:
-        self._before = self.prompt
+        self._text_before_turn = self.prompt
         environment = getattr(get_task(self.row["task"]), "environment", None)
         if environment is None:
             return
@@ -70,18 +76,20 @@ class Episode:
 
     @property
     def remaining_tokens(self) -> int:
-        """The number of tokens that are left."""
+        """How much of the budget is left."""
         return self.budget - len(self.token_ids)
 
     @property
     def begun(self) -> str:
         """What the text before the model's next turn has begun of it, such as an opened thought; see `thoughts`."""
-        return thoughts.begun(self._before) if self.turns else chat.begun_in(self.prompt, self.row)
+        if self.turns == 0:
+            return chat.begun_in(self.prompt, self.row)
+        return thoughts.begun(self._text_before_turn)
 
     @property
     def sampled_ids(self) -> list[int]:
         """The tokens that the model sampled."""
-        return [token for token, own in zip(self.token_ids, self.loss_mask, strict=True) if own]
+        return [token for token, is_sampled in zip(self.token_ids, self.loss_mask, strict=True) if is_sampled]
 
     @property
     def text(self) -> str:
@@ -104,56 +112,90 @@ class Episode:
         Args:
             token_ids: the sampled tokens, at most `remaining_tokens`.
             text: the turn without special tokens. What the text before it has begun is put before it.
+            logprobs: of the sampled tokens, in nats.
             truncated: whether the turn was cut before it ended.
             asked_next_question: whether its tokens end with the next `Question:` of a plain prompt.
         """
-        self.asked_next_question = asked_next_question
         text = self.begun + text
-        self._add(token_ids, logprobs, loss_mask=1)
-        self.turns, self.truncated = self.turns + 1, truncated
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        self._extend(token_ids, logprobs, is_sampled=True)
+        self.turns += 1
+        self.truncated = truncated
+        self.asked_next_question = asked_next_question
+
+        # Without an environment, the turn is the whole completion, and a task's `check` grades it later.
         if self.session is None:
-            self.messages = [{"role": "assistant", "content": text}]
+            self.messages = [message]
             self.ended_by = "budget" if truncated else "reply"
             return
+
+        # A turn that was cut gets no answer: it may end within a tool call.
         if truncated:
-            self.messages.append({"role": "assistant", "content": text})
-            return self.end("budget")
-        message = {"role": "assistant", "content": text}
+            self.messages.append(message)
+            self.end("budget")
+            return
+
         try:
-            if self.format and thoughts.answer_of(text) is not None:  # a thought that is not closed calls no tool
-                message = turns.parse_turn(self.tokenizer.decode(token_ids), self.format, self._before)
+            # A thought that is not closed calls no tool.
+            if self.tool_call_format and thoughts.answer_of(text) is not None:
+                turn_text = self.tokenizer.decode(token_ids)  # with the special tokens that mark calls
+                message = turns.parse_turn(turn_text, self.tool_call_format, self._text_before_turn)
             answers = self.session.answer(message)
         except turns.MalformedCall as problem:
             answers = [self.session.refuse(str(problem))]
         self.messages.append(message)
-        if not answers:
-            return self.end("reply")
-        if self.turns == self.session.max_turns:
-            return self.end("limit")
-        if sum(len(each["content"]) for each in answers) > 200 * self.budget:  # tokenizing it would take minutes
-            return self.end("budget")
-        following = turns.following_text(self.tokenizer, answers).encode(errors="replace").decode()
-        if asked_next_question:
-            following = following.partition("Question:")[2]  # the model has written it
-        ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
-        # The model has ended its turn itself, perhaps with another of its tokens for that than the template's.
-        if ids[0] == token_ids[-1] or {ids[0], token_ids[-1]} <= {*self.eos_token_ids}:
-            ids = ids[1:]
-        if len(ids) >= self.remaining_tokens:
-            return self.end("budget")
-        self.messages += answers
-        self._add(ids, None if logprobs is None else [0.0] * len(ids), loss_mask=0)
-        self._before = following
 
-    def _add(self, ids: list[int], logprobs: list[float] | None, loss_mask: int) -> None:
-        self.token_ids = self.token_ids + ids
-        self.loss_mask = self.loss_mask + [loss_mask] * len(ids)
-        self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs
+        if not answers:
+            self.end("reply")
+        elif self.turns == self.session.max_turns:
+            self.end("limit")
+        else:
+            self._add_answers(answers, last_token=token_ids[-1])
+
+    def _add_answers(self, answers: list[dict[str, str]], last_token: int) -> None:
+        """Add the environment's messages, or end the episode if no turn could follow them.
+
+        Args:
+            last_token: the one that ended the model's turn.
+        """
+        characters = sum(len(answer["content"]) for answer in answers)
+        if characters > _MAX_CHARACTERS_PER_TOKEN * self.budget:
+            self.end("budget")
+            return
+
+        # Only the new text is tokenized. The ids of earlier turns stay those that were sampled.
+        following = turns.following_text(self.tokenizer, answers).encode(errors="replace").decode()
+        if self.asked_next_question:
+            following = following.partition("Question:")[2]  # the model has written it
+        following_ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
+
+        # The template's text begins with the end of the model's turn, which the model has written itself, perhaps with
+        # another of its tokens for that.
+        first_token = following_ids[0]
+        if first_token == last_token or {first_token, last_token} <= set(self.eos_token_ids):
+            following_ids = following_ids[1:]
+
+        if len(following_ids) >= self.remaining_tokens:
+            self.end("budget")
+            return
+        self.messages += answers
+        self._extend(following_ids, [0.0] * len(following_ids), is_sampled=False)
+        self._text_before_turn = following
+
+    def _extend(self, token_ids: list[int], logprobs: list[float] | None, *, is_sampled: bool) -> None:
+        """Append tokens that the model sampled, or that the environment and the chat template added."""
+        self.token_ids = self.token_ids + token_ids
+        self.loss_mask = self.loss_mask + [int(is_sampled)] * len(token_ids)
+        if self.logprobs is None or logprobs is None:
+            self.logprobs = None
+        else:
+            self.logprobs = self.logprobs + logprobs
 
     def end(self, ended_by: str) -> None:
         """End the conversation and grade it."""
         assert self.session is not None
-        self.ended_by, self.verdict = ended_by, self.session.verdict(ended_by)
+        self.ended_by = ended_by
+        self.verdict = self.session.verdict(ended_by)
 
 
 def transcript(messages: Sequence[dict[str, Any]]) -> str:
@@ -161,8 +203,11 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
     lines = []
     for message in messages:
         lines.append(f"[{message['role']}]")
-        lines += [f"<think>{message[name]}</think>" for name in turns.THOUGHT_FIELDS if message.get(name)]
-        lines += [message["content"]] if message.get("content") else []
+        for name in turns.THOUGHT_FIELDS:
+            if message.get(name):
+                lines.append(f"<think>{message[name]}</think>")
+        if message.get("content"):
+            lines.append(message["content"])
         for call in message.get("tool_calls", ()):
             function = call.get("function") or {}
             lines.append(f"call {function.get('name')}({function.get('arguments')})")
@@ -171,6 +216,7 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
 
 def grade(task: str, episodes: Sequence[Episode]) -> list[Verdict]:
     """Return the verdicts of episodes of one task: those of their environments, or of the task's `check`."""
-    if all(episode.verdict for episode in episodes):
-        return [episode.verdict for episode in episodes if episode.verdict]
+    verdicts = [episode.verdict for episode in episodes if episode.verdict]
+    if len(verdicts) == len(episodes):
+        return verdicts
     return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])

@@ -23,65 +23,118 @@ def play(
         params: with G episodes per row. `max_tokens` is the budget of an episode, `max_turn_tokens` that of a turn.
         seeds: B·G seeds. Each determines one episode: its first turn, and through `completion_seed` all later ones.
     """
-    texts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-    prompts = sampler.encode(texts)
-    group = params.num_samples
-    if rows and all(plain_text.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
-        params = replace(params, ends_at_next_question=True)
-    form = turns.response_format(sampler.tokenizer) if rows and rows[0].get("tools") else None
-
-    def begin(place: int) -> Episode:
-        ids, budget = prompts[place], params.max_tokens
-        return Episode(rows[place], texts[place], ids, sampler.tokenizer, sampler.eos_token_ids, budget, form)
-
-    if not rows or "reset_text" not in rows[0]:
-        for place, samples in sampler.stream(prompts, params, seeds):
-            episodes = [begin(place) for _ in samples]
-            for episode, sample in zip(episodes, samples, strict=True):
-                _take(episode, sample)
-            yield place, episodes
+    if not rows:
         return
-    # The cache of a conversation is kept between turns, so all conversations of a call must fit in memory.
-    most = len(rows) if sampler.streams or not sampler.batch_size else max(1, sampler.batch_size // group)
-    for start in range(0, len(rows), most):
-        places = range(start, min(start + most, len(rows)))
-        groups = [[begin(place) for _ in range(group)] for place in places]
-        for place in _converse(sampler, groups, params, seeds[start * group : places.stop * group]):
-            yield start + place, groups[place]
+    group_size = params.num_samples
+    prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    prompt_ids = sampler.encode(prompts)
+    tool_call_format = turns.response_format(sampler.tokenizer) if rows[0].get("tools") else None
+    if all(plain_text.asks_in_plain_text(sampler.tokenizer, row) for row in rows):
+        params = replace(params, ends_at_next_question=True)
+
+    def new_group(index: int) -> list[Episode]:
+        """Return the G episodes of a row, which start from the same prompt."""
+        return [
+            Episode(
+                row=rows[index],
+                prompt=prompts[index],
+                prompt_ids=prompt_ids[index],
+                tokenizer=sampler.tokenizer,
+                eos_token_ids=sampler.eos_token_ids,
+                budget=params.max_tokens,
+                tool_call_format=tool_call_format,
+            )
+            for _ in range(group_size)
+        ]
+
+    # Without an environment, every episode is over after its first turn.
+    has_environment = "reset_text" in rows[0]
+    if not has_environment:
+        for index, samples in sampler.stream(prompt_ids, params, seeds):
+            episodes = new_group(index)
+            for episode, sample in zip(episodes, samples, strict=True):
+                _take_turn(episode, sample)
+            yield index, episodes
+        return
+
+    # The cache of a conversation is kept between turns, so all conversations of a call must fit in memory. Engines that
+    # stream manage their memory themselves.
+    rows_at_once = len(rows)
+    if sampler.batch_size and not sampler.streams:
+        rows_at_once = max(1, sampler.batch_size // group_size)
+    for first in range(0, len(rows), rows_at_once):
+        indices = range(first, min(first + rows_at_once, len(rows)))
+        groups = [new_group(index) for index in indices]
+        group_seeds = seeds[indices.start * group_size : indices.stop * group_size]
+        for position in _converse(sampler, groups, params, group_seeds):
+            yield first + position, groups[position]
 
 
 def _converse(
     sampler: Sampler, groups: Sequence[list[Episode]], params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[int]:
-    """Play groups of new episodes together, and yield the index of each group when its episodes are over."""
-    everyone, group = [*itertools.chain(*groups)], params.num_samples
-    limit, alive = min(params.max_turn_tokens or params.max_tokens, params.max_tokens), [*range(len(everyone))]
-    asked, given = [one.prompt_ids for one, *_ in groups], replace(params, max_tokens=limit, continues=())
+    """Play groups of new episodes together, and yield the index of each group when its episodes are over.
+
+    Args:
+        groups: B groups of G episodes.
+        seeds: B·G seeds.
+    """
+    group_size = params.num_samples
+    episodes = [episode for group in groups for episode in group]
+    unfinished = list(range(len(episodes)))  # indices into `episodes`; shrinks as conversations end
+    turn_limit = params.max_tokens
+    if params.max_turn_tokens:
+        turn_limit = min(turn_limit, params.max_turn_tokens)
+
+    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once.
+    prompts = [group[0].prompt_ids for group in groups]
+    turn_params = replace(params, max_tokens=turn_limit, continues=())
     for turn in itertools.count():
-        episodes = [everyone[index] for index in alive]
-        own = [completion_seed(seeds[index], "turn", turn) if turn else seeds[index] for index in alive]
-        for place, samples in sampler.stream(asked, given, own):
-            for episode, sample in zip(episodes[place * given.num_samples :], samples, strict=False):
-                _take(episode, sample)
-        going_on = tuple(number for number, episode in enumerate(episodes) if not episode.is_over)
-        before, alive = {index // group for index in alive}, [alive[number] for number in going_on]
-        yield from sorted(before - {index // group for index in alive})
-        if not alive:
+        # Each turn has a seed that depends on the episode alone, not on which others are unfinished. The first has the
+        # episode's own, so that a completion without an environment has it too.
+        turn_seeds = [seeds[index] for index in unfinished]
+        if turn > 0:
+            turn_seeds = [completion_seed(seed, "turn", turn) for seed in turn_seeds]
+
+        # The model takes a turn in every unfinished episode, and their environments answer.
+        for prompt_index, samples in sampler.stream(prompts, turn_params, turn_seeds):
+            first = prompt_index * turn_params.num_samples
+            for position, sample in enumerate(samples, start=first):
+                _take_turn(episodes[unfinished[position]], sample)
+
+        # A group is over when the last of its episodes is.
+        going_on = tuple(position for position, index in enumerate(unfinished) if not episodes[index].is_over)
+        groups_before = {index // group_size for index in unfinished}
+        unfinished = [unfinished[position] for position in going_on]
+        groups_now = {index // group_size for index in unfinished}
+        yield from sorted(groups_before - groups_now)
+        if not unfinished:
             return
-        asked = [everyone[index].prompt_ids + everyone[index].token_ids for index in alive]
-        rooms = tuple(min(limit, everyone[index].remaining_tokens) for index in alive)
-        given = replace(params, num_samples=1, max_tokens=max(rooms), max_each=rooms, continues=going_on)
+
+        # From now on, each episode is a prompt of its own: everything up to here, which continues one of the previous
+        # turns. The sampler has its tokens in the cache, except those that the environment has added.
+        prompts = [episodes[index].prompt_ids + episodes[index].token_ids for index in unfinished]
+        token_limits = tuple(min(turn_limit, episodes[index].remaining_tokens) for index in unfinished)
+        turn_params = replace(
+            params,
+            num_samples=1,
+            max_tokens=max(token_limits),
+            max_tokens_by_prompt=token_limits,
+            continues=going_on,
+        )
 
 
-def _take(episode: Episode, sample: SampledTokens) -> None:
+def _take_turn(episode: Episode, sample: SampledTokens) -> None:
     """Add a sampled turn to an episode."""
     episode.take(sample.token_ids, sample.text, sample.logprobs, sample.truncated, sample.asked_next_question)
 
 
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
-    """Set how many episodes of the rows fit in memory. The caches of a turn and of the next one exist together."""
-    texts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-    sampler.fit_batch(texts, params.max_tokens, 2 if "reset_text" in rows[0] else 1)
+    """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
+    prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    has_environment = "reset_text" in rows[0]
+    caches = 2 if has_environment else 1  # those of a turn and of the next one exist together
+    sampler.fit_batch(prompts, params.max_tokens, caches)
 
 
 def play_all(

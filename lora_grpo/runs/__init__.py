@@ -4,18 +4,22 @@
     run.begin(policy.record)                                         # writes run.json
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
+    run.release()                                                    # another run may use the folder and the process
 
-run.py          the open run: creates, resumes and closes its folder
+run.py          the life of a run's folder: open, begin, update, finish, close, release
+resuming.py     which settings, rows and files may differ when a run is resumed
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
+failure.py      errors of the disk as errors of this package
 reader.py       the schema of run.json, and the versions in it; reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
+from lora_grpo.runs.failure import known_error
 from lora_grpo.runs.reader import (
     Line,
     RunFiles,
     duration,
-    flat,
+    flatten,
     git_revision,
     now,
     read_metrics,
@@ -24,4 +28,5 @@ from lora_grpo.runs.reader import (
     system_prompt,
     versions,
 )
-from lora_grpo.runs.run import Run, begun_run, check_resume, check_settings, close_run, open_run
+from lora_grpo.runs.resuming import check_resume, check_settings
+from lora_grpo.runs.run import Run, begun_run, close_run, leave_run, open_run

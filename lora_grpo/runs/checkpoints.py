@@ -1,11 +1,11 @@
 """Atomic training checkpoints: each is either complete or absent."""
 
 import shutil
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.errors import RunError
 from lora_grpo.files import atomic, disk
 
@@ -38,8 +38,8 @@ class AtomicCheckpoints:
                     # it alone, and not the trained adapter.
                     shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
                     atomic.publish(self._staging / name, folder / name)
-                    for _, old in _checkpoints(folder)[self.keep_checkpoints :]:
-                        shutil.rmtree(old)
+                    for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
+                        shutil.rmtree(checkpoint.path)
             finally:
                 if distributed.is_main():
                     shutil.rmtree(self._staging, ignore_errors=True)
@@ -56,15 +56,16 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
     Raises:
         RunError: all checkpoints are damaged. None is deleted.
     """
-    damaged: dict[Path, str] = {}
-    for step, path in _checkpoints(folder):
-        if reason := atomic.damage(path):
-            damaged[path] = reason
+    damaged: dict[Path, str] = {}  # the reason by path, newest first
+    for checkpoint in _checkpoints(folder):
+        reason = atomic.damage(checkpoint.path)
+        if reason:
+            damaged[checkpoint.path] = reason
             continue
         for newer, reason in damaged.items():
-            print(f"skipped damaged {newer}: {reason}", file=sys.stderr)
+            console.note(f"skipped damaged {newer}: {reason}")
             shutil.rmtree(newer)
-        return path, step
+        return checkpoint.path, checkpoint.step
     if damaged:
         newest, reason = next(iter(damaged.items()))
         raise RunError(
@@ -76,16 +77,32 @@ def newest_complete(folder: Path) -> tuple[Path, int] | None:
 
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint, based only on folder names; 0 if there is none."""
-    return max((step for step, _ in _checkpoints(folder)), default=0)
+    checkpoints = _checkpoints(folder)
+    return checkpoints[0].step if checkpoints else 0
 
 
 def saved_bytes(folder: Path) -> int:
     """Return the size of the checkpoints and adapters of a run."""
-    files = [file for name in ("checkpoints", "adapter", "best") for file in (folder / name).rglob("*")]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    total = 0
+    for name in ("checkpoints", "adapter", "best"):
+        total += sum(file.stat().st_size for file in (folder / name).rglob("*") if file.is_file())
+    return total
 
 
-def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return the steps and paths of checkpoints, newest first."""
-    numbers = {path: path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")}
-    return sorted(((int(number), path) for path, number in numbers.items() if number.isdigit()), reverse=True)
+@dataclass(frozen=True, order=True)
+class _Checkpoint:
+    """A folder that has the name of a checkpoint. Its files may be damaged."""
+
+    step: int
+    """Training steps done."""
+    path: Path
+
+
+def _checkpoints(folder: Path) -> list[_Checkpoint]:
+    """Return the checkpoints in a folder, newest first."""
+    checkpoints = []
+    for path in folder.glob(f"{_PREFIX}*"):
+        step = path.name.removeprefix(_PREFIX)
+        if step.isdigit():
+            checkpoints.append(_Checkpoint(int(step), path))
+    return sorted(checkpoints, reverse=True)

@@ -60,6 +60,8 @@ class RunRecord:
     """The preset's value of each setting that the run changed."""
     user_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the user's task file, reward files and the modules beside them that they import, by path."""
+    python_objects: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    """`module` and `sha256` of the source of each object that Python code gave in place of a name."""
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -84,11 +86,11 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this package, and its main dependencies that are installed."""
-    found = {"python": platform.python_version(), "lora_grpo": __version__}
+    installed = {"python": platform.python_version(), "lora_grpo": __version__}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def git_revision() -> str | None:
@@ -116,7 +118,7 @@ class RunFiles:
     samples: dict[str, list[Line]]
     """Samples of the evaluation set, by model: `base`, `trained`."""
     rows: dict[str, Line]
-    """`question` and `answer` of the evaluation set, by task_id."""
+    """`question` and `answer` of the evaluation set, by `task_id`."""
     is_running: bool
     """Whether a process holds the folder's lock."""
 
@@ -128,7 +130,9 @@ class RunFiles:
     def status(self) -> str:
         """`complete`, `running`, `killed`, `interrupted` or `failed`."""
         status = str(self.record.get("status", "running"))
-        return "killed" if status == "running" and not self.is_running else status
+        if status == "running" and not self.is_running:
+            return "killed"
+        return status
 
     @property
     def steps(self) -> int:
@@ -138,45 +142,55 @@ class RunFiles:
 
 def read_run(folder: Path) -> RunFiles:
     """Read the folder of a run, or raise a UserError if it is not one or a file is damaged."""
-    lines, evaluation = json_files.read_finished_lines, folder / "evaluation"
-
-    def by_step(name: str) -> list[Line]:
-        paths = sorted((folder / name).glob("step-*.jsonl"))
-        found = [line for path in paths for line in lines(path, step=int, completion=str, rewards=dict)]
-        return sorted(found, key=lambda line: line["step"])
-
+    is_running = lock.is_held(folder)  # before reading, in case the run ends in the meantime
+    samples = {}
+    for path in sorted((folder / "evaluation").glob("*.samples.jsonl")):
+        model = path.name.removesuffix(".samples.jsonl")
+        samples[model] = json_files.read_finished_lines(path, task_id=str, completion=str, passed=bool)
+    rows = json_files.read_finished_lines(folder / "evaluation" / "rows.jsonl", task_id=str)
     return RunFiles(
         folder=folder,
-        is_running=lock.is_held(folder),  # before reading, in case the run ends in the meantime
         record=read_record(folder),
         metrics=read_metrics(folder),
-        completions=by_step("completions"),
-        validation=by_step("validation"),
-        samples={
-            path.name.removesuffix(".samples.jsonl"): lines(path, task_id=str, completion=str, passed=bool)
-            for path in sorted(evaluation.glob("*.samples.jsonl"))
-        },
-        rows={row["task_id"]: row for row in lines(evaluation / "rows.jsonl", task_id=str)},
+        completions=_read_steps(folder / "completions"),
+        validation=_read_steps(folder / "validation"),
+        samples=samples,
+        rows={row["task_id"]: row for row in rows},
+        is_running=is_running,
     )
+
+
+def _read_steps(folder: Path) -> list[Line]:
+    """Return the lines of the files `step-00001.jsonl`, `step-00002.jsonl`, ... in a folder, by step."""
+    lines: list[Line] = []
+    for path in sorted(folder.glob("step-*.jsonl")):
+        lines += json_files.read_finished_lines(path, step=int, completion=str, rewards=dict)
+    return sorted(lines, key=lambda line: line["step"])
 
 
 def read_metrics(folder: Path) -> list[Line]:
     """Return the complete lines of a run's metrics.jsonl, one per step, or raise a UserError if one is damaged."""
-    return sorted(json_files.read_finished_lines(folder / "metrics.jsonl", step=int), key=lambda line: line["step"])
+    lines = json_files.read_finished_lines(folder / "metrics.jsonl", step=int)
+    return sorted(lines, key=lambda line: line["step"])
 
 
 def duration(seconds: float) -> str:
     """Format a duration: 41 s, 2 min 51 s or 1 h 48 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    minutes, remaining_seconds = divmod(round(seconds), 60)
+    hours, remaining_minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {remaining_minutes} min"
+    if minutes:
+        return f"{minutes} min {remaining_seconds} s"
+    return f"{remaining_seconds} s"
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names, as used in flags and messages."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return found
+    by_dotted_name: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            by_dotted_name |= flatten(value, f"{prefix}{name}.")
+        else:
+            by_dotted_name[prefix + name] = value
+    return by_dotted_name

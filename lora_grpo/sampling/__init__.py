@@ -9,19 +9,30 @@ Each completion has its own seed, so a resumed run samples the same completions 
 completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
-    sampler.py               the Sampler interface, and decoding with a key-value cache
-    continuous_batching.py   replaces finished completions in the batch with waiting ones; its cache and memory
+    samples.py               prompts, parameters and completions
+    sampler.py               the Sampler interface, and the decoding loop of the built-in sampler
+    continuous_batching.py   the batch of that loop: finished completions leave it, and waiting ones join it
+    growing_cache.py         its key-value cache
+    batch_memory.py          how many completions fit in memory
+    token_selection.py       seeds, random numbers, and the token that each selects
+    streams.py               completions in the order in which they finish, and groups that are complete
     merged_copy.py           samples from an unquantized copy with the adapter merged (faster on a CPU); its attention
     unsloth_sampler.py       samples with Unsloth's vLLM engine, which shares the trained weights, or with `generate`
-    vllm_sampler.py          samples with vLLM, and loads the policy's adapter at each `wake_up`; engine in this process
-    vllm_server.py           client of a vLLM server, with the same interface
-    llama_cpp.py             samples from a GGUF file with `llama-server`, and reads the header of the file
+    vllm_sampler.py          samples with vLLM, and loads the policy's adapter at each `wake_up`
+    vllm_engine.py           its engine in this process
+    vllm_server.py           client of a vLLM server, with the engine's interface
+    llama_cpp.py             samples from a GGUF file with llama.cpp
+    gguf_model.py            the header of such a file
+    llama_server.py          starts `llama-server` in a process of its own
     xllamacpp_server.py      the server of the package xllamacpp, as a program with llama-server's flags
 """
 
 from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
-from lora_grpo.sampling.llama_cpp import GgufModel, GgufSampler, read_gguf, read_header
-from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
+from lora_grpo.sampling.llama_cpp import GgufSampler
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams
+from lora_grpo.sampling.token_selection import completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank

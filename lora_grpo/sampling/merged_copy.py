@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.models import PATTERNS, SELECTION, base_model, features
@@ -27,21 +28,34 @@ class MergedCopySampler(Sampler):
 
     def __init__(self, policy_model: Any, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
         super().__init__(use_grouped_attention(plain_copy(policy_model)), tokenizer, eos_token_ids)
-        self._layers = []
+        self._layers: list[_AdaptedLayer] = []
         for name, layer in policy_model.get_base_model().named_modules():
             if hasattr(layer, "get_delta_weight") and getattr(layer, "lora_A", None):
                 weight = self.model.get_submodule(_BASE_LAYERS.sub("", name)).weight.detach()
-                self._layers.append((weight, weight.clone(), layer))
+                self._layers.append(_AdaptedLayer(weight, weight.clone(), layer))
 
     def wake_up(self, *, adapter: bool) -> None:
         """Update the copy to the current policy or to its base model."""
         import torch
 
         with torch.no_grad():
-            for weight, base, layer in self._layers:
-                weight.copy_(base)
+            for adapted in self._layers:
+                adapted.weight.copy_(adapted.base_weight)
                 if adapter:
-                    weight.add_(layer.get_delta_weight("default").to(weight.dtype))
+                    update = adapted.layer.get_delta_weight("default")
+                    adapted.weight.add_(update.to(adapted.weight.dtype))
+
+
+@dataclass(frozen=True)
+class _AdaptedLayer:
+    """A layer of the copy whose weight is that of the base plus the adapter's update."""
+
+    weight: torch.Tensor
+    """Of the copy."""
+    base_weight: torch.Tensor
+    """The same without the update."""
+    layer: Any
+    """The layer of the policy, a PEFT layer, which computes the update."""
 
 
 def can_merge(policy_model: Any) -> bool:
@@ -53,8 +67,9 @@ def can_merge(policy_model: Any) -> bool:
     if not hasattr(policy_model, "peft_config"):
         return False
     embeds = any("lora_embedding_" in name for name, _ in policy_model.named_parameters())
-    found = set(features(policy_model.peft_config["default"].to_dict()))
-    return not embeds and found <= {*PATTERNS, *SELECTION, "init_lora_weights"} and _can_copy(policy_model)
+    adapter_features = set(features(policy_model.peft_config["default"].to_dict()))
+    supported = {*PATTERNS, *SELECTION, "init_lora_weights"}
+    return not embeds and adapter_features <= supported and _can_copy(policy_model)
 
 
 def _can_copy(model: Any) -> bool:
@@ -66,8 +81,10 @@ def _can_copy(model: Any) -> bool:
     if settings is not None and not getattr(base, "is_loaded_in_4bit", False):
         return False
     for weight in base.parameters():
+        if getattr(weight, "quant_state", None) is not None:  # 4 bits of bitsandbytes
+            continue
         is_16_bit = weight.is_floating_point() and weight.element_size() >= 2
-        if getattr(weight, "quant_state", None) is None and (not is_16_bit or is_traceable_wrapper_subclass(weight)):
+        if not is_16_bit or is_traceable_wrapper_subclass(weight):
             return False
     return True
 
@@ -82,16 +99,20 @@ def plain_copy(model: Any) -> Any:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     if hasattr(base.get_output_embeddings(), "lora_A"):  # its update is not one of the embeddings, if they are tied
-        config.get_text_config().tie_word_embeddings = config.tie_word_embeddings = False
+        config.tie_word_embeddings = False
+        config.get_text_config().tie_word_embeddings = False
     plain = base_model.text_only(type(base)._from_config(config, dtype=torch.float32))
     plain.generation_config = copy.deepcopy(base.generation_config)
-    targets = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
+
+    # Copy every tensor of the base. Tied weights have several names.
+    copied = dict(plain.named_parameters(remove_duplicate=False)) | dict(plain.named_buffers())
     with torch.no_grad():
         for name, tensor in (*base.named_parameters(remove_duplicate=False), *base.named_buffers()):
-            if ".lora_" not in name:
-                state = getattr(tensor, "quant_state", None)
-                values = tensor if state is None else dequantize_4bit(tensor.data, state)
-                targets[_BASE_LAYERS.sub("", name)].copy_(values)
+            if ".lora_" in name:
+                continue
+            quant_state = getattr(tensor, "quant_state", None)
+            values = tensor if quant_state is None else dequantize_4bit(tensor.data, quant_state)
+            copied[_BASE_LAYERS.sub("", name)].copy_(values)
     return plain.eval().requires_grad_(False)
 
 
@@ -104,7 +125,7 @@ def use_grouped_attention(model: Any) -> Any:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    # `shared_prompts` (training/packing.py) is sdpa here. A copy that is made after the trainer has this setting.
+    # `shared_prompts` (loss/attention.py) is sdpa here. A copy that is made after the trainer has this setting.
     if model._supports_attention_backend and model.config._attn_implementation in ("sdpa", "shared_prompts"):
         AttentionInterface.register("lora_grpo_grouped", _attend)
         AttentionMaskInterface.register("lora_grpo_grouped", sdpa_mask)
@@ -120,14 +141,27 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with one token per row. Anything else uses transformers' `sdpa_attention_forward`."""
+    """Attend with one token per row. Anything else uses transformers' `sdpa_attention_forward`.
+
+    Args:
+        query: (R, heads, T, width).
+        key: (R, key heads, L, width).
+        value: (R, key heads, L, value width).
+        attention_mask: (R, 1, T, L), True for tokens to attend to.
+
+    Returns:
+        (R, T, heads, value width).
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows, heads, tokens, width = query.shape
     if tokens > 1 or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
-    scores = grouped @ key.transpose(2, 3) * (kwargs.get("scaling") or width**-0.5)
-    if attention_mask is not None:  # (R, 1, 1, L), True for tokens to attend to
+    # With one token per row, the heads that share a head of keys take the place of tokens.
+    key_heads = key.shape[1]
+    grouped = query.reshape(rows, key_heads, heads // key_heads, width)
+    scores = grouped @ key.transpose(2, 3) * (kwargs.get("scaling") or width**-0.5)  # (R, key heads, group, L)
+    if attention_mask is not None:
         scores.masked_fill_(~attention_mask, -math.inf)
-    return (scores.softmax(dim=-1) @ value).reshape(rows, 1, heads, -1), None
+    output = scores.softmax(dim=-1) @ value
+    return output.reshape(rows, 1, heads, -1), None

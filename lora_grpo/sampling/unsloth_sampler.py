@@ -3,8 +3,11 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from lora_grpo.sampling.sampler import Decoded, Prompts, SampledTokens, Sampler, SamplingParams, by_prompt
-from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams
+from lora_grpo.sampling.streams import by_prompt
+from lora_grpo.sampling.vllm_engine import VllmEngine
+from lora_grpo.sampling.vllm_sampler import request_options
 
 
 class SharedVllmSampler(Sampler):
@@ -41,8 +44,9 @@ class SharedVllmSampler(Sampler):
         engine = VllmEngine(self.model.vllm_engine.llm_engine, sleeps=False)
         requests = [ids for ids in self.encode(prompts) for _ in range(params.num_samples)]
         options = request_options(params, seeds, self.eos_token_ids, logprobs=True)
-        for index, decoded in by_prompt(engine.stream(requests, options, self._adapter), params.num_samples):
-            yield index, self._to_samples(decoded, params)
+        finished = engine.stream(requests, options, self._adapter)
+        for prompt_index, decoded in by_prompt(finished, params.num_samples):
+            yield prompt_index, self._to_samples(decoded, params)
 
 
 class GenerateSampler(Sampler):
@@ -58,21 +62,34 @@ class GenerateSampler(Sampler):
         import torch
 
         rows = [ids for ids in prompts for _ in range(params.num_samples)]
-        size = self.batch_size or len(rows)
+        batch_size = self.batch_size or len(rows)
         torch.manual_seed(seeds[0])
-        starts = range(0, len(rows), size)
-        return [(ids, None) for start in starts for ids in self._generate(rows[start : start + size], params)]
+        completions: list[Decoded] = []
+        for start in range(0, len(rows), batch_size):
+            for ids in self._generate(rows[start : start + batch_size], params):
+                completions.append((ids, None))
+        return completions
 
     def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
+        """Return the token ids of a completion of each of R rows, up to its end-of-sequence token."""
+        if params.temperature:
+            selection = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
+        else:
+            selection = {"do_sample": False}
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
-        sampling = {"do_sample": True, "temperature": params.temperature, "top_p": params.top_p, "top_k": 0}
         output = self.model.generate(
             **batch.to(self.model.device),
-            **(sampling if params.temperature else {"do_sample": False}),
+            **selection,
             max_new_tokens=params.max_tokens,
             eos_token_id=self.eos_token_ids,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        eos = set(self.eos_token_ids)
-        sampled = output[:, batch["input_ids"].shape[1] :].tolist()
-        return [ids[: next((n for n, token in enumerate(ids, start=1) if token in eos), len(ids))] for ids in sampled]
+
+        # `generate` goes on until the last row ends, and pads the others.
+        prompt_length = batch["input_ids"].shape[1]
+        ends = set(self.eos_token_ids)
+        completions = []
+        for ids in output[:, prompt_length:].tolist():
+            length = next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))
+            completions.append(ids[:length])
+        return completions

@@ -11,7 +11,8 @@ from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.sampling.sampler import Decoded, in_threads
+from lora_grpo.sampling.samples import Decoded
+from lora_grpo.sampling.streams import in_threads
 
 _MAX_REQUESTS = 256
 """Maximum number of concurrent requests. The server batches them to fit its memory."""
@@ -35,11 +36,14 @@ class VllmServer:
         import httpx2
 
         self.url = url.rstrip("/")
-        self._served: Path | None = None
         self._base = find_base(url, max_sequence_tokens)
+        self._loaded_adapter: Path | None = None
+
+        # A completion may wait long until the server has decoded those before it, up to an hour.
         limits = httpx2.Limits(max_connections=_MAX_REQUESTS, max_keepalive_connections=_MAX_REQUESTS)
         transport = httpx2.HTTPTransport(retries=5, limits=limits)
         self._client = httpx2.Client(transport=transport, timeout=httpx2.Timeout(3600, connect=10))
+
         parent = Path(folder or tempfile.gettempdir()).expanduser()
         parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="lora_grpo-served-", dir=parent))
@@ -61,7 +65,7 @@ class VllmServer:
                 "--sampling.server-folder"
             )
         self._unload()
-        self._served = shared
+        self._loaded_adapter = shared
         return shared.name
 
     def stream(
@@ -70,14 +74,20 @@ class VllmServer:
         """Return an iterator over completions. See `VllmEngine.stream`."""
 
         def complete(index: int) -> Decoded:
-            body = {**options[index], "prompt": prompts[index], "model": adapter or self._base}
-            answer = self._post("/v1/completions", {**body, "return_token_ids": True})
+            body = {
+                **options[index],
+                "prompt": prompts[index],
+                "model": adapter or self._base,
+                "return_token_ids": True,
+            }
+            answer = self._post("/v1/completions", body)
             if answer.status_code != 200:
                 raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
             [choice] = answer.json()["choices"]
             if choice["finish_reason"] not in ("stop", "length"):
                 raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
-            return choice["token_ids"], choice["logprobs"] and choice["logprobs"]["token_logprobs"]
+            logprobs = choice["logprobs"]
+            return choice["token_ids"], logprobs and logprobs["token_logprobs"]
 
         return in_threads(complete, len(prompts), _MAX_REQUESTS)
 
@@ -95,10 +105,10 @@ class VllmServer:
         atexit.unregister(self.close)
 
     def _unload(self) -> None:
-        if self._served is not None:
-            self._post("/v1/unload_lora_adapter", {"lora_name": self._served.name})
-            shutil.rmtree(self._served, ignore_errors=True)
-            self._served = None
+        if self._loaded_adapter is not None:
+            self._post("/v1/unload_lora_adapter", {"lora_name": self._loaded_adapter.name})
+            shutil.rmtree(self._loaded_adapter, ignore_errors=True)
+            self._loaded_adapter = None
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         import httpx2
@@ -120,18 +130,20 @@ def find_base(url: str, max_sequence_tokens: int) -> str:
         answer = httpx2.get(f"{url.rstrip('/')}/v1/models", timeout=10, trust_env=False)
         answer.raise_for_status()
         base = next(model for model in answer.json()["data"] if not model.get("parent"))
-        name, context = str(base["id"]), base["max_model_len"]
+        name = str(base["id"])
+        context_tokens = base["max_model_len"]
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--sampling.server-url {url} is not a vLLM server ({first_line(error)}); start one there with `{_START}`"
         ) from None
-    if context < max_sequence_tokens:
+    if context_tokens < max_sequence_tokens:
         raise UserError(
-            f"the server at {url} takes {context} tokens, --model.max-sequence-tokens is {max_sequence_tokens}; "
+            f"the server at {url} takes {context_tokens} tokens, --model.max-sequence-tokens is {max_sequence_tokens}; "
             f"start it with --max-model-len {max_sequence_tokens}"
         )
     return name
 
 
 def _message(answer: Any) -> str:
-    return f"HTTP {answer.status_code}: {' '.join(answer.text.split())[:500]}"
+    text = " ".join(answer.text.split())
+    return f"HTTP {answer.status_code}: {text[:500]}"

@@ -5,9 +5,11 @@ import sys
 
 
 def main() -> None:
-    arguments = iter(sys.argv[1:])
-    flags = {name: next(arguments) for name in arguments if name != "--jinja"}  # the default here
     import xllamacpp
+
+    arguments = sys.argv[1:]
+    arguments.remove("--jinja")  # the default here
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
 
     params = xllamacpp.CommonParams()
     params.model.path = flags["--model"]
@@ -16,8 +18,10 @@ def main() -> None:
     params.n_parallel = int(flags["--parallel"])
     params.n_ctx = int(flags["--ctx-size"])
     params.cache_ram_mib = 0
-    if threads := int(flags.get("--threads", 0)):
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    threads = int(flags.get("--threads", 0))
+    if threads:
+        params.cpuparams.n_threads = threads
+        params.cpuparams_batch.n_threads = threads
     try:
         server = xllamacpp.Server(params)
     except (RuntimeError, ValueError) as error:

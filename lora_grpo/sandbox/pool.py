@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from lora_grpo import console
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.sandbox import isolation
 from lora_grpo.sandbox.exam import prepare
@@ -160,7 +161,7 @@ def run(programs: Sequence[Program]) -> list[Verdict]:
     """
     with _lock:
         if _pool is None or _pool.closed:
-            print(f"sandbox: {start(*_requested)}", file=sys.stderr)
+            console.note(f"sandbox: {start(*_requested)}")
         assert _pool is not None
         return _pool.run(programs)
 

@@ -43,6 +43,7 @@ from lora_grpo.tasks.registry import (
     TASK_NAMES,
     get_task,
     grade_all,
+    is_own_task,
     is_task_file,
     runs_programs,
     same_task,
@@ -52,4 +53,4 @@ from lora_grpo.tasks.registry import (
 )
 from lora_grpo.tasks.sources import read_rows
 from lora_grpo.tasks.task import Task
-from lora_grpo.tasks.task_file import TaskFile
+from lora_grpo.tasks.task_file import TaskFile, of_object

@@ -7,8 +7,9 @@ and add an entry to cli/tasks.toml, which `lora-grpo tasks` and docs/tasks.md li
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from lora_grpo import python_objects
 from lora_grpo.config import DataConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import python_file
@@ -71,6 +72,8 @@ CODE_TASKS = tuple(name for name, task in TASKS.items() if task.runs_programs)
 
 def get_task(name: str) -> Task:
     """Return a task by its name or file, or raise UserError if there is none. A file is run."""
+    if python_objects.is_name(name):
+        return cast(Task, python_objects.find(name))
     if is_task_file(name):
         return task_file.load_task_file(name)
     family, _, _ = name.partition(":")
@@ -96,9 +99,14 @@ def is_task_file(name: str) -> bool:
     return name.endswith(".py")
 
 
+def is_own_task(name: str) -> bool:
+    """Return whether a task is a user's: a Python file, or an object of this process."""
+    return is_task_file(name) or python_objects.is_name(name)
+
+
 def task_title(name: str) -> str:
     """Return the name of a task without the folder of its file."""
-    return Path(name).stem if is_task_file(name) else name
+    return Path(name).stem if is_task_file(name) else python_objects.title(name)
 
 
 def same_task(first: str, second: str) -> bool:
@@ -115,4 +123,6 @@ def source_of_rows(name: str) -> str:
 
 def task_sha256(name: str) -> str | None:
     """Return the SHA-256 of a task file and the modules beside it that it imports; None for a task of this package."""
+    if python_objects.is_name(name):
+        return python_objects.describe(name)["sha256"]
     return python_file.sha256(Path(name)) if is_task_file(name) else None

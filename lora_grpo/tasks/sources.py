@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import python_objects
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row
@@ -43,6 +44,8 @@ def sample(rows: Sequence[Row], limit: int | None, seed: int) -> list[Row]:
 
 def is_on_hub(source: str) -> bool:
     """Return whether a source is a Hub dataset id. A source that looks like a path is never looked up on the Hub."""
+    if python_objects.is_name(source):
+        return False
     path = Path(source).expanduser()
     looks_like_path = source.startswith((".", "~", "/")) or path.suffix.lower() in _FILE_SUFFIXES
     return not looks_like_path and not path.exists()
@@ -78,7 +81,9 @@ def read(
     """
     path = Path(source).expanduser()
     suffix = Path(source.lower().removesuffix(".gz")).suffix
-    if is_on_hub(source):
+    if python_objects.is_name(source):
+        records = _read_object(source)
+    elif is_on_hub(source):
         records = _read_hub(source, split, hub_config)
     elif suffix == ".parquet":
         records = _read_parquet(path)
@@ -129,6 +134,19 @@ def _read_csv(path: Path) -> list[Record]:
         raise UserError(
             f'{path}:{reader.reader.line_num}: {error}; expected CSV, with " in a text written as ""'
         ) from None
+    return records
+
+
+def _read_object(name: str) -> list[Record]:
+    """Return the rows of a list of dictionaries, or of a `datasets.Dataset`, that Python code has given."""
+    rows = python_objects.find(name)
+    if hasattr(rows, "to_list"):
+        rows = rows.to_list()
+    records = []
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"{name}: row {index} is {row!r:.60}; expected a dictionary")
+        records.append(_with_json_values(dict(row), f"{name} row {index}"))
     return records
 
 

@@ -59,8 +59,8 @@ class TaskFile(Task):
 
     path: Path
     """The file, for error messages."""
-    module: ModuleType
-    """The imported file."""
+    module: Any
+    """The imported file, or an object with the same functions."""
     constants: Constants
     """The file's constants, with the defaults of those that it does not define."""
 
@@ -279,7 +279,21 @@ def load_task_file(name: str) -> TaskFile:
     """
     path = Path(name).expanduser().resolve()
     expected = "a task file with load(split), and check(completion, row) or a class Environment"
-    module = python_file.load(path, expected)
+    return _checked_task(path, python_file.load(path, expected), expected)
+
+
+def of_object(name: str, value: Any) -> TaskFile:
+    """Return the task of a Python object with the functions and constants of a task file. A class is instantiated.
+
+    Raises:
+        UserError: the object lacks `load` or a grader, or a constant has the wrong type.
+    """
+    expected = "an object with load(split), and check(completion, row) or a class Environment"
+    return _checked_task(Path(name), value() if isinstance(value, type) else value, expected)
+
+
+def _checked_task(path: Path, module: Any, expected: str) -> TaskFile:
+    """Return the task of a module or an object, or raise UserError if it lacks something."""
     if not callable(getattr(module, "load", None)):
         raise UserError(f"{path} defines no function 'load'; expected {expected}")
     environment = getattr(module, "Environment", None)
@@ -290,12 +304,18 @@ def load_task_file(name: str) -> TaskFile:
         raise UserError(f"{path} defines both check and Environment; expected {expected}")
     if not has_check and not environment:
         raise UserError(f"{path} defines neither check nor Environment; expected {expected}")
-    return task_of_module(path, module)
+    if isinstance(module, ModuleType):
+        return task_of_module(path, module)
+    return _with_constants(path, module)
 
 
 @functools.cache
 def task_of_module(path: Path, module: ModuleType) -> TaskFile:
     """Return the task of a module with the functions of a task file, or raise UserError for a wrong constant."""
+    return _with_constants(path, module)
+
+
+def _with_constants(path: Path, module: Any) -> TaskFile:
     defined = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
     try:
         return TaskFile(path, module, TypeAdapter(Constants).validate_python(defined))

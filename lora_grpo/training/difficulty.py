@@ -3,9 +3,9 @@
 GRPO learns little from other rows.
 """
 
-import sys
 from collections.abc import Sequence
 
+from lora_grpo import console
 from lora_grpo.data import prompt_order
 from lora_grpo.errors import RunError
 from lora_grpo.evaluation import count_passed, sample_and_grade
@@ -25,32 +25,59 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
     prompts, they repeat in seeded passes. The order of a longer run begins with the order of a shorter one. Samples
     are saved in the run's `filter/` folder as they are generated, counts in run.json.
     """
-    config, sampling = run.config, run.config.sampling
-    size, wanted = sampling.num_generations, config.train.max_steps * config.train.prompts_per_step
-    params = SamplingParams.of(sampling, size)
+    config = run.config
+    group_size = config.sampling.num_generations
+    num_wanted = config.train.max_steps * config.train.prompts_per_step
+    params = SamplingParams.of(config.sampling, group_size)
     order = prompt_order(len(rows), len(rows), config.seed)
-    kept: list[Row] = []
-    passes: list[int] = []
+
+    # Sample chunk by chunk, until there are enough rows.
+    kept_rows: list[Row] = []
+    times_solved: list[int] = []  # of each sampled row
     run.filter.mkdir(exist_ok=True)
     for start in range(0, len(rows), _CHUNK):
-        if len(kept) >= wanted:
+        if len(kept_rows) >= num_wanted:
             break
         chunk = [rows[index] for index in order[start : start + _CHUNK]]
-        path = run.filter / f"{start // _CHUNK:05d}.samples.jsonl"
-        title = f"difficulty, {len(kept)} of {wanted} rows kept"
-        asked = (path, sampler, chunk, config.data.task, params, config.seed, title)
-        solved = count_passed(sample_and_grade(*asked, adapter=config.lora.from_ is not None), chunk)
-        kept += [row for row, passed in zip(chunk, solved, strict=True) if 0 < passed < size]
-        passes += solved
-    sampled, always, never = len(passes), passes.count(size), passes.count(0)
-    run.update(filter={"rows": sampled, "kept": len(kept), "always": always, "never": never, "samples_per_row": size})
-    summary = f"of {sampled} rows the base solves {len(kept)} sometimes, {always} always and {never} never"
-    if len(kept) < config.train.prompts_per_step:
-        other = "easier" if never > always else "harder"
+        samples = sample_and_grade(
+            run.filter / f"{start // _CHUNK:05d}.samples.jsonl",
+            sampler,
+            chunk,
+            config.data.task,
+            params,
+            config.seed,
+            f"difficulty, {len(kept_rows)} of {num_wanted} rows kept",
+            adapter=config.lora.from_ is not None,
+        )
+        times_solved_of_chunk = count_passed(samples, chunk)
+        for row, passed in zip(chunk, times_solved_of_chunk, strict=True):
+            if 0 < passed < group_size:
+                kept_rows.append(row)
+        times_solved += times_solved_of_chunk
+
+    num_sampled = len(times_solved)
+    always = times_solved.count(group_size)
+    never = times_solved.count(0)
+    run.update(
+        filter={
+            "rows": num_sampled,
+            "kept": len(kept_rows),
+            "always": always,
+            "never": never,
+            "samples_per_row": group_size,
+        }
+    )
+    summary = f"of {num_sampled} rows the base solves {len(kept_rows)} sometimes, {always} always and {never} never"
+    if len(kept_rows) < config.train.prompts_per_step:
+        other_rows = "easier" if never > always else "harder"
         raise RunError(
             f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; with --overwrite, train "
-            f"on {other} rows ({source_of_rows(config.data.task)}) or leave --data.filter-by-difficulty out"
+            f"on {other_rows} rows ({source_of_rows(config.data.task)}) or leave --data.filter-by-difficulty out"
         )
-    print(f"filter: {summary}", file=sys.stderr)
-    again = prompt_order(len(kept), max(0, wanted - len(kept)), config.seed)
-    return [kept[index] for index in [*range(len(kept)), *again][:wanted]]
+    console.note(f"filter: {summary}")
+
+    # Repeat the rows that are kept if the run has more prompts.
+    num_missing = max(0, num_wanted - len(kept_rows))
+    repeated = prompt_order(len(kept_rows), num_missing, config.seed)
+    indices = [*range(len(kept_rows)), *repeated]
+    return [kept_rows[index] for index in indices[:num_wanted]]

@@ -1,39 +1,43 @@
 """TRL's GRPOTrainer with the sampler and loss pass of this package: the one for scripts, and the one of the recipes.
 
+Here are all overrides of TRL's methods, in the order in which a step calls them. Each calls a part that knows nothing
+of TRL: `step_sampling.py` samples, `loss/` computes logprobs, `monitoring/` collects metrics.
+
 This module imports TRL, so `lora_grpo.training` imports it only when FastGRPOTrainer is used.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-import sys
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-from accelerate.utils import gather_object
-from peft import LoraConfig
-from transformers import GenerationMixin
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from lora_grpo.config import UNREAD_FIELDS
+from lora_grpo import console
 from lora_grpo.errors import one_line
-from lora_grpo.models import TRAINABLE, Policy
-from lora_grpo.rewards import Scorer
+from lora_grpo.loss import ExactLossPass, why_padding_counts
+from lora_grpo.models import Policy
+from lora_grpo.monitoring import (
+    LOGPROB_MISMATCH,
+    StepMetrics,
+    completion_lines,
+    conversation_metrics,
+    write_completions,
+)
+from lora_grpo.rewards import ScoredBatch, Scorer
 from lora_grpo.rollouts import Episode, play_all
 from lora_grpo.runs import AtomicCheckpoints, Run
-from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed, sampler_in_process
-from lora_grpo.training.completions import ScoredRollouts, StepMetrics
-from lora_grpo.training.logprob_check import check_logprobs, check_same_logprobs
-from lora_grpo.training.shared_prompts import SharedPrompts, base_of, why_padding_counts
-from lora_grpo.training.token_logprobs import ChunkedLogProbs, SkipZeroAdvantage
-from lora_grpo.training.trl_compat import has_own_generate, unread_generation_settings
-
-_GENERATE = GenerationMixin.generate  # of transformers, before a script may replace it
+from lora_grpo.sampling import Sampler, VllmSampler
+from lora_grpo.training import trl_compat
+from lora_grpo.training.fallback import sampling_fallback_reason, unsupported_reason
+from lora_grpo.training.step_sampling import StepSampling, print_fallback
 
 
-class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs, GRPOTrainer):
+class FastGRPOTrainer(GRPOTrainer):
     """A GRPOTrainer that takes the same arguments, computes the same loss, and takes less time.
 
     - The sampler of this package generates completions. Before the first step, its logprobs are compared with the
@@ -54,64 +58,101 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
     completions.
     """
 
-    sampler: Sampler | None = None
-    """Set with the first completions; None if TRL's code samples."""
-    sampler_failure = ""
-    """The reason why TRL's code samples although the loss is computed by this package, or ""."""
+    fallback_reason: str
+    """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
     fallback_errors: tuple[type[Exception], ...] = (Exception,)
+    """Errors of this package's code, before it has worked once, after which TRL's code takes over. () raises them."""
+    longest_row: float = math.inf
+    """Maximum number of tokens of a prompt and its completion, if it is known."""
+    step_inputs: Sequence[Mapping[str, Any]] = ()
+    """The rows of the completions that are sampled, one for each completion of this process."""
+    _new_rollouts: dict[str, Any] | None = None
 
     @functools.wraps(GRPOTrainer.__init__)  # type: ignore[misc]  # for `inspect.signature`
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        trained_adapter = trl_compat.trained_adapter(model)
+        super().__init__(model, *args, **kwargs)
+        # TRL keeps the adapter of a sharded model in the dtype of its base.
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            trl_compat.use_float32_adapter(self.model, trained_adapter)
+
+        self.step_metrics = StepMetrics(trl_compat.step_values(self))
+        self.step_sampling = StepSampling(self)
+        self.fallback_reason = self.find_fallback_reason()
+        self.loss_pass = self._build_loss_pass()
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """Sampler of the completions: built with the first ones; None if TRL's code samples."""
+        return self.step_sampling.sampler
+
+    @property
+    def sampler_failure(self) -> str:
+        """The reason why TRL's code samples although the loss is computed by this package, or ""."""
+        return self.step_sampling.failure
+
+    @property
+    def packing_disabled_reason(self) -> str:
+        """The reason why the loss reads each prompt once per completion, or "" if once per group."""
+        return self.loss_pass.packing_disabled_reason
 
     def find_fallback_reason(self) -> str:
+        """Return why TRL's own code must sample and compute the loss, or "", and print it."""
         try:
-            reason = self._unsupported() or self._why_trl_samples() or why_padding_counts(self)
+            reason = unsupported_reason(self) or sampling_fallback_reason(self)
+            if not reason:
+                score = super()._get_per_token_logps_and_entropies
+                with self.accelerator.autocast():
+                    reason = why_padding_counts(self.model, score, self.processing_class)
         except self.fallback_errors as error:
             reason = f"the model cannot be examined ({one_line(error)})"
         if reason:
-            _report("sampling and computing the loss", reason)
+            print_fallback("sampling and computing the loss", reason)
         return reason
 
-    def _unsupported(self) -> str:
-        """Return which argument or property of the model this package does not support, or ""."""
-        args, model = self.args, self.model
-        base = base_of(model)
-        devices = set((getattr(base, "hf_device_map", None) or {}).values())
-        defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in sorted(UNREAD_FIELDS)}
-        unread = [name for name, default in defaults.items() if (getattr(args, name) or None) != (default or None)]
-        adapters = getattr(model, "peft_config", {})  # transformers' own adapters are in a model that is not PEFT's
-        has_other = adapters and (base is model or not isinstance(adapters.get("default"), LoraConfig))
-        is_trained = any(parameter.requires_grad for parameter in model.parameters())
-        masks_off_policy = args.off_policy_mask_threshold and args.top_p < 1
-        reasons = {
-            "Unsloth's trainer has its own loss": "unsloth" in sys.modules,
-            "`rollout_func` samples": self.rollout_func is not None,
-            "`tools` and `environment_factory` need several turns": self.tools or self.environment_factories,
-            "`use_vllm` samples": self.use_vllm,
-            f"the sampler does not read {', '.join(f'`{name}`' for name in unread)}": unread,
-            "the processor takes images": self._is_vlm,
-            "the model is distributed": self.is_deepspeed_enabled or self.is_fsdp_enabled,
-            "the model uses several GPUs in one process": len(devices) > 1 or args.n_gpu > 1,
-            "the adapter is not PEFT's LoRA adapter named default": has_other,
-            "`off_policy_mask_threshold` needs logprobs without `top_p`": masks_off_policy,
-            "the model has a recurrent state": base._is_stateful and base.config.model_type not in TRAINABLE,
-            "`max_completion_length` is None": self.max_completion_length is None,
-            "no weight is trainable (`is_trainable=True` loads an adapter for training)": not is_trained,
-        }
-        return next((reason for reason, applies in reasons.items() if applies), "")
+    def _build_loss_pass(self) -> ExactLossPass:
+        score = super()._get_per_token_logps_and_entropies
+        if self.fallback_reason:
+            return ExactLossPass(self.model, score, self.processing_class, fallback_reason=self.fallback_reason)
+        return ExactLossPass(
+            self.model,
+            score,
+            self.processing_class,
+            tiles=trl_compat.tiles_of(self),
+            autocast=self.accelerator.autocast,
+            longest_row=self.longest_row,
+            has_router_loss=self.aux_loss_enabled,
+            has_entropy_bonus=trl_compat.has_entropy_bonus(self),
+            fallback_errors=self.fallback_errors,
+        )
 
-    def _why_trl_samples(self) -> str:
-        """Return why this package's sampler would not sample as TRL does now, or "". Scripts may change settings."""
-        if has_own_generate(self.model, _GENERATE):
-            return "the model has its own `generate`"
-        unread = unread_generation_settings(self)
-        if unread:
-            names = ", ".join(f"`{name}`" for name in unread)
-            return f"the sampler does not read {names} of the model's or trainer's generation_config"
-        return ""
+    # Overrides of TRL. Arguments have TRL's names, because subclasses of the trainer may pass them by name.
 
-    def sample_completions(
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Keep the completions of a prompt in one micro-batch, in which it is read once. TRL shuffles them."""
+        inputs = super()._prepare_inputs(generation_batch)
+        rollouts = self._new_rollouts
+        self._new_rollouts = None
+        if rollouts is None or self.fallback_reason or not self.model.training:
+            return inputs
+        return trl_compat.split_in_order(self, rollouts)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """Remember the rows for the sampler and the rewards of a run, and the rollouts for `_prepare_inputs`."""
+        self.step_inputs = inputs
+        self._new_rollouts = super()._generate_and_score_completions(inputs)
+        return self._new_rollouts
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """Measure the sampling of a step."""
+        if not self.model.training:  # TRL's `evaluate`
+            return super()._generate(prompts)
+        with self.step_metrics.timed("rollouts"):
+            generated = super()._generate(prompts)
+        self.step_metrics.add_rollouts(*trl_compat.sampled_tokens(generated))
+        return generated
+
+    def _generate_single_turn(
         self,
         prompt_ids: list[list[int]],
         images: Any,
@@ -120,117 +161,136 @@ class FastGRPOTrainer(SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogP
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Return the token ids of a completion of each prompt from the current policy, and their logprobs.
-
-        Args:
-            prompt_ids: token ids of the prompts of this process, each once for each of its `num_generations`
-                completions.
-        """
+        """Sample with this package's sampler, which is faster, or with TRL's code if it cannot."""
         completions = None
         if not self.fallback_reason and not self.sampler_failure:
-            completions = self._sample(prompt_ids, num_generations)
+            completions = self.step_sampling.sample(prompt_ids, num_generations, sampling_fallback_reason(self))
         if completions is None:
-            return super().sample_completions(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
-        return [each.token_ids for each in completions], [each.logprobs for each in completions]
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+        token_ids = [completion.token_ids for completion in completions]
+        logprobs = [completion.logprobs for completion in completions]
+        return token_ids, logprobs
 
-    def _sample(self, prompt_ids: list[list[int]], num_generations: int) -> list[SampledTokens] | None:
-        """Return a completion of each prompt, or None if TRL's code must sample from now on."""
-        completions = None
-        failure = self._why_trl_samples()
-        if not failure and self.sampler:
-            completions = self._sample_as_seeded(self.sampler, prompt_ids, num_generations)
-        elif not failure:
-            try:
-                sampler = self._checked_sampler(prompt_ids)
-                completions = self._sample_as_seeded(sampler, prompt_ids, num_generations)
-                self.sampler = sampler
-            except self.fallback_errors as error:
-                failure = one_line(error)
-        if self.accelerator.num_processes > 1:  # the processes take the same path, because they gather metrics of it
-            failure = next(filter(None, gather_object([failure])), "")
-        if failure:
-            self.sampler, self.sampler_failure = None, failure
-            _report("sampling", failure)
-            return None
-        return completions
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        """Measure the rewards of a step."""
+        with self._timed("rewards"):
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
-    def _sample_as_seeded(
-        self, sampler: Sampler, prompt_ids: list[list[int]], num_generations: int
-    ) -> list[SampledTokens]:
-        seeds = self._seeds(len(prompt_ids))
-        if not self.model.training:  # in `evaluate`, a prompt has the same seeds each time
-            first = self.accelerator.process_index * len(prompt_ids)
-            seen = Counter({tuple(prompt_ids[0]): first % num_generations})  # its group may begin on another process
-            for index, ids in enumerate(map(tuple, prompt_ids)):
-                seeds[index] = completion_seed(self.args.seed, f"eval {list(ids)}", seen[ids])
-                seen[ids] += 1
-        heads, params = self._heads(prompt_ids, num_generations)
-        return [*itertools.chain(*sampler.sample(heads, params, seeds))]
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Tell the loss pass whose logprobs TRL's loss asks for, and compare them with the sampler's."""
+        skips_rows = not trl_compat.loss_depends_on_all_tokens(self)
+        with self.loss_pass.micro_batch(inputs, skips_rows=skips_rows) as micro_batch:
+            loss = super()._compute_loss(model, inputs)
+        is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
+        if is_first_use and not trl_compat.is_corrected_by_trl(self):  # otherwise, TRL logs the difference
+            self._add_mismatch(micro_batch.sampler_difference())
+        return loss
 
-    def _checked_sampler(self, prompt_ids: list[list[int]]) -> Sampler:
-        """Return a sampler of the trained model whose logprobs are the trainer's, or raise RunError."""
-        with torch.random.fork_rng():  # creating a copy of the model draws random numbers
-            sampler = sampler_in_process(self.model, self.processing_class, self.eos_token_ids)
-        distinct = [list(ids) for ids in dict.fromkeys(map(tuple, prompt_ids))]
-        was_training = self.model.training
-        try:
-            if hasattr(self.model, "get_base_model"):
-                check_logprobs(self, sampler, distinct, is_script=True)
-            else:
-                check_same_logprobs(self, sampler, distinct)
-        finally:
-            self.model.train(was_training)
-        return sampler
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute logprobs with the exact loss pass, which calls TRL's method on what is left to compute."""
+        return self.loss_pass.logprobs(model, *args, **kwargs)
 
-    def _seeds(self, count: int) -> list[int]:
-        """Return the seeds of the completions of this process in the current step."""
-        step = f"step {self.state.global_step}"
-        if self.micro_batch:
-            step += f", micro-batch {self.micro_batch}"
-        # Completions are numbered across all processes, so that two processes sample the same completions as one.
-        first = self.accelerator.process_index * count
-        return [completion_seed(self.args.seed, step, first + index) for index in range(count)]
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Complete the metrics of the step. TRL logs their means."""
+        self.step_metrics.complete()
+        super().log(*args, **kwargs)
 
-    def _heads(self, prompts: Sequence[Any], group: int) -> tuple[list[Any], SamplingParams]:
-        """Return the prompts to sample, and how, from prompts that are listed once for each of their completions."""
-        heads = [*prompts[::group]]
-        if [head for head in heads for _ in range(group)] != [*prompts]:  # this process has partial groups
-            heads, group = [*prompts], 1
-        return heads, SamplingParams(group, self.temperature, self.top_p, self.max_completion_length)
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        if not self.model.training:  # TRL's `evaluate`
+            return contextlib.nullcontext()
+        return self.step_metrics.timed(phase)
+
+    def _add_mismatch(self, difference: Any) -> None:
+        """Add the mean difference between sampler and trainer. `difference`: sum in nats and number of tokens, (2,)."""
+        if difference is None:
+            return
+        totals = self.accelerator.gather(difference).view(-1, 2).sum(dim=0)
+        total, num_tokens = totals.tolist()
+        if num_tokens:  # zero when the whole micro-batch is masked
+            self.step_metrics.add(LOGPROB_MISMATCH, total / num_tokens)
 
 
-def _report(what: str, reason: str) -> None:
-    print(f"{what} without this package, which takes longer: {reason}", file=sys.stderr)
+class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
+    """The trainer of a run: it plays the run's episodes, and grades them once for rewards, log and metrics.
 
-
-class RecipeTrainer(AtomicCheckpoints, ScoredRollouts, FastGRPOTrainer):
-    """The trainer of a run. The run's sampler generates, unless Unsloth's trainer does.
-
-    Unsloth also has its own loss, which calls the methods of the mixins with other arguments. Errors are raised: a run
-    does not fall back to TRL's code.
+    The run's sampler generates, unless Unsloth's trainer does. Unsloth also has its own loss, which calls TRL's methods
+    with other arguments. Errors are raised: a run does not fall back to TRL's code.
     """
 
     fallback_errors = ()
 
     def __init__(self, run: Run, policy: Policy, sampler: Sampler, scorer: Scorer, **arguments: Any) -> None:
-        self.run, self.scorer, self.longest_row = run, scorer, run.config.model.max_sequence_tokens
-        self.sampler = sampler if sampler.serves_training else None
+        self.run = run
+        self.scorer = scorer
         self.engine = policy.engine
+        self.longest_row = run.config.model.max_sequence_tokens
+        self.keep_checkpoints = run.config.train.keep_checkpoints
+        self._episodes: Sequence[Episode] | None = None  # of the step; None if TRL's own code sampled
+        self._has_reported_ungraded = False
         super().__init__(model=policy.model, processing_class=policy.tokenizer, **arguments)
-        if self.sampler:
-            self.rollout_func = self._roll_out  # as an argument, TRL prints a warning about it
+        if sampler.serves_training:
+            self.step_sampling = StepSampling(self, sampler)
+            self.rollout_func = self._play_episodes  # as an argument, TRL prints a warning about it
+        if isinstance(sampler, VllmSampler):
+            trl_compat.enable_importance_sampling(self)
 
     def find_fallback_reason(self) -> str:
+        """Return whether Unsloth's trainer samples and computes the loss."""
         return "Unsloth has its own loss" if self.engine == "unsloth" else ""
 
-    def _roll_out(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+    def _play_episodes(self, prompts: Any, trainer: Any) -> dict[str, Any]:
         """Play the episodes of a step. The prompts are those of the rows; TRL's datasets contain only their ids."""
         assert self.sampler
-        rows = [self.scorer.rows[each["id"]] for each in self.step_inputs]
-        heads, params = self._heads(rows, self.num_generations)
-        params = dataclasses.replace(params, max_turn_tokens=self.run.config.sampling.max_turn_tokens)
-        self.episodes = [*itertools.chain(*play_all(self.sampler, heads, params, self._seeds(len(rows))))]
-        return as_trl(self.episodes)
+        rows = [self.scorer.rows[step_input["id"]] for step_input in self.step_inputs]
+        request = self.step_sampling.request(rows, self.num_generations)
+        params = dataclasses.replace(request.params, max_turn_tokens=self.run.config.sampling.max_turn_tokens)
+        groups = play_all(self.sampler, request.prompts, params, self.step_sampling.seeds(len(rows)))
+        self._episodes = list(itertools.chain.from_iterable(groups))
+        return as_trl(self._episodes)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        """Grade each completion once, log it, and return its rewards. TRL would call the rewards one by one."""
+        with self._timed("rewards"):
+            batch = self._grade(inputs, completion_ids_list)
+            step = self.state.global_step + 1
+            is_logged = step == 1 or step % self.run.config.train.completions_steps == 0
+            if is_logged and self.accelerator.is_main_process:
+                write_completions(self.run.completions, step, completion_lines(batch, self.eos_token_ids))
+            rewards = trl_compat.gather_rewards(self, [list(values.values()) for values in batch.values])
+            self._report_ungraded(step, rewards.isnan().all(dim=1).tolist())
+            return rewards
+
+    def _grade(self, inputs: Any, completion_ids: Sequence[Sequence[int]]) -> ScoredBatch:
+        """Grade the episodes of the step, or the completions of Unsloth's trainer."""
+        arguments = trl_compat.reward_arguments(self)
+        episodes = self._episodes
+        self._episodes = None
+        if not episodes:
+            ids = [row["id"] for row in inputs]
+            texts = self.scorer.texts(ids, completion_ids)  # TRL's lack markers of thoughts
+            return self.scorer.score(ids, texts, completion_ids, **arguments)
+        batch = self.scorer.score_episodes(episodes, **arguments)
+        for name, value in conversation_metrics(episodes).items():
+            self.step_metrics.add(name, value)
+        return batch
+
+    def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
+        """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
+
+        Their advantage is zero, so that they have no gradient; the means and baselines of TRL leave them out.
+        """
+        count = sum(is_ungraded)
+        if not count:
+            return
+        self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
+        if self.accelerator.is_main_process and not self._has_reported_ungraded:
+            console.note(
+                f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
+                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"
+            )
+        self._has_reported_ungraded = True
 
 
 def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -240,20 +300,29 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     loss count the model's tokens; `max_completion_length`, which dr_grpo divides by, is the budget of all tokens.
     `mask_truncated_completions` leaves out conversations whose last turn was cut.
     """
-    token_ids = [episode.token_ids for episode in episodes]
-    logprobs = [episode.logprobs for episode in episodes]
-    masks = [episode.loss_mask for episode in episodes]
-    # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so it
-    # gets an EOS token that is not trained on.
-    for index, episode in enumerate(episodes):
+    completion_ids = []
+    masks = []
+    logprobs = []
+    for episode in episodes:
+        token_ids = episode.token_ids
+        mask = episode.loss_mask
+        token_logprobs = episode.logprobs
+        # For TRL, a completion without a final EOS token is truncated. One that ends at the next `Question:` is not, so
+        # it gets an EOS token that is not trained on.
         if episode.asked_next_question:
-            token_ids[index] = [*token_ids[index], episode.eos_token_ids[0]]
-            masks[index] = [*masks[index], 0]
-            logprobs[index] = None if episode.logprobs is None else [*episode.logprobs, 0.0]
-    found = {
+            token_ids = [*token_ids, episode.eos_token_ids[0]]
+            mask = [*mask, 0]
+            token_logprobs = None if token_logprobs is None else [*token_logprobs, 0.0]
+        completion_ids.append(token_ids)
+        masks.append(mask)
+        logprobs.append(token_logprobs)
+
+    rollouts = {
         "prompt_ids": [episode.prompt_ids for episode in episodes],
-        "completion_ids": token_ids,
+        "completion_ids": completion_ids,
         "logprobs": None if None in logprobs else logprobs,
     }
     has_other_tokens = any(0 in mask for mask in masks)
-    return found | ({"env_mask": masks} if episodes[0].session or has_other_tokens else {})
+    if episodes[0].session or has_other_tokens:
+        rollouts["env_mask"] = masks
+    return rollouts

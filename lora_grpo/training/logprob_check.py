@@ -20,9 +20,21 @@ MOVED = 5
 """Smallest change of the trainer's logprobs that the perturbation must cause, in multiples of `tolerance()`."""
 _MAX_MOVED = 0.75
 """Largest change that it may cause, in nats. Implementations differ more if the perturbation breaks the model."""
-_EXACT, _ROUNDED = 1e-4, 0.1  # tolerances in float32 and in 16 bits
-_PROMPTS, _MAX_TOKENS = 8, 32
-_FIRST_NOISE, _TRIALS = 1e-2, 14
+_EXACT = 1e-4
+"""Tolerance in float32, in nats."""
+_ROUNDED = 0.1
+"""Tolerance in 16 bits, in nats."""
+_NUM_PROMPTS = 8
+_MAX_TOKENS = 32
+_FIRST_NOISE = 1e-2
+"""Standard deviation of the first perturbation."""
+_NUM_TRIALS = 14
+"""Number of perturbations that are tried."""
+
+_FIX = (
+    "; it must load the same base in the same precision and decode it as TRL does; --sampling.backend transformers "
+    "samples without vLLM"
+)
 
 
 def tolerance(trainer: Any = None) -> float:
@@ -60,40 +72,56 @@ def check_logprobs(
     """
     import torch
 
-    prompt_ids = sorted(sampler.encode(prompts), key=len)[:_PROMPTS]
-    allowed = tolerance(trainer)
-    paths = _paths(trainer, sampler, prompt_ids)
-
-    def score(decoded: Sequence[Decoded]) -> list[list[float]]:
-        return trainer_log_probs(trainer, prompt_ids, [ids for ids, _ in decoded], trainer.temperature)
+    prompt_ids = _shortest(sampler.encode(prompts))
+    rounding = tolerance(trainer)
+    must_move = MOVED * rounding
+    sampling_paths = _sampling_paths(trainer, sampler, prompt_ids)
 
     with torch.random.fork_rng(), _perturbing(trainer.model) as perturb:
-        # As in the step before: the engine loads this adapter, samples, and sleeps.
-        first, *_ = [sample() for sample in paths.values()]
-        if first[0][1] is None:
+        # As in the step before: the engine loads the adapter as it is, samples, and sleeps.
+        completions, *_ = [sample() for sample in sampling_paths.values()]
+        if not _has_logprobs(completions):
             return None
-        before = score(first)
-        moved = _move(perturb, lambda: _difference(before, score(first)), MOVED * allowed)
-        is_moved = moved >= MOVED * allowed
+
+        # Perturb the adapter until the trainer's logprobs of these completions have moved.
+        unperturbed = _trainer_logprobs(trainer, prompt_ids, completions)
+        moved = _perturb_until_moved(
+            perturb,
+            lambda: _mean_difference(unperturbed, _trainer_logprobs(trainer, prompt_ids, completions)),
+            must_move,
+        )
+        is_moved = moved >= must_move
         if not is_moved and not is_script:
-            raise _not_comparable(moved, MOVED * allowed)
-        if not is_moved or allowed == _ROUNDED:
+            raise _not_comparable(moved, must_move)
+
+        allowed = rounding
+        if not is_moved or rounding == _ROUNDED:
             # Closer to the perturbed adapter than to the one before, which a sampler that misses the change would use.
             # Rounding grows with the noise: to 0.09 nats where SmolLM2-135M moves by 0.54.
             allowed = min(moved, _MAX_MOVED) / 3
-        found = {"moved": moved, "tolerance": allowed, "tokens": sum(len(ids) for ids, _ in first)}
-        for name, sample in paths.items():
-            decoded = sample()
-            found[name] = difference = _difference(_logprobs(decoded), score(decoded))
+
+        # Sample with the perturbed adapter. Both must compute the same logprobs of what is sampled.
+        num_tokens = sum(len(token_ids) for token_ids, _ in completions)
+        report = {"moved": moved, "tolerance": allowed, "tokens": num_tokens}
+        for name, sample in sampling_paths.items():
+            completions = sample()
+            sampler_logprobs = _sampler_logprobs(completions)
+            difference = _mean_difference(sampler_logprobs, _trainer_logprobs(trainer, prompt_ids, completions))
+            report[name] = difference
             if difference <= allowed:
                 continue
-            if not is_moved and difference <= tolerance(trainer):
-                raise _not_comparable(moved, MOVED * tolerance(trainer))
+
+            # They do not. Tell why: is it the adapter before the perturbation?
+            if not is_moved and difference <= rounding:
+                raise _not_comparable(moved, must_move)
             perturb(0)
-            is_stale = _difference(_logprobs(decoded), score(decoded)) <= allowed
-            served = "as it was before the adapter changed" if is_stale else "other than the one being trained"
+            stale_difference = _mean_difference(sampler_logprobs, _trainer_logprobs(trainer, prompt_ids, completions))
+            if stale_difference <= allowed:
+                served = "as it was before the adapter changed"
+            else:
+                served = "other than the one being trained"
             raise _mismatch(served, difference, allowed, name, "" if is_script else _FIX)
-    return found
+    return report
 
 
 def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> None:
@@ -102,80 +130,20 @@ def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> Non
     Raises:
         RunError: the sampler decodes the model in another way than the trainer.
     """
-    prompt_ids = sorted(sampler.encode(prompts), key=len)[:_PROMPTS]
-    [sample] = _paths(trainer, sampler, prompt_ids).values()
+    prompt_ids = _shortest(sampler.encode(prompts))
+    [sample] = _sampling_paths(trainer, sampler, prompt_ids).values()
     trainer.model.eval()
-    decoded = sample()
-    if decoded[0][1] is None:
+    completions = sample()
+    if not _has_logprobs(completions):
         return
-    logprobs = trainer_log_probs(trainer, prompt_ids, [ids for ids, _ in decoded], trainer.temperature)
-    difference = _difference(_logprobs(decoded), logprobs)
-    if not difference <= tolerance(trainer):  # also NaN
-        raise _mismatch("other than the one being trained", difference, tolerance(trainer), "difference")
+    trainer_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
+    difference = _mean_difference(_sampler_logprobs(completions), trainer_logprobs)
+    allowed = tolerance(trainer)
+    if not difference <= allowed:  # also NaN
+        raise _mismatch("other than the one being trained", difference, allowed, "difference")
 
 
-def _move(perturb: Callable[[float], None], measure: Callable[[], float], target: float) -> float:
-    """Perturb the adapter until `measure` returns between `target` and `_MAX_MOVED`, and return it.
-
-    If it does not, the adapter is left with the noise that moves the logprobs most.
-    """
-    noise, low, high = _FIRST_NOISE, 0.0, math.inf
-    most_moved, most_noise = 0.0, noise
-    for left in reversed(range(_TRIALS)):
-        perturb(noise)
-        moved = measure()
-        if target <= moved <= _MAX_MOVED:
-            return moved
-        if most_moved < moved <= _MAX_MOVED:
-            most_moved, most_noise = moved, noise
-        # Bisection: with a confident model, twice the noise moved 0.035 and then more than 0.75 nats.
-        low, high = (noise, high) if moved < target else (low, noise)
-        noise = 2 * low if high == math.inf else high if left == 1 else (low + high) / 2
-    if moved >= target:  # the last trial may move more
-        return moved
-    perturb(most_noise)
-    return most_moved
-
-
-_FIX = (
-    "; it must load the same base in the same precision and decode it as TRL does; --sampling.backend transformers "
-    "samples without vLLM"
-)
-
-
-def _mismatch(served: str, difference: float, allowed: float, name: str, fix: str = "") -> RunError:
-    return RunError(
-        f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-        f"nats per token ({name}), expected at most {allowed:.2g}{fix}"
-    )
-
-
-def _not_comparable(moved: float, expected: float) -> RunError:
-    return RunError(
-        "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
-        f"{moved:.2g} nats per token, expected {expected:g} or more; check that the adapter reaches the "
-        "model (--lora.targets)"
-    )
-
-
-def _logprobs(decoded: Sequence[Decoded]) -> list[list[float]]:
-    return [logprobs or [] for _, logprobs in decoded]
-
-
-def _paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
-    """Return functions that sample a completion of each prompt, by the name of the difference that they measure."""
-    max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
-    params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
-    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
-
-    def sample() -> list[Decoded]:
-        return [(each.token_ids, each.logprobs) for [each] in sampler.sample(prompts, params, seeds)]
-
-    if sampler.serves_training or not hasattr(trainer, "vllm_generation"):
-        return {"difference": sample}
-    # The adapter of a rollout of Unsloth's trainer takes another path to vLLM: tensors instead of a file.
-    ids = sampler.encode(prompts)
-    return {"difference": lambda: sample_rollouts(trainer, ids, max_tokens), "evaluation_difference": sample}
+# The perturbation
 
 
 @contextlib.contextmanager
@@ -202,6 +170,93 @@ def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
         perturb(0)
 
 
+def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[], float], target: float) -> float:
+    """Perturb the adapter until logprobs move by `target` to `_MAX_MOVED` nats, and return by how much.
+
+    If they never do, the adapter is left with the noise that moves them most without breaking the model.
+
+    Args:
+        perturb: adds noise of a given standard deviation to the adapter.
+        measure: returns by how much the logprobs have moved.
+    """
+    # Double the noise until it moves too much, then bisect. With a confident model, twice the noise moved 0.035 and
+    # then more than 0.75 nats.
+    noise = _FIRST_NOISE
+    too_little = 0.0  # largest noise that moved too little
+    too_much = math.inf  # smallest noise that moved too much
+    best_noise = noise
+    best_moved = 0.0
+    moved = 0.0
+    for trial in range(_NUM_TRIALS):
+        perturb(noise)
+        moved = measure()
+        if target <= moved <= _MAX_MOVED:
+            return moved
+        if best_moved < moved <= _MAX_MOVED:
+            best_noise = noise
+            best_moved = moved
+
+        if moved < target:
+            too_little = noise
+        else:
+            too_much = noise
+        is_last_trial_next = trial == _NUM_TRIALS - 2
+        if too_much == math.inf:
+            noise = 2 * too_little
+        elif is_last_trial_next:
+            noise = too_much
+        else:
+            noise = (too_little + too_much) / 2
+
+    if moved >= target:  # the last trial may move more
+        return moved
+    perturb(best_noise)
+    return best_moved
+
+
+# Logprobs of the sampler
+
+
+def _shortest(prompt_ids: Sequence[list[int]]) -> list[list[int]]:
+    return sorted(prompt_ids, key=len)[:_NUM_PROMPTS]
+
+
+def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
+    """Return functions that sample a completion of each prompt, by the name of the difference that they measure."""
+    max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
+    params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
+    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
+
+    def sample() -> list[Decoded]:
+        groups = sampler.sample(prompts, params, seeds)
+        return [(completion.token_ids, completion.logprobs) for [completion] in groups]
+
+    if sampler.serves_training or not hasattr(trainer, "vllm_generation"):
+        return {"difference": sample}
+    # The adapter of a rollout of Unsloth's trainer takes another path to vLLM: tensors instead of a file.
+    ids = sampler.encode(prompts)
+    return {"difference": lambda: sample_rollouts(trainer, ids, max_tokens), "evaluation_difference": sample}
+
+
+def _has_logprobs(completions: Sequence[Decoded]) -> bool:
+    _, logprobs = completions[0]
+    return logprobs is not None
+
+
+def _sampler_logprobs(completions: Sequence[Decoded]) -> list[list[float]]:
+    return [logprobs or [] for _, logprobs in completions]
+
+
+# Logprobs of the trainer
+
+
+def _trainer_logprobs(
+    trainer: Any, prompt_ids: Sequence[list[int]], completions: Sequence[Decoded]
+) -> list[list[float]]:
+    completion_ids = [token_ids for token_ids, _ in completions]
+    return trainer_log_probs(trainer, prompt_ids, completion_ids, trainer.temperature)
+
+
 def trainer_log_probs(
     trainer: Any, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]], temperature: float
 ) -> list[list[float]]:
@@ -210,19 +265,43 @@ def trainer_log_probs(
 
     device = next(trainer.model.parameters()).device
 
-    def pad(rows: list[list[int]]) -> torch.Tensor:
+    def pad(rows: Sequence[Sequence[int]]) -> torch.Tensor:
         tensors = [torch.tensor(row, device=device) for row in rows]
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_side="left")
 
     rows = [prompt + completion for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
-    ids, mask, keep = pad(rows), pad([[1] * len(row) for row in rows]), max(map(len, completion_ids))
+    ids = pad(rows)  # (R, T)
+    mask = pad([[1] * len(row) for row in rows])
+    longest = max(len(completion) for completion in completion_ids)
+
+    # The model reads whole rows. A completion is at the end of its row, and each token is predicted by the one before.
     with torch.no_grad(), trainer.accelerator.autocast():
-        logits = trainer.model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1, use_cache=False).logits
-    logprobs = torch.log_softmax(logits[:, -keep - 1 : -1].float() / temperature, dim=-1)
-    chosen = logprobs.gather(-1, ids[:, -keep:, None]).squeeze(-1).tolist()
-    return [row[-len(completion) :] for row, completion in zip(chosen, completion_ids, strict=True)]
+        outputs = trainer.model(input_ids=ids, attention_mask=mask, logits_to_keep=longest + 1, use_cache=False)
+    logits = outputs.logits[:, -longest - 1 : -1]  # (R, longest, V)
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    token_logprobs = logprobs.gather(-1, ids[:, -longest:, None]).squeeze(-1).tolist()  # (R, longest)
+    return [row[-len(completion) :] for row, completion in zip(token_logprobs, completion_ids, strict=True)]
 
 
-def _difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    each = [abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
-    return sum(each) / len(each)
+def _mean_difference(logprobs: Sequence[Sequence[float]], other_logprobs: Sequence[Sequence[float]]) -> float:
+    """Return the mean absolute difference over the tokens of all completions."""
+    differences = []
+    for row, other_row in zip(logprobs, other_logprobs, strict=True):
+        for logprob, other_logprob in zip(row, other_row, strict=True):
+            differences.append(abs(logprob - other_logprob))
+    return sum(differences) / len(differences)
+
+
+def _mismatch(served: str, difference: float, allowed: float, name: str, fix: str = "") -> RunError:
+    return RunError(
+        f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
+        f"nats per token ({name}), expected at most {allowed:.2g}{fix}"
+    )
+
+
+def _not_comparable(moved: float, expected: float) -> RunError:
+    return RunError(
+        "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
+        f"{moved:.2g} nats per token, expected {expected:g} or more; check that the adapter reaches the "
+        "model (--lora.targets)"
+    )

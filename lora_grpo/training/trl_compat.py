@@ -1,7 +1,7 @@
 """Code that depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
-TRL has no public methods around its phases, so `TrlHooks` overrides the private ones and gives each a public name. The
-mixins of this folder override only the public names. The functions below it read or set attributes of TRL's trainers.
+TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. Everything else that leans on
+TRL's private parts is here: functions that read or set attributes of TRL's trainers.
 tests/training/test_trl_compat.py has one test for each item, or test_drop_in.py for what only scripts use.
 """
 
@@ -9,121 +9,56 @@ import itertools
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.sampling import Decoded
 
+# The state of a step
 
-class TrlHooks:
-    """Base of the mixins of a GRPOTrainer: public names for the phases of a step, in the order in which they run.
 
-    Unsloth's generated trainer has the same methods, but its `compute_loss` calls no `_compute_loss`.
+def is_corrected_by_trl(trainer: Any) -> bool:
+    """Return whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def has_entropy_bonus(trainer: Any) -> bool:
+    """Return whether the loss has a term for the entropy, which then has a gradient."""
+    return bool(trainer._entropy_bonus_enabled)
+
+
+def loss_depends_on_all_tokens(trainer: Any) -> bool:
+    """Return whether a term of the loss acts on tokens whose advantage is zero."""
+    has_kl_term = bool(trainer.beta)
+    has_entropy_term = has_entropy_bonus(trainer) or trainer.top_entropy_quantile < 1
+    return bool(has_kl_term or has_entropy_term or trainer.aux_loss_enabled)
+
+
+def reuses_rollouts(trainer: Any) -> bool:
+    """Return whether the rollouts of this micro-batch were trained on before (`num_iterations`)."""
+    rounds = trainer._step // trainer.args.steps_per_generation
+    return bool(rounds % trainer.num_iterations)
+
+
+def micro_batch_number(trainer: Any) -> int:
+    """Return the number of the current micro-batch in its step, from 0."""
+    return int(trainer._step % trainer.args.gradient_accumulation_steps)
+
+
+def split_in_order(trainer: Any, rollouts: dict[str, Any]) -> Any:
+    """Split rollouts into micro-batches in the order of the prompts, and return the current one.
+
+    TRL has just shuffled and split them. In order, the completions of a prompt stay together.
+
+    Args:
+        rollouts: result of TRL's `_generate_and_score_completions`.
     """
+    from trl.trainer.utils import split_tensor_dict
 
-    model: Any
-    args: Any
-    accelerator: Any
-    state: Any
-    keeps_groups_together = False
-    """Whether micro-batches are slices in the order of the prompts, instead of TRL's random order."""
-    fallback_reason = ""
-    """The reason why TRL's own code samples and computes the loss, or "" if this package's does."""
-    fallback_errors: tuple[type[Exception], ...] = ()
-    """Errors of this package's code, before it has worked once, after which TRL's code takes over. () raises them."""
-    _scored: Any = None
-    step_inputs: Sequence[Mapping[str, Any]] = ()
-    """The rows of the completions that are sampled, one for each completion of this process."""
-
-    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        trained = trained_adapter(model)
-        super().__init__(model, *args, **kwargs)  # type: ignore[call-arg]
-        # TRL keeps the adapter of a sharded model in the dtype of its base.
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # type: ignore[attr-defined]
-            use_float32_adapter(self.model, trained)
-        self.fallback_reason = self.find_fallback_reason()
-
-    def find_fallback_reason(self) -> str:
-        """Return why TRL's own code must sample and compute the loss, or "". Called once, after TRL's constructor."""
-        return ""
-
-    def generate_rollouts(self, prompts: list[Any]) -> Any:
-        """Sample the completions of a step."""
-        return super()._generate(prompts)  # type: ignore[misc]
-
-    def sample_completions(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        """Return the token ids of a completion of each prompt, and their logprobs or None. See `generate_rollouts`."""
-        return super()._generate_single_turn(prompt_ids, *args, **kwargs)  # type: ignore[misc]
-
-    def reward_rollouts(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
-        """Return the rewards of the completions of all processes, shape (completions, rewards)."""
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)  # type: ignore[misc]
-
-    def compute_grpo_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Return the loss of a micro-batch."""
-        return super()._compute_loss(model, inputs)  # type: ignore[misc]
-
-    def token_logprobs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return logprobs, entropies and the router's loss. `args` are ids, mask, the completions' width, and more."""
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)  # type: ignore[misc]
-
-    @property
-    def is_corrected_by_trl(self) -> bool:
-        """Whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
-        return bool(self.use_vllm and self.vllm_importance_sampling_correction)  # type: ignore[attr-defined]
-
-    @property
-    def loss_depends_on_all_tokens(self) -> bool:
-        """Whether a term of the loss acts on tokens whose advantage is zero."""
-        terms = self.beta, self._entropy_bonus_enabled, self.aux_loss_enabled  # type: ignore[attr-defined]
-        return any(terms) or self.top_entropy_quantile < 1  # type: ignore[attr-defined]
-
-    @property
-    def reuses_rollouts(self) -> bool:
-        """Whether the rollouts of this micro-batch were trained on before (`num_iterations`)."""
-        return bool(self._step // self.args.steps_per_generation % self.num_iterations)  # type: ignore[attr-defined]
-
-    @property
-    def micro_batch(self) -> int:
-        """Number of the current micro-batch in its step, from 0."""
-        return int(self._step % self.args.gradient_accumulation_steps)  # type: ignore[attr-defined]
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        return self.generate_rollouts(prompts)
-
-    # These methods have TRL's names of arguments, because subclasses of the trainer may pass them by name.
-
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        return self.sample_completions(prompt_ids, *args, **kwargs)
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self.step_inputs = inputs
-        self._scored = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        return self._scored
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        return self.reward_rollouts(inputs, prompts, completions, completion_ids_list)
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        return self.compute_grpo_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        for name in ("input_ids", "attention_mask", "logits_to_keep")[len(args) :]:
-            if name in kwargs:
-                args = (*args, kwargs.pop(name))
-        return self.token_logprobs(model, *args, **kwargs)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        from trl.trainer.utils import split_tensor_dict
-
-        inputs = super()._prepare_inputs(generation_batch)  # type: ignore[misc]
-        scored, self._scored = self._scored, None
-        if self.fallback_reason or not self.keeps_groups_together or scored is None or not self.model.training:
-            return inputs
-        # TRL has just shuffled and split the new rollouts. Split them again without shuffling.
-        parts = self.args.steps_per_generation
-        self._buffered_inputs = split_tensor_dict(scored, parts)
-        return self._buffered_inputs[self._step % parts]  # type: ignore[attr-defined]
+    num_parts = trainer.args.steps_per_generation
+    trainer._buffered_inputs = split_tensor_dict(rollouts, num_parts)
+    return trainer._buffered_inputs[trainer._step % num_parts]
 
 
 def reward_arguments(trainer: Any) -> dict[str, Any]:
@@ -133,26 +68,45 @@ def reward_arguments(trainer: Any) -> dict[str, Any]:
 
 
 def gather_rewards(trainer: Any, values: Sequence[Sequence[float | None]]) -> Any:
-    """Return the values of all processes as `reward_rollouts` does. TRL takes NaN for a row that cannot be graded."""
+    """Return the values of all processes as `_calculate_rewards` does: shape (completions, rewards).
+
+    TRL takes NaN for a row that cannot be graded.
+    """
     import torch
 
-    numbers = [[math.nan if value is None else value for value in row] for row in values]
-    return trainer.accelerator.gather(torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device))
+    rows = []
+    for row in values:
+        rows.append([math.nan if value is None else value for value in row])
+    accelerator = trainer.accelerator
+    return accelerator.gather(torch.tensor(rows, dtype=torch.float32, device=accelerator.device))
 
 
 def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | None]]]:
-    """Return the tokens that the model sampled in `generate_rollouts`, from its result, and the sampler's logprobs."""
-    ids, masks, logprobs = generated[1], generated[2], generated[4] or []
+    """Return the tokens that the model sampled, from the result of TRL's `_generate`, and the sampler's logprobs.
 
-    def sampled(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return [[*itertools.compress(row, mask)] for row, mask in zip(rows, masks or rows, strict=True)]
+    The completions of a conversation also have tokens of the environment, which are left out.
+    """
+    completion_ids = generated[1]
+    masks = generated[2]  # 1 for tokens of the model; None if all are
+    logprobs = generated[4] or []
+    if not (masks and logprobs):
+        return completion_ids, logprobs
 
-    return (sampled(ids), sampled(logprobs)) if masks and logprobs else (ids, logprobs)
+    def of_model(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return [list(itertools.compress(row, mask)) for row, mask in zip(rows, masks, strict=True)]
+
+    return of_model(completion_ids), of_model(logprobs)
 
 
-def step_values(trainer: Any) -> Any:
-    """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name."""
+def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
+    """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name.
+
+    The same object serves all steps.
+    """
     return trainer._metrics["train"]
+
+
+# Construction
 
 
 def ignore_installed_vllm() -> None:
@@ -180,8 +134,8 @@ def trained_adapter(model: Any) -> dict[str, Any]:
     # A new LoRA adapter changes nothing, because one factor of each product is zero. Other weights are taken as
     # trained: full copies of layers (`modules_to_save`), token vectors, and those of other methods.
     only_lora = all(re.search(r"\blora_(A|B|embedding_A|embedding_B|magnitude_vector)\b", name) for name in weights)
-    zeros = [weight for name, weight in weights.items() if re.search(r"\blora_(B|embedding_A)\b", name)]
-    is_new = only_lora and not any(weight.any() for weight in zeros)
+    zero_if_new = [weight for name, weight in weights.items() if re.search(r"\blora_(B|embedding_A)\b", name)]
+    is_new = only_lora and not any(weight.any() for weight in zero_if_new)
     return {} if is_new else weights
 
 
@@ -207,15 +161,20 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
     if not hasattr(model, "get_base_model"):  # not a PEFT model
         return
     parameters = dict(model.named_parameters())
+
+    # The adapter
     for name, parameter in parameters.items():
         if not parameter.requires_grad or not _is_of_adapter(name, "default"):
             continue
         dtype = torch.float32
         if ".modules_to_save." in name:  # a layer of the base, which computes in the dtype of the base
             original = parameters[name.replace(".modules_to_save.default.", ".original_module.")]
-            dtype = original.dtype if original.is_floating_point() else dtype
+            if original.is_floating_point():
+                dtype = original.dtype
         # The cast to bfloat16 rounded it; TRL's reference copy was made before.
         parameter.data = trained.get(name, parameter.data).to(dtype)
+
+    # Its reference copy
     if "ref" not in model.peft_config:
         return
     if not trained:
@@ -280,7 +239,8 @@ def enable_importance_sampling(trainer: Any) -> None:
     the adapter into the base at every sync, so it is set afterwards, and the engine to be synced is a stand-in.
     """
     trainer.use_vllm = True
-    trainer.vllm_generation, trainer._last_loaded_step = types.SimpleNamespace(sync_weights=lambda: None), -1
+    trainer.vllm_generation = types.SimpleNamespace(sync_weights=lambda: None)
+    trainer._last_loaded_step = -1
 
 
 def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) -> list[Decoded]:
@@ -288,26 +248,57 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
 
     With Unsloth, `_generate_single_turn` wakes the engine up, loads the adapter, samples, and lets the engine sleep.
     """
-    generation, kept = trainer.vllm_generation, trainer._last_loaded_step
-    plain = {"max_completion_length": max_tokens, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    settings = {name: getattr(generation, name) for name in (*plain, "generation_kwargs")}
-    vars(generation).update(plain, generation_kwargs={})
+    generation = trainer.vllm_generation
+    whole_distribution: dict[str, Any] = {
+        "max_completion_length": max_tokens,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "generation_kwargs": {},
+    }
+    settings = {name: getattr(generation, name) for name in whole_distribution}
+    last_loaded_step = trainer._last_loaded_step
+    vars(generation).update(whole_distribution)
     try:
         token_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
     finally:
         vars(generation).update(settings)
-        trainer._last_loaded_step = kept  # the first step loads its adapter itself
+        trainer._last_loaded_step = last_loaded_step  # the first step loads its adapter itself
     return [(list(ids), row) for ids, row in zip(token_ids, logprobs, strict=True)]
 
 
-def enable_chunked_logprobs(trainer: Any) -> None:
-    """Compute logits in tiles. As an argument of TRL's, `use_liger_kernel` asks for a package that tiles do not use."""
-    from trl.models.utils import _ForwardRedirection
+@dataclass(frozen=True)
+class TrlTiles:
+    """TRL's logits in tiles, in plain PyTorch.
 
-    trainer.use_liger_kernel = True
-    trainer._forward_redirection = _ForwardRedirection()
+    As an argument of TRL's, `use_liger_kernel` asks for a package that tiles do not use.
+    """
+
+    trainer: Any
+
+    def compare(self, ids: Any) -> tuple[Any, Any]:
+        """Return the logprobs of the last four tokens of rows from tiles, and from the full logits."""
+        import torch
+
+        trainer = self.trainer
+        arguments = (trainer.model, ids, torch.ones_like(ids), 4)
+        return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
+
+    def enable(self) -> None:
+        """Compute all later logprobs in tiles."""
+        from trl.models.utils import _ForwardRedirection
+
+        self.trainer.use_liger_kernel = True
+        self.trainer._forward_redirection = _ForwardRedirection()
 
 
-def chunked_and_whole(trainer: Any, *args: Any) -> tuple[Any, Any]:
-    """Return the logprobs of the same tokens from tiles and from the full logits. `args` as in `token_logprobs`."""
-    return trainer._chunked_logps(*args)[0], trainer._full_logits_logps(*args)[0]
+def tiles_of(trainer: Any) -> TrlTiles | None:
+    """Return TRL's tiles, or None if the configuration of a model that is saved would have to change for them."""
+    model = trainer.model
+    logits_scaling = getattr(model.config, "logits_scaling", None)  # Granite's
+    if logits_scaling:
+        if not hasattr(model, "get_base_model"):  # without an adapter, its configuration is saved
+            return None
+        model.config.logit_scale = 1 / logits_scaling  # the name that TRL reads
+    return TrlTiles(trainer)

@@ -38,7 +38,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
     All are explicit, because TRL's defaults change between versions and Unsloth's patched GRPOConfig has different ones
     (learning rate 5e-5, 8-bit AdamW, importance sampling correction off, another clipping range).
     """
-    settings, sampling = config.train, config.sampling
+    sampling = config.sampling
     overrides = typed_grpo_overrides(config.grpo)
     return {
         **_arguments(config, folder),
@@ -50,7 +50,7 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "top_k": 0,
         "min_p": None,
         "repetition_penalty": 1.0,
-        "beta": settings.beta,
+        "beta": config.train.beta,
         "loss_type": "dapo",
         "epsilon": 0.2,
         "epsilon_high": overrides.get("epsilon", 0.2),  # TRL's default; Unsloth's is 0.28
@@ -86,8 +86,10 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Return the arguments that both methods share."""
     import torch
 
-    shape, dtype, on_gpu = batch_shape(config), base_model.compute_dtype(), torch.cuda.is_available()
+    shape = batch_shape(config)
     settings = config.train
+    dtype = base_model.compute_dtype()
+    on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(folder),
         "max_steps": settings.max_steps,

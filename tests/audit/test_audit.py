@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.fresh_imports import ROOT, run_recipe
 
-from lora_grpo.audit import audit, audit_tasks
+from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD, NAMES
 from lora_grpo.audit.audit_tasks import find
 from lora_grpo.config import RunConfig, replace
@@ -205,7 +205,7 @@ def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
     path, rows = task(SUMS, "return str(row['sum']) in completion")
     config = replace(RunConfig(), {"data": {"task": path}})
     with pytest.raises(RunError, match=r"^the audit found problems in my_task \(.*wrong value.*\); fix check"):
-        audit(config, data_of(rows))
+        refuse_problems(audit(config, data_of(rows)))
     assert "FOUND wrong value: accepted on 12 of 12 rows, such as my_task/train/0: '677'" in capsys.readouterr().out
 
 

@@ -3,7 +3,7 @@
 import pytest
 from helpers.fresh_imports import ROOT
 
-from lora_grpo.audit import audit, audit_tasks
+from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD
 from lora_grpo.audit.audit_tasks import find
 from lora_grpo.audit.policies import NAMES
@@ -456,7 +456,7 @@ def test_the_audit_prints_conversations_and_ends_in_one_line(task, capsys):
     with pytest.raises(
         RunError, match=r"^the audit found problems in my_task \(all answers at once\); fix Environment"
     ):
-        audit(settings(path), Data(rows, [], {}))
+        refuse_problems(audit(settings(path), Data(rows, [], {})))
     (found,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FOUND")]
     assert found.startswith(
         "FOUND all answers at once: accepted on 16 of 16 rows, such as my_task/train/0: '[assistant]"

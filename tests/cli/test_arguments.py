@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from helpers.flags import flag_names
 
-from lora_grpo.cli.arguments import changed_settings, parse
+from lora_grpo.cli.arguments import parse
 from lora_grpo.cli.main import run_command
 from lora_grpo.config import endless_steps, replace, starter_preset
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
+from lora_grpo.settings import changed_settings
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "gsm8k_lora.py"
 PRESETS = runpy.run_path(str(RECIPE))["PRESETS"]

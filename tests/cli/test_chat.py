@@ -22,9 +22,9 @@ def run(tmp_path_factory):
     """A run whose adapter changes the answers."""
     folder = tmp_path_factory.mktemp("chat") / "run"
 
-    def disturb(trainer):
+    def disturb(training):
         generator = torch.Generator().manual_seed(1)
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in training.policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
 

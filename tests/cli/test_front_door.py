@@ -1,5 +1,7 @@
 """`lora-grpo`: its commands, recipes by name or file, and messages that name the command that was run."""
 
+import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -86,15 +88,35 @@ def test_a_recipe_of_ones_own_runs_with_the_files_beside_it(tmp_path):
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-def test_commands_are_named_as_the_process_was_started(monkeypatch):
+def test_commands_of_a_recipe_in_a_checkout_are_files(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py", "--seed", "1"])
     assert commands.command("export-gguf", "a b") == "python scripts/export_gguf.py 'a b'"
     assert commands.command("train sft", "--seed", 1) == "python recipes/sft_lora.py --seed 1"
     assert commands.to_start_again() == [sys.executable, "/home/me/kit/recipes/gsm8k_lora.py"]
     assert commands.own_command() == sys.argv
-    commands.enter(["train", "gsm8k", "--seed", "1"])
-    assert commands.command("export-gguf", "a b") == "lora-grpo export-gguf 'a b'"
-    assert commands.to_start_again() == ["lora-grpo", "train", "gsm8k"]
-    assert commands.to_start_again(["-m", "run"]) == [sys.executable, "-m", "run", "-m", "lora_grpo", "train", "gsm8k"]
-    assert commands.own_command() == ["lora-grpo", "train", "gsm8k", "--seed", "1"]
-    assert commands.described("python recipes/sft_lora.py --seed") == "lora-grpo train sft --seed"
+
+
+def test_commands_of_lora_grpo_are_its_own(monkeypatch):
+    with commands.started(commands.Start("lora-grpo", ("train", "gsm8k", "--seed", "1"))):
+        assert commands.command("export-gguf", "a b") == "lora-grpo export-gguf 'a b'"
+        assert commands.to_start_again() == ["lora-grpo", "train", "gsm8k"]
+        several = commands.to_start_again(["-m", "run"])
+        assert several == [sys.executable, "-m", "run", "-m", "lora_grpo", "train", "gsm8k"]
+        assert commands.own_command() == ["lora-grpo", "train", "gsm8k", "--seed", "1"]
+        assert commands.described("python recipes/sft_lora.py --seed") == "lora-grpo train sft --seed"
+
+
+def test_commands_of_the_python_api_are_those_of_lora_grpo(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py"])
+    with commands.started(commands.Start("python", ("lora_grpo.train",))):
+        assert commands.command("merge", "run") == "lora-grpo merge run"
+        assert commands.own_command() == ["lora_grpo.train"]
+
+
+@pytest.mark.parametrize("name", [name for name, verb in commands.VERBS.items() if verb.room])
+def test_every_command_has_its_options_and_its_function(name):
+    verb = commands.VERBS[name]
+    room = importlib.import_module(f"lora_grpo.{verb.room}")
+    assert dataclasses.is_dataclass(getattr(room, verb.options)) and callable(getattr(room, verb.function))
+    script = ROOT / "scripts" / f"{name.replace('-', '_')}.py"
+    assert script.is_file() is verb.has_script

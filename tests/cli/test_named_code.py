@@ -2,9 +2,10 @@
 
 import shlex
 
-from lora_grpo.cli.validate import resume_command, user_files
+from lora_grpo.cli.main import resume_command
 from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig
 from lora_grpo.rewards import parse_reward_specs, resolve
+from lora_grpo.settings import user_files
 
 
 def test_the_command_to_go_on_names_the_code_that_the_run_needs(tmp_path):

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from lora_grpo.cli import validate
 from lora_grpo.config.batch import batch_shape
 from lora_grpo.config.schema import RunConfig, check_fields
 from lora_grpo.errors import UserError
+from lora_grpo.settings import checks
 
 
 def config(**settings):
@@ -20,7 +20,7 @@ def config(**settings):
 
 
 def check(config):
-    validate.check(check_fields(config))
+    checks.check(check_fields(config))
 
 
 def shape_of(group, prompts, micro, world_size=None):

@@ -1,7 +1,8 @@
 import pytest
 from helpers.graded_samples import samples
 
-from lora_grpo.evaluation.measurement import compare, measure, task_changes
+from lora_grpo.evaluation.comparison import compare, problem_changes
+from lora_grpo.evaluation.measurement import measure
 
 
 def rows_of(before, after, k=()):
@@ -58,12 +59,14 @@ def test_one_sample_a_task_is_mcnemars_and_several_are_permuted():
 def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
     before = samples("----", ["----", "+---", "++++", "++--"])
     after = samples("----", ["++--", "++++", "+---", "+++-"])
-    fixed, regressed = task_changes(before, after)
-    assert [(change.task_id, change.before, change.after) for change in fixed] == [
+    changes = problem_changes(before, after)
+    assert [(change.problem_id, change.before, change.after) for change in changes.fixed] == [
         ("t1", [1, 4], [4, 4]),
         ("t0", [0, 4], [2, 4]),
     ]
-    assert [(change.task_id, change.before, change.after) for change in regressed] == [("t2", [4, 4], [1, 4])]
+    assert [(change.problem_id, change.before, change.after) for change in changes.regressed] == [
+        ("t2", [4, 4], [1, 4])
+    ]
 
 
 @pytest.mark.parametrize(

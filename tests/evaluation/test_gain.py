@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from lora_grpo.evaluation.measurement import split_gain
-from lora_grpo.evaluation.results import sampled
+from lora_grpo.evaluation.gain import split_gain
+from lora_grpo.evaluation.results import episode_result
 from lora_grpo.grading import numbers
 from lora_grpo.prompts import styles
 from lora_grpo.rollouts import Episode
@@ -26,7 +26,7 @@ def graded(texts_by_problem, truncated=False):
         for index, text in enumerate(texts):
             episode = Episode({"id": f"p{place}", "task": "gsm8k"}, "", [], None, (), budget=9)
             episode.take([1], text, None, truncated)
-            results.append(sampled("gsm8k", index, episode, verdict(text)))
+            results.append(episode_result("gsm8k", index, episode, verdict(text)))
     return results
 
 

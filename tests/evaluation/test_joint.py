@@ -7,7 +7,8 @@ from helpers.graded_samples import samples
 
 from lora_grpo.evaluation.joint import Joint, make_joint
 from lora_grpo.evaluation.pass_at_k import holm
-from lora_grpo.evaluation.report import Graded, Protocol, make_report, read_as
+from lora_grpo.evaluation.protocol import Protocol
+from lora_grpo.evaluation.report import Graded, make_report, read_as
 
 
 def report(task, before, after):

@@ -5,7 +5,7 @@ import pytest
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import load_data
-from lora_grpo.evaluation import run as evaluate_module
+from lora_grpo.evaluation import units
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.grading.verdict import RESULT_ENTRIES
 from lora_grpo.models.policy import load_policy
@@ -65,7 +65,7 @@ def test_every_row_is_sampled_and_decoded_greedily(parts):
 @pytest.fixture
 def small_units(monkeypatch):
     """Use units of 6 completions: 6 greedy ones, or 2 rows x 3 samples."""
-    monkeypatch.setattr(evaluate_module, "_UNIT", 6)
+    monkeypatch.setattr(units, "UNIT_SIZE", 6)
 
 
 @pytest.mark.parametrize(("kept", "torn"), [(0, "{"), (6, ""), (7, '{"task_id": "starter/ev'), (20, "{"), (39, "")])

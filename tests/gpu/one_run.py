@@ -17,7 +17,7 @@ from lora_grpo.prompts.chat import render_row
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import SamplingParams
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 from lora_grpo.training.logprob_check import trainer_log_probs
 
 RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gsm8k_lora.py"
@@ -84,11 +84,11 @@ def main():
     policy = load_policy(config)
     rows = fit_data(data, policy.tokenizer, config).train
     sampler = build_sampler(policy, config)
-    trainer = make_trainer(run, policy, rows, sampler)
+    training = prepare_training(run, policy, rows, sampler)
     run.begin(policy.record)
 
     before = frozen_bytes(policy.model)
-    train(run, policy, trainer)
+    train(training)
     found = {"frozen_before": before, "frozen_after": frozen_bytes(policy.model)}
     sampler.wake_up(adapter=True)
     found["free_awake_gib"] = free_gib()
@@ -96,7 +96,7 @@ def main():
     found["free_asleep_gib"] = free_gib()
     prompts = [render_row(policy.tokenizer, row) for row in rows[:8]]
     length = config.sampling.max_completion_tokens
-    found["trained_log_probs"], found["full_log_probs"] = compared_log_probs(trainer, sampler, prompts, length)
+    found["trained_log_probs"], found["full_log_probs"] = compared_log_probs(training.trainer, sampler, prompts, length)
     found["record"] = run.record
     print(json.dumps(found))
 

@@ -25,7 +25,7 @@ from helpers.overrides import count_calls, overrides, rejected_calls
 from lora_grpo import pipeline
 from lora_grpo.models import base_model
 from lora_grpo.sampling import VllmSampler, build_sampler
-from lora_grpo.training import trainer as trainer_module
+from lora_grpo.training import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,11 +111,10 @@ def record_logprob_functions():
 def write_overrides(trainer, calls, logprob_functions):
     """Write which overrides the run called, and which calls of the class below they would reject."""
     classes = [each for each in type(trainer).__mro__ if not each.__module__.startswith("lora_grpo")]
-    mixed_in = [(mixin, name) for mixin, name in overrides(classes[0]) if isinstance(trainer, mixin)]
+    ours = [(owner, name) for owner, name in overrides(classes[0]) if isinstance(trainer, owner)]
     found = {
         "trainer": classes[0].__name__,
-        "mixed_in": [f"{mixin.__name__}.{name}" for mixin, name in mixed_in],
-        "rejected": {name: rejected_calls(mixin, name, classes[0]) for mixin, name in mixed_in},
+        "rejected": {f"{owner.__name__}.{name}": rejected_calls(owner, name, classes[0]) for owner, name in ours},
         "called": dict(calls),
         "logprobs": sorted(logprob_functions),
     }
@@ -125,26 +124,26 @@ def write_overrides(trainer, calls, logprob_functions):
 def main():
     rollouts, dtype, packing = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
     sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *sys.argv[4:]]
-    make_trainer, calls = pipeline.make_trainer, count_calls(setattr)
+    prepare_training = pipeline.prepare_training
+    trainers, calls, logprob_functions = [], {}, set()
 
-    trainers, logprob_functions = [], set()
-
-    def make_recording_trainer(run, policy, *args):
-        nonlocal logprob_functions
+    def prepare_recording_training(run, policy, *args):
+        nonlocal calls, logprob_functions
+        calls = count_calls(setattr)  # after Unsloth is imported
         if policy.engine == "unsloth":
             logprob_functions = record_logprob_functions()
         if packing != "exact":
             leak(policy.model, packing)
-        trainer = make_trainer(run, policy, *args)
-        trainer.add_callback(RecordGradients(run.folder / "gradients"))
-        trainers.append(trainer)
-        return trainer
+        training = prepare_training(run, policy, *args)
+        training.trainer.add_callback(RecordGradients(run.folder / "gradients"))
+        trainers.append(training.trainer)
+        return training
 
     base_model.compute_dtype = lambda: dtype
     pipeline.build_sampler = lambda policy, config: GivenRollouts(rollouts, build_sampler(policy, config))
-    pipeline.make_trainer = make_recording_trainer
+    pipeline.prepare_training = prepare_recording_training
     if dtype != torch.float32:  # the noise of the check depends on the dtype; the recorded calls are those of float32
-        trainer_module.check_logprobs = lambda *args: None
+        prepare.check_logprobs = lambda *args: None
     pipeline.evaluate = lambda *args: []  # evaluation does not use the trainer
     pipeline.finish_run = lambda run, before, after: run.finish({})
     try:

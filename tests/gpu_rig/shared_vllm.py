@@ -118,7 +118,7 @@ def run(case, folder):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
             assert model.vllm_engine.asleep
 
-    load, make_trainer = FastLanguageModel.from_pretrained, pipeline.make_trainer
+    load, prepare_training = FastLanguageModel.from_pretrained, pipeline.prepare_training
 
     def load_with_engine(*arguments, **options):
         """Attach the engine as `fast_inference` does (llama.py)."""
@@ -129,14 +129,14 @@ def run(case, folder):
         model.fast_generate, model.fast_generate_batches = model.vllm_engine.generate, None
         return model, tokenizer
 
-    def make_watched_trainer(*arguments):
-        trainer = make_trainer(*arguments)
-        trainer.add_callback(SleepsInTraining())
-        return trainer
+    def prepare_watched_training(*arguments):
+        training = prepare_training(*arguments)
+        training.trainer.add_callback(SleepsInTraining())
+        return training
 
     FastLanguageModel.from_pretrained = load_with_engine
     base_model.compute_dtype = lambda: torch.float32
-    pipeline.make_trainer = make_watched_trainer
+    pipeline.prepare_training = prepare_watched_training
     pipeline.evaluate = lambda *arguments: []
     pipeline.finish_run = lambda run, before, after: run.finish({})
     if case == "injection":  # Unsloth's adapter never reaches the engine, as with an earlier version

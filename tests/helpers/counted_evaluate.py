@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from lora_grpo import sandbox
-from lora_grpo.evaluation import run as evaluate
+from lora_grpo.evaluation import units
 from lora_grpo.sampling.sampler import Sampler
 
 notes = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-evaluate._UNIT = int(sys.argv[2])
+units.UNIT_SIZE = int(sys.argv[2])
 stream, run = Sampler.stream, sandbox.run
 
 

@@ -1,23 +1,26 @@
-"""Trainers for one loss pass of a custom model, with the mixins of a run, and micro-batches for them."""
-
-import types
+"""Trainers for one loss pass of a custom model, and micro-batches for them."""
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from lora_grpo import starter
-from lora_grpo.training import ChunkedLogProbs, SharedPrompts, SkipZeroAdvantage, StepMetrics
-
-MIXINS = (SkipZeroAdvantage, StepMetrics, SharedPrompts, ChunkedLogProbs)
+from lora_grpo.training import FastGRPOTrainer
 
 
-def make_trainer(model, folder, mixins=MIXINS, longest_row=1000, **settings):
-    trainer_class = types.new_class(
-        "Trainer", (*mixins, GRPOTrainer), exec_body=lambda n: n.update(longest_row=longest_row)
-    )
+class LossPassTrainer(FastGRPOTrainer):
+    """A trainer whose loss pass is always this package's. Errors are raised."""
+
+    fallback_errors = ()
+
+    def find_fallback_reason(self):
+        return ""
+
+
+def make_trainer(model, folder, longest_row=1000, **settings):
+    trainer_class = type("Trainer", (LossPassTrainer,), {"longest_row": longest_row})
     default = {"num_generations": 2, "per_device_train_batch_size": 4}
     default |= {"gradient_checkpointing": False, "router_aux_loss_coef": 0.0}
     settings = default | settings

@@ -1,37 +1,40 @@
-"""Which methods of a trainer and hooks this package overrides, whether calls fit, and which overrides a run calls."""
+"""Which methods of a trainer this package overrides, whether calls fit, and which overrides a run calls.
+
+TRL is imported inside functions, because a process of tests/gpu_rig must import Unsloth first.
+"""
 
 import inspect
 from collections import Counter
 
 from lora_grpo.runs import AtomicCheckpoints
-from lora_grpo.training import ChunkedLogProbs, ScoredRollouts, SharedPrompts, SkipZeroAdvantage, StepMetrics, TrlHooks
 
-MIXINS = (AtomicCheckpoints, SkipZeroAdvantage, StepMetrics, ScoredRollouts, SharedPrompts, ChunkedLogProbs, TrlHooks)
+
+def overriding_classes():
+    from lora_grpo.training.fast_trainer import FastGRPOTrainer, RecipeTrainer
+
+    return AtomicCheckpoints, FastGRPOTrainer, RecipeTrainer
 
 
 def overrides(trainer_class):
-    """Return the pairs (mixin, method name) that override a method of the trainer, or are a hook or override one."""
-    return [
-        (mixin, name)
-        for mixin in MIXINS
-        for name, method in vars(mixin).items()
-        if inspect.isfunction(method) and _replaced(trainer_class, name) and name != "__init__"
-    ]
+    """Return the pairs (class, method name) that override a method of the trainer."""
+    pairs = []
+    for overriding_class in overriding_classes():
+        for name, method in vars(overriding_class).items():
+            if inspect.isfunction(method) and hasattr(trainer_class, name) and name != "__init__":
+                pairs.append((overriding_class, name))
+    return pairs
 
 
-def _replaced(trainer_class, name):
-    return getattr(trainer_class, name, None) or getattr(TrlHooks, name, None)
-
-
-def rejected_calls(mixin, name, trainer_class):
+def rejected_calls(overriding_class, name, trainer_class):
     """Return how the trainer's method can be called but the override cannot: by position or by name."""
-    parameters = inspect.signature(_replaced(trainer_class, name)).parameters.values()
+    parameters = inspect.signature(getattr(trainer_class, name)).parameters.values()
     named = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
     only_named = {each.name: None for each in parameters if each.kind == each.KEYWORD_ONLY}
-    ours, rejected = inspect.signature(getattr(mixin, name)), []
+    override = inspect.signature(getattr(overriding_class, name))
+    rejected = []
     for how, count in (("by position", len(named)), ("by name", 1)):
         try:
-            ours.bind(*named[:count], **dict.fromkeys(named[count:]), **only_named)
+            override.bind(*named[:count], **dict.fromkeys(named[count:]), **only_named)
         except TypeError as error:
             rejected.append(f"{how}: {error}")
     return rejected
@@ -50,6 +53,7 @@ def count_calls(replace):
 
         return call
 
-    for mixin, name in overrides(GRPOTrainer):
-        replace(mixin, name, counted(f"{mixin.__name__}.{name}", getattr(mixin, name)))
+    for overriding_class, name in overrides(GRPOTrainer):
+        method = getattr(overriding_class, name)
+        replace(overriding_class, name, counted(f"{overriding_class.__name__}.{name}", method))
     return calls

@@ -5,7 +5,8 @@ import json
 from helpers.graded_samples import samples
 
 from lora_grpo.config.schema import EvalConfig, RunConfig
-from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report, write_report
+from lora_grpo.evaluation.protocol import Protocol, Sampling
+from lora_grpo.evaluation.report import Graded, make_report, write_report
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",

@@ -1,6 +1,6 @@
 """Sampling in tests: parameters by name, and one seed for a whole call."""
 
-from lora_grpo.sampling.sampler import SamplingParams, completion_seed
+from lora_grpo.sampling import SamplingParams, completion_seed
 
 
 def sample(sampler, prompts, num_samples, *, max_tokens, temperature, top_p, seed):

@@ -9,7 +9,7 @@ from lora_grpo.data import load_data, split_validation
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 
 TINY = {
     "model": {"engine": "peft"},
@@ -36,21 +36,20 @@ def starter_data():
 
 
 def begin_tiny(folder, how=None, *, validates=False, **changes):
-    """Return a run that is ready to train, its policy and its trainer."""
+    """Return a run that is ready to train."""
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
     data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
     run = open_run(config, how or Invocation(), "test", data.record)
     policy = load_policy(config)
     rows, validation_rows = split_validation(data.train, config) if validates else (data.train, [])
-    trainer = make_trainer(run, policy, rows, build_sampler(policy, config), validation_rows)
-    return run, policy, trainer
+    return prepare_training(run, policy, rows, build_sampler(policy, config), validation_rows)
 
 
 def run_tiny(folder, how=None, *, before=None, **changes):
-    """Train as a recipe does. `before` is called with the trainer before training."""
-    run, policy, trainer = begin_tiny(folder, how, **changes)
-    run.begin(policy.record)
+    """Train as a recipe does. `before` is called with the `Training` before it begins."""
+    training = begin_tiny(folder, how, **changes)
+    training.run.begin(training.policy.record)
     if before:
-        before(trainer)
-    train(run, policy, trainer)
-    return run, policy
+        before(training)
+    train(training)
+    return training.run, training.policy

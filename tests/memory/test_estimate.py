@@ -17,12 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
+from lora_grpo.loss.attention import ATTENTION, register_attention
+from lora_grpo.loss.packing import Packing, pack
 from lora_grpo.memory.estimate import memory_by_part
 from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
 from lora_grpo.memory.step import Step
 from lora_grpo.models.base_model import attention_implementation
-from lora_grpo.training.packing import ATTENTION, Packing, pack, register_attention
 
 QWEN3_HALF = {
     **{"model_type": "qwen3", "hidden_size": 1024, "head_dim": 128, "num_attention_heads": 16},
@@ -166,7 +167,7 @@ def fake_policy(config, step, monkeypatch):
     model = get_peft_model(model, adapter)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = torch.empty(parameter.shape)  # in float32, see training.make_trainer
+            parameter.data = torch.empty(parameter.shape)  # in float32, see training.prepare_training
             parameter.grad = torch.empty(parameter.shape)
     if step.config.train.gradient_checkpointing:
         model.enable_input_require_grads()

@@ -7,13 +7,13 @@ import runpy
 import pytest
 from helpers.fresh_imports import RECIPES
 
-from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, check_fields, micro_batches, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import machine
 from lora_grpo.memory import GIB, KNOWN_MODELS, Shape
 from lora_grpo.memory.advice import refusal
 from lora_grpo.memory.fit import USABLE_FRACTION, Device, Planner
+from lora_grpo.settings import check
 
 
 def presets_of(recipe):

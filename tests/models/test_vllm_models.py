@@ -16,7 +16,8 @@ from lora_grpo.errors import UserError
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.models import base_model
 from lora_grpo.sampling.sampler import SamplingParams
-from lora_grpo.sampling.vllm_sampler import VllmEngine, request_options, start_engine
+from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
+from lora_grpo.sampling.vllm_sampler import request_options
 
 pytestmark = pytest.mark.engines
 pytest.importorskip("vllm")

@@ -17,12 +17,12 @@ from lora_grpo.errors import UserError
 from lora_grpo.grading.verdict import Verdict
 from lora_grpo.models.policy import load_policy, load_tokenizer
 from lora_grpo.preview import dry_run, preview
-from lora_grpo.preview.diagnosis import Answer, Group, judge, measure
-from lora_grpo.preview.sample_groups import sample_groups, show
+from lora_grpo.preview.diagnosis import Answer, Difficulty, Group, judge, measure
+from lora_grpo.preview.sample_groups import Preview, sample_groups, show
 from lora_grpo.rewards.specs import parse_reward_specs, resolve
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TINY = {
@@ -56,9 +56,9 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     groups = sample_groups(config, sampler, data.train)
     weights = {reward.name: reward.weight for reward in resolve(parse_reward_specs(config.rewards))}
     run = open_run(config, Invocation(), "test", data.record)
-    trainer = make_trainer(run, policy, data.train, sampler)
+    training = prepare_training(run, policy, data.train, sampler)
     run.begin(policy.record)
-    train(run, policy, trainer)
+    train(training)
 
     answers = [(group, place) for group in groups for place in range(4)]
     logged = lines(run.completions / "step-00001.jsonl")
@@ -68,9 +68,9 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
         assert {name: weights[name] * value for name, value in line["rewards"].items()} == group.answers[place].rewards
         assert line["reward"] == pytest.approx(group.answers[place].total)
     (step,), found = lines(run.metrics), measure(groups)
-    assert step["reward"] == pytest.approx(found.rewards["sum"][0], abs=1e-4)
-    assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(found.rewards["correct_answer"][0], abs=1e-4)
-    assert step["frac_reward_zero_std"] == pytest.approx(found.flat.value)
+    assert step["reward"] == pytest.approx(found.rewards["sum"].mean, abs=1e-4)
+    assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(found.rewards["correct_answer"].mean, abs=1e-4)
+    assert step["frac_reward_zero_std"] == pytest.approx(found.zero_variance.value)
     assert step["completions/clipped_ratio"] == pytest.approx(found.truncated.value)
     assert step["completions/mean_length"] == pytest.approx(found.num_tokens, abs=1e-3)
 
@@ -146,13 +146,13 @@ FAILURES = [
 
 @pytest.mark.parametrize(("groups", "changes", "word", "seen", "advice"), FAILURES)
 def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
-    judged, _, said = judge(groups, replace(RunConfig(), changes))
-    assert judged == word
+    diagnosis = judge(groups, replace(RunConfig(), changes))
+    assert diagnosis.verdict == word
     if seen is None:
-        assert said == []
+        assert diagnosis.findings == ()
     else:
-        assert any(seen in measured and advice in change for measured, change in said), said
-    offered = " ".join(change for _, change in said)
+        assert any(seen in finding.problem and advice in finding.advice for finding in diagnosis.findings)
+    offered = " ".join(finding.advice for finding in diagnosis.findings)
     assert set(re.findall(r"--[a-z.-]+", offered)) <= {*flag_names(), "--task"}
     assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
 
@@ -189,15 +189,15 @@ def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(ra
             verdicts = [RIGHT if draw.random() < rate else WRONG for _ in range(8)]
             answers = (Answer(str(n), 9, False, {"correct_answer": float(v.passed)}, v) for n, v in enumerate(verdicts))
             groups.append(Group({"id": "row", "question": "What?"}, tuple(answers)))
-        offered = " ".join(advice for _, advice in judge(groups, RunConfig())[2])
+        offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
         advised += "--data.filter-by-difficulty" in offered
     assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
 
 
 def test_a_share_of_eight_groups_is_told_with_its_interval():
     found = measure([MIXED] * 6 + [NEVER] * 2)
-    assert str(found.flat) == "25% [7, 59]"
-    assert found.difficulty == (0, 6, 2)
+    assert str(found.zero_variance) == "25% [7, 59]"
+    assert found.difficulty == Difficulty(always_solved=0, sometimes_solved=6, never_solved=2)
     assert found.solved.value == pytest.approx(12 / 32)
     assert found.solved.low < 12 / 32 < found.solved.high
 
@@ -209,7 +209,8 @@ def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     nasty = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
     one = group({"mine": [0, 1, 1, 1]}, texts=(nasty, "", "\0", nasty), truncated=True)
-    show(RunConfig(), [Group({"id": "\x1b[31m", "question": nasty}, one.answers)] * 4)
+    groups = (Group({"id": "\x1b[31m", "question": nasty}, one.answers),) * 4
+    show(RunConfig(), Preview(groups, measure(groups), judge(groups, RunConfig())))
     out = capsys.readouterr().out
     assert all(line.isprintable() for line in out.splitlines())
     assert "\\x1b[2J[bold]\\r\\x07" in out and "\\x9bend" in out

@@ -14,11 +14,13 @@ from lora_grpo.cli.main import run_command
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, TrainConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.evaluation import read_report
-from lora_grpo.evaluation.report import Graded, Protocol, Sampling, make_report
+from lora_grpo.evaluation.protocol import Protocol, Sampling
+from lora_grpo.evaluation.report import Graded, make_report
 from lora_grpo.evaluation.report import write_report as write_evaluation
 from lora_grpo.files import atomic, lock
 from lora_grpo.flags import read_flags
 from lora_grpo.models import adapter_sha256
+from lora_grpo.report import html
 from lora_grpo.report.html import sampled_texts
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
@@ -174,7 +176,7 @@ def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, 
     steps = [row[found["columns"].index("step")] for row in found["rows"]]
     assert [steps.count(step) for step in (1, 2, 3)] == [1, 10, 10] and found["total"] == 82
     assert [row[4] for row in found["rows"][1:4]] == ["2.0", "2.4", "2.8"]
-    monkeypatch.setattr("lora_grpo.report.html.sampled_texts", lambda run: sampled_texts(run, max_shown=20))
+    monkeypatch.setattr(html, "sampled_texts", lambda run: sampled_texts(run, max_shown=20))
     assert "21 of 82 completions, sampled evenly" in page_of(run)
 
 

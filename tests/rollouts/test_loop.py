@@ -1,6 +1,7 @@
 """The loop of conversations: tokens, masks, seeds, limits, and the cache that goes on from turn to turn."""
 
 import importlib.util
+import itertools
 import shutil
 
 import pytest
@@ -20,11 +21,13 @@ from lora_grpo.sampling import (
     Sampler,
     SamplingParams,
     VllmSampler,
+    batch_memory,
     completion_seed,
     continuous_batching,
+    growing_cache,
     read_gguf,
 )
-from lora_grpo.sampling.vllm_sampler import start_engine
+from lora_grpo.sampling.vllm_engine import start_engine
 
 QUIZ = """
 QUESTIONS = ["How many are 3 and 4?", "Tom has 5 plums. He eats 2. How many plums does Tom have now?"]
@@ -67,10 +70,19 @@ def starter_sampler():
     return Sampler(model, tokenizer, eos)
 
 
-def played(starter_sampler, rows, group=2, budget=600, turn=None, temperature=1.0):
-    params = SamplingParams(group, temperature, 1.0, budget, turn)
-    seeds = [completion_seed(0, "play", number) for number in range(group * len(rows))]
-    return play_all(starter_sampler, rows, params, seeds)
+def play_groups(sampler, rows, group_size=2, budget=600, turn_limit=None, temperature=1.0):
+    """Return the episodes of each row, with the same seeds in every call."""
+    params = SamplingParams(group_size, temperature, 1.0, budget, turn_limit)
+    seeds = [completion_seed(0, "play", number) for number in range(group_size * len(rows))]
+    return play_all(sampler, rows, params, seeds)
+
+
+def play_episodes(sampler, rows, **options):
+    return [episode for group in play_groups(sampler, rows, **options) for episode in group]
+
+
+def token_ids(groups):
+    return [[episode.token_ids for episode in group] for group in groups]
 
 
 def forward_logprobs(model, episode):
@@ -83,55 +95,52 @@ def forward_logprobs(model, episode):
 
 
 def test_logprobs_of_2_to_8_turns_are_those_of_one_pass(quiz, starter_sampler):
-    rows = quiz
-    episodes = [each for group in played(starter_sampler, rows) for each in group]
+    episodes = play_episodes(starter_sampler, quiz)
     assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
     for episode in episodes:
-        own = torch.tensor(episode.loss_mask).bool()
+        is_sampled = torch.tensor(episode.loss_mask).bool()
+        logprobs = torch.tensor(episode.logprobs)
         expected = forward_logprobs(starter_sampler.model, episode)
-        assert (torch.tensor(episode.logprobs) - expected)[own].abs().max() < 1e-4
-        assert not torch.tensor(episode.logprobs)[~own].any()
+        assert (logprobs - expected)[is_sampled].abs().max() < 1e-4
+        assert not logprobs[~is_sampled].any()
         assert (episode.verdict.score == 1.0) == (episode.ended_by == "reply")
 
 
 def test_tokens_are_those_of_the_rendered_conversation(quiz, starter_sampler):
     """Also where the model writes text that would be tokenized in another way: only ids are extended."""
     tokenizer = starter_sampler.tokenizer
-    for group in played(starter_sampler, quiz):
-        for episode in group:
-            text = tokenizer.decode(episode.prompt_ids + episode.token_ids)
-            rendered = chat.render(tokenizer, [*episode.row["prompt"], *episode.messages])
-            assert rendered.startswith(text)
-            turns, inside = [], 0
-            for own in episode.loss_mask:
-                turns += [[]] if own and not inside else []
-                inside = own
-            assert len(turns) == episode.turns
-            sampled = tokenizer.batch_decode([episode.sampled_ids], skip_special_tokens=True)[0]
-            assert sampled == "".join(m["content"] for m in episode.messages if m["role"] == "assistant")
+    for episode in play_episodes(starter_sampler, quiz):
+        text = tokenizer.decode(episode.prompt_ids + episode.token_ids)
+        rendered = chat.render(tokenizer, [*episode.row["prompt"], *episode.messages])
+        assert rendered.startswith(text)
+        mask_runs = [is_sampled for is_sampled, _ in itertools.groupby(episode.loss_mask)]
+        assert sum(mask_runs) == episode.turns
+        sampled_text = tokenizer.batch_decode([episode.sampled_ids], skip_special_tokens=True)[0]
+        assert sampled_text == "".join(m["content"] for m in episode.messages if m["role"] == "assistant")
 
 
 def test_the_cache_is_kept_between_turns(quiz, starter_sampler, monkeypatch):
     """The model reads each token once. Without the cache, it reads earlier turns again and samples the same."""
-    rows, read = quiz, []
+    tokens_read = []
     forward = starter_sampler.model.forward
 
     def counting(*args, **kwargs):
-        read.append(int(kwargs["input_ids"].numel()))
+        tokens_read.append(int(kwargs["input_ids"].numel()))
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(starter_sampler.model, "forward", counting)
-    kept = played(starter_sampler, rows)
-    with_cache = sum(read)
-    read.clear()
-    monkeypatch.setattr(continuous_batching, "can_join", lambda config: False)
-    again = played(starter_sampler, rows)
-    tokens = [[episode.token_ids for episode in group] for group in kept]
-    assert tokens == [[episode.token_ids for episode in group] for group in again]
-    everything = sum(len(e.token_ids) for group in kept for e in group) + sum(
-        len(group[0].prompt_ids) for group in kept
-    )
-    assert with_cache < 1.5 * everything < sum(read)
+    with_cache = play_groups(starter_sampler, quiz)
+    read_with_cache = sum(tokens_read)
+
+    tokens_read.clear()
+    monkeypatch.setattr(growing_cache, "has_full_attention", lambda config: False)
+    without_cache = play_groups(starter_sampler, quiz)
+    read_without_cache = sum(tokens_read)
+
+    assert token_ids(with_cache) == token_ids(without_cache)
+    all_tokens = sum(len(group[0].prompt_ids) for group in with_cache)
+    all_tokens += sum(len(episode.token_ids) for group in with_cache for episode in group)
+    assert read_with_cache < 1.5 * all_tokens < read_without_cache
 
 
 def test_the_caches_of_earlier_batches_are_freed_one_by_one(starter_sampler):
@@ -140,16 +149,18 @@ def test_the_caches_of_earlier_batches_are_freed_one_by_one(starter_sampler):
         batches = [continuous_batching.prefill(starter_sampler.model, 0, [ids], range(1), 1) for ids in prompts]
         expected = [layer.keys.clone() for layer in batches[5].cache.layers]
         before = held.peak = held.live
-        joined = continuous_batching.Batch.continued([(batch, 0) for batch in reversed(batches)])
-    found = [layer.keys[6:7] for layer in joined.cache.layers]
-    assert all(torch.equal(each, one) for each, one in zip(found, expected, strict=True))
+        completions = [continuous_batching.CachedCompletion(batch, row=0) for batch in reversed(batches)]
+        joined = continuous_batching.Batch.continued(completions)
+    keys = [layer.keys[6:7] for layer in joined.cache.layers]
+    assert all(torch.equal(layer_keys, same) for layer_keys, same in zip(keys, expected, strict=True))
     assert held.peak < 1.4 * before
 
 
 def test_half_as_many_conversations_are_decoded_at_once(quiz, starter_sampler, monkeypatch):
-    monkeypatch.setattr(continuous_batching, "MAX_BATCH_SIZE", 32)
+    monkeypatch.setattr(batch_memory, "MAX_BATCH_SIZE", 32)
+    without_environment = [{name: row[name] for name in ("prompt", "question")} for row in quiz]
     sizes = []
-    for rows in (quiz, [{name: row[name] for name in ("prompt", "question")} for row in quiz]):
+    for rows in (quiz, without_environment):
         fit_batch(starter_sampler, rows, SamplingParams(1, 1.0, 1.0, 100))
         sizes.append(starter_sampler.batch_size)
     starter_sampler.batch_size = None  # of the other tests, also if this one fails
@@ -157,49 +168,52 @@ def test_half_as_many_conversations_are_decoded_at_once(quiz, starter_sampler, m
 
 
 def test_an_episode_depends_only_on_its_seed_and_row(quiz, starter_sampler):
-    rows = quiz
-    together = played(starter_sampler, rows, group=1)
+    together = play_groups(starter_sampler, quiz, group_size=1)
     params = SamplingParams(1, 1.0, 1.0, 600)
     for number in (0, 5):
-        [[alone]] = play_all(starter_sampler, [rows[number]], params, [completion_seed(0, "play", number)])
+        [[alone]] = play_all(starter_sampler, [quiz[number]], params, [completion_seed(0, "play", number)])
         assert alone.token_ids == together[number][0].token_ids and alone.turns > 1
 
 
 def test_the_environments_text_changes_only_what_follows(quiz, starter_sampler, tmp_path):
     (tmp_path / "quiz.py").write_text(QUIZ.replace("Count again", "Count once more"))
-    other = load_data(replace(RunConfig(), {"data": {"task": str(tmp_path / "quiz.py")}})).train
-    for [one, _], [two, _] in zip(*(played(starter_sampler, rows) for rows in (quiz, other)), strict=True):
-        first = one.loss_mask.index(0)
-        assert one.token_ids[:first] == two.token_ids[:first] and one.logprobs[:first] == two.logprobs[:first]
-        assert one.token_ids != two.token_ids
+    other_quiz = load_data(replace(RunConfig(), {"data": {"task": str(tmp_path / "quiz.py")}})).train
+    groups = play_groups(starter_sampler, quiz)
+    other_groups = play_groups(starter_sampler, other_quiz)
+    for [episode, _], [other, _] in zip(groups, other_groups, strict=True):
+        first_turn = slice(episode.loss_mask.index(0))
+        assert episode.token_ids[first_turn] == other.token_ids[first_turn]
+        assert episode.logprobs[first_turn] == other.logprobs[first_turn]
+        assert episode.token_ids != other.token_ids
 
 
-def test_limits(quiz, starter_sampler):
-    rows = quiz
-    longest = [each for group in played(starter_sampler, rows) for each in group]
-    budget = sorted(len(episode.token_ids) for episode in longest)[len(longest) // 2]
-    for episode in [each for group in played(starter_sampler, rows, budget=budget) for each in group]:
+def test_an_episode_ends_with_its_budget(quiz, starter_sampler):
+    lengths = sorted(len(episode.token_ids) for episode in play_episodes(starter_sampler, quiz))
+    budget = lengths[len(lengths) // 2]
+    for episode in play_episodes(starter_sampler, quiz, budget=budget):
         assert len(episode.token_ids) <= budget
         assert episode.loss_mask[-1] == 1, "the environment's messages are left out if no turn can follow"
         assert (episode.ended_by == "budget") == (episode.verdict.score == 0.25)
         assert episode.verdict.reason in ("correct", "token_limit")
-    short = [each for group in played(starter_sampler, rows, turn=5) for each in group]
-    assert all(each.turns == 1 and each.truncated and each.ended_by == "budget" for each in short)
-    assert all(sum(each.loss_mask) == 5 for each in short)
+
+
+def test_an_episode_ends_with_a_turn_that_is_cut(quiz, starter_sampler):
+    for episode in play_episodes(starter_sampler, quiz, turn_limit=5):
+        assert (episode.turns, episode.truncated, episode.ended_by) == (1, True, "budget")
+        assert sum(episode.loss_mask) == 5
 
 
 def test_groups_are_yielded_when_they_are_over(quiz, starter_sampler):
-    rows = quiz
     params = SamplingParams(2, 1.0, 1.0, 600)
-    seeds = [completion_seed(0, "play", number) for number in range(2 * len(rows))]
+    seeds = [completion_seed(0, "play", number) for number in range(2 * len(quiz))]
     with starter_sampler.awake(adapter=True):
-        order = [index for index, _ in play(starter_sampler, rows, params, seeds)]
+        order = [index for index, _ in play(starter_sampler, quiz, params, seeds)]
         starter_sampler.batch_size = 4  # two rows at a time
-        chunks = dict(play(starter_sampler, rows, params, seeds))
-    turns = [rows[index]["turns"] for index in order]
-    assert turns == sorted(turns) and sorted(order) == list(range(len(rows)))
-    whole = played(starter_sampler, rows)
-    assert [[e.token_ids for e in chunks[n]] for n in range(len(rows))] == [[e.token_ids for e in g] for g in whole]
+        two_rows_at_a_time = dict(play(starter_sampler, quiz, params, seeds))
+    turns = [quiz[index]["turns"] for index in order]
+    assert turns == sorted(turns) and sorted(order) == list(range(len(quiz)))
+    in_order = [two_rows_at_a_time[index] for index in range(len(quiz))]
+    assert token_ids(in_order) == token_ids(play_groups(starter_sampler, quiz))
 
 
 @pytest.mark.engines
@@ -210,14 +224,14 @@ def test_vllm_takes_turns_with_the_logprobs_of_one_pass(quiz, starter_sampler):
     by_vllm = VllmSampler(engine, starter_sampler.tokenizer, starter_sampler.eos_token_ids)
     by_vllm.serves_training = True  # so that it returns logprobs
     try:
-        episodes = [each for group in played(by_vllm, quiz) for each in group]
+        episodes = play_episodes(by_vllm, quiz)
     finally:
         by_vllm.close()
     assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
     for episode in episodes:
-        own = torch.tensor(episode.loss_mask).bool()
+        is_sampled = torch.tensor(episode.loss_mask).bool()
         expected = forward_logprobs(starter_sampler.model, episode)
-        assert (torch.tensor(episode.logprobs) - expected)[own].abs().mean() < 1e-4
+        assert (torch.tensor(episode.logprobs) - expected)[is_sampled].abs().mean() < 1e-4
 
 
 @pytest.mark.engines
@@ -228,10 +242,10 @@ def test_llama_cpp_takes_the_same_turns(quiz, starter_sampler, tmp_path):
     [path] = (tmp_path / "run").rglob("*.gguf")
     by_file = GgufSampler(read_gguf(path), quiz, 600)
     try:
-        found = played(by_file, quiz, group=1, temperature=0.0)
+        episodes = play_episodes(by_file, quiz, group_size=1, temperature=0.0)
     finally:
         by_file.close()
-    expected = played(starter_sampler, quiz, group=1, temperature=0.0)
-    same = [one.messages == other.messages for [one], [other] in zip(found, expected, strict=True)]
+    expected = play_episodes(starter_sampler, quiz, group_size=1, temperature=0.0)
+    same = [episode.messages == other.messages for episode, other in zip(episodes, expected, strict=True)]
     assert 2 * sum(same) > len(same)  # llama.cpp rounds, so near ties may go on otherwise
-    assert len({episode.turns for [episode] in found}) > 2
+    assert len({episode.turns for episode in episodes}) > 2

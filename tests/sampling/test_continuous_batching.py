@@ -20,11 +20,13 @@ from transformers import (
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
-from lora_grpo.sampling import continuous_batching
+from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
-from lora_grpo.sampling.continuous_batching import can_join
+from lora_grpo.sampling.growing_cache import has_full_attention
 from lora_grpo.sampling.merged_copy import use_grouped_attention
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, select_tokens, uniform_numbers
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import SamplingParams
+from lora_grpo.sampling.token_selection import select_tokens, uniform_numbers
 
 GREEDY = {"max_tokens": 40, "temperature": 0.0, "top_p": 1.0}
 SAMPLED = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95}
@@ -59,8 +61,9 @@ def sampler(model, tokenizer):
 def together(model, tokenizer, prompts):
     """Three completions for each of 30 prompts, decoded all together, with greedy decoding and with sampling."""
     sampler = Sampler(model, tokenizer, [tokenizer.eos_token_id])
-    greedy, sampled = (sample(sampler, prompts, 3, **how, seed=SEEDS) for how in (GREEDY, SAMPLED))
-    assert len({rollout.truncated for group in greedy + sampled for rollout in group}) == 2
+    greedy = sample(sampler, prompts, 3, **GREEDY, seed=SEEDS)
+    sampled = sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS)
+    assert {completion.truncated for group in greedy + sampled for completion in group} == {True, False}
     return {"greedy": greedy, "sampled": sampled}
 
 
@@ -165,17 +168,19 @@ def test_every_step_has_the_logits_of_a_plain_loop(name, model, tokenizer, promp
         with monkeypatch.context() as patch:
             patch.setattr(sampler_module, "select_tokens", compare)
             samples = sample(sampler, prompts[:6], 3, **SAMPLED, seed=SEEDS[:18])
-        assert [each.token_ids for group in samples for each in group] == expected and not steps
+        assert [completion.token_ids for group in samples for completion in group] == expected and not steps
 
 
 # Continuous
 
 
-@pytest.mark.parametrize(("how", "size"), [("sampled", 7), ("greedy", 16), ("sampled", 64)])
-def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together, passes, how, size):
+@pytest.mark.parametrize(
+    ("kind", "settings", "size"), [("sampled", SAMPLED, 7), ("greedy", GREEDY, 16), ("sampled", SAMPLED, 64)]
+)
+def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together, passes, kind, settings, size):
     sampler.batch_size = size
-    samples = sample(sampler, prompts, 3, **{"greedy": GREEDY, "sampled": SAMPLED}[how], seed=SEEDS)
-    assert samples == together[how]
+    samples = sample(sampler, prompts, 3, **settings, seed=SEEDS)
+    assert samples == together[kind]
     assert passes.pop(0)[0] == 1  # the tokens that all prompts start with
     refills = [rows for rows, columns in passes if columns > 1]
     # Each prefill has the prompts of a quarter of the batch.
@@ -190,16 +195,14 @@ def test_completions_do_not_depend_on_the_batch_size(prompts, sampler, together,
 def test_a_completion_depends_on_its_own_seed_alone(prompts, sampler, together):
     sampler.batch_size = 5
     indices = [29, 4, 17]
-    alone = sample(
-        sampler,
-        [prompts[index] for index in indices],
-        2,
-        **SAMPLED,
-        seed=[SEEDS[3 * index + n] for index in indices for n in (2, 0)],
-    )
+    seeds = [SEEDS[3 * index + n] for index in indices for n in (2, 0)]
+    alone = sample(sampler, [prompts[index] for index in indices], 2, **SAMPLED, seed=seeds)
     assert alone == [[together["sampled"][index][n] for n in (2, 0)] for index in indices]
-    assert len({rollout.text for rollout in sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])[0]}) == 1
-    assert len({rollout.text for rollout in sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))[0]}) > 1
+
+    [same_seed] = sample(sampler, prompts[:1], 3, **SAMPLED, seed=[8, 8, 8])
+    assert len({completion.text for completion in same_seed}) == 1
+    [other_seeds] = sample(sampler, prompts[:1], 9, **SAMPLED, seed=range(9))
+    assert len({completion.text for completion in other_seeds}) > 1
 
 
 def test_sample_wakes_up_the_sampler_and_lets_it_sleep_also_after_ctrl_c(prompts, tokenizer, model):
@@ -226,14 +229,14 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
         num_key_value_heads=2, sliding_window=8, initializer_range=0.3,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).eval()
-    assert not can_join(config)
+    assert not has_full_attention(config)
     shapes = []
     model.register_forward_pre_hook(
         lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
     )
     sampler = Sampler(model, tokenizer, list(range(0, 768, 20)))  # many end tokens, so that some completions end
     expected = sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30))
-    assert len({len(rollout.token_ids) for group in expected for rollout in group}) > 5
+    assert len({len(completion.token_ids) for group in expected for completion in group}) > 5
     sampler.batch_size = 8
     shapes.clear()
     assert sample(sampler, prompts[:10], 3, **SAMPLED, seed=range(30)) == expected
@@ -245,12 +248,19 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
 
 
 def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, sampler, together, small_memory, capsys):
-    small_memory.most, small_memory.error, sampler.batch_size = 20, RuntimeError(CPU_MESSAGE), 64
-    assert sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS) == together["sampled"] and sampler.batch_size == 16
-    assert "64; retrying with 32" in (said := capsys.readouterr().err) and "32; retrying with 16" in said
+    small_memory.most = 20
+    small_memory.error = RuntimeError(CPU_MESSAGE)
+    sampler.batch_size = 64
+    assert sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS) == together["sampled"]
+    assert sampler.batch_size == 16
+    printed = capsys.readouterr().err
+    assert "64; retrying with 32" in printed and "32; retrying with 16" in printed
     # The memory of a failed pass was freed before the next one started.
-    assert len(small_memory.failed) == 2 and not any(held for each in small_memory.held for held in each)
-    small_memory.most, sampler.batch_size = 0, 4
+    assert len(small_memory.failed) == 2
+    assert not any(is_held for caches in small_memory.held for is_held in caches)
+
+    small_memory.most = 0
+    sampler.batch_size = 4
     with pytest.raises(RunError, match=r"^out of memory .*4 bits"):
         sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
@@ -267,9 +277,10 @@ def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory)
 
 def test_the_batch_size_on_a_cpu_depends_on_the_machine_alone(sampler, prompts, monkeypatch):
     sampler.fit_batch(prompts[:1], 100)
-    assert sampler.batch_size == continuous_batching.MAX_BATCH_SIZE
-    each = continuous_batching.bytes_per_completion(sampler.model, len(sampler.encode(prompts[:1])[0]), 100)
+    assert sampler.batch_size == batch_memory.MAX_BATCH_SIZE
+    prompt_tokens = len(sampler.encode(prompts[:1])[0])
+    row_bytes = batch_memory.bytes_per_completion(sampler.model, prompt_tokens, 100)
     for rows, size in ((0.5, 1), (1, 1), (2.5, 2), (31, 16), (33, 32)):
-        monkeypatch.setattr(continuous_batching.machine, "machine_memory", lambda rows=rows: (4 * each * rows, 0))
+        monkeypatch.setattr(batch_memory.machine, "machine_memory", lambda rows=rows: (4 * row_bytes * rows, 0))
         sampler.fit_batch(prompts[:1], 100)
         assert sampler.batch_size == size

@@ -87,13 +87,13 @@ def gap_at_first_difference(run, gguf, merged, tasks):
     for task in tasks:
         prompt = tokenizer(render_row(tokenizer, rows[task]), add_special_tokens=False)["input_ids"]
         first, second = (
-            [*tokenizer(each[task]["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for each in (gguf, merged)
+            [*tokenizer(lines[task]["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for lines in (gguf, merged)
         )
-        place = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+        position = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
         with torch.no_grad():
-            logprobs = model(torch.tensor([prompt + first[:place]])).logits[0, -1].log_softmax(-1)
-        yield abs(float(logprobs[first[place]] - logprobs[second[place]]))
+            logprobs = model(torch.tensor([prompt + first[:position]])).logits[0, -1].log_softmax(-1)
+        yield abs(float(logprobs[first[position]] - logprobs[second[position]]))
 
 
 def test_what_q4_0_costs_is_in_the_report_and_on_the_card(run, f16, capsys):

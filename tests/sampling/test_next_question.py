@@ -84,7 +84,8 @@ def test_stopping_early_and_cutting_later_give_the_same_completions(sampler, bat
             groups = dict(sampler.stream(prompts, params, range(16)))
             samples.append([sample for number in range(4) for sample in groups[number]])
     whole, ended = samples
-    assert any(INVENTED[:30] in sample.text for sample in whole) and sum(each.asked_next_question for each in ended) > 4
+    assert any(INVENTED[:30] in sample.text for sample in whole)
+    assert sum(sample.asked_next_question for sample in ended) > 4
     for longer, sample in zip(whole, ended, strict=True):
         count = len(sample.token_ids)
         assert longer.token_ids[:count] == sample.token_ids and len(sample.logprobs) == count

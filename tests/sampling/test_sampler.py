@@ -14,7 +14,8 @@ from lora_grpo.prompts.chat import render
 from lora_grpo.prompts.styles import SYSTEM_PROMPTS
 from lora_grpo.sampling import build
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, select_tokens
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.token_selection import select_tokens
 from lora_grpo.sampling.unsloth_sampler import GenerateSampler
 
 QUESTIONS = ["Tom has 12 plums and buys 3 more. How many?", "Sam buys 5 plums at $12 each. How much does Sam pay?"]
@@ -78,24 +79,26 @@ def test_the_live_model_is_sampled_with_and_without_its_adapter(policy, prompts,
 def test_sampled_tokens_follow_the_model_distribution(policy, prompts, sampler):
     """Compare the first token of 4,000 samples with the softmax: total variation below 0.05 (expected about 0.02)."""
     samples = sample(sampler, prompts[:1], 4000, max_tokens=1, temperature=0.7, top_p=1.0, seed=1)[0]
-    counts = torch.bincount(torch.tensor([r.token_ids[0] for r in samples]), minlength=sampler.model.config.vocab_size)
+    first_tokens = torch.tensor([sample.token_ids[0] for sample in samples])
+    counts = torch.bincount(first_tokens, minlength=sampler.model.config.vocab_size)
     ids = policy.tokenizer(prompts[0], return_tensors="pt", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
         expected = torch.softmax(sampler.model(ids).logits[0, -1] / 0.7, dim=-1)
     assert 0.5 * (counts / 4000 - expected).abs().sum() < 0.05
-    assert all(rollout.truncated or rollout.token_ids[0] in sampler.eos_token_ids for rollout in samples)
+    assert all(sample.truncated or sample.token_ids[0] in sampler.eos_token_ids for sample in samples)
 
 
 @pytest.mark.parametrize("harm", ["NaN", "other names", "a missing weight"])
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path, policy, harm):
     save_adapter(policy.model, policy.tokenizer, tmp_path / "adapter")
     weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    name = next(each for each in weights if "lora_B" in each)
+    name = next(name for name in weights if "lora_B" in name)
     if harm == "NaN":
         weights[name][0, 0] = math.nan
+    elif harm == "other names":
+        weights[f"x.{name}"] = weights.pop(name)
     else:
-        weights |= {f"x.{name}": weights.pop(name)} if harm == "other names" else {}
-        weights.pop(name, None)
+        del weights[name]
     save_file(weights, tmp_path / "adapter" / "adapter_model.safetensors")
     target = resolve(str(tmp_path / "adapter"), ModelFlags())
     with pytest.raises(UserError, match="does not fit this base or is damaged"):

@@ -44,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             print("ggml: error: no more memory", flush=True)
             os._exit(9)
         if self.path == "/apply-template":
-            return self.answer({{"prompt": "".join(each["content"] for each in body["messages"])}})
+            return self.answer({{"prompt": "".join(message["content"] for message in body["messages"])}})
         if self.path == "/tokenize":
             return self.answer({{"tokens": [*body["content"].encode()]}})
         tokens = 3 if mode == "full" else body["n_predict"]
@@ -105,7 +105,8 @@ def test_messages_are_rendered_by_the_server(llama, file, tmp_path):
     evaluate(file, tmp_path)
     messages = [body["messages"] for route, body, _ in asked(log) if route == "/apply-template"]
     assert len(messages) == 3  # once a row
-    assert [each["role"] for each in messages[0]] == ["system", "user"] and "<reasoning>" in messages[0][0]["content"]
+    assert [message["role"] for message in messages[0]] == ["system", "user"]
+    assert "<reasoning>" in messages[0][0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_without_llama_cpp_the_extra_is_named(file, tmp_path, monkeypatch):
 
 def test_a_server_ends_with_its_sampler(llama, file):
     sampler = GgufSampler(read_gguf(file), [{"prompt": [{"role": "user", "content": "hi"}]}], max_tokens=4)
-    process = sampler._process
+    process = sampler._server.process
     [(_, [sample])] = sampler.stream(["hi"], SamplingParams(1, 0.0, 1.0, 4), [0])
     assert sample.truncated and len(sample.token_ids) == 4
     sampler.close()

@@ -14,9 +14,12 @@ from lora_grpo.hardware import vllm_available
 from lora_grpo.models import base_model, engines
 from lora_grpo.prompts.chat import add_prompts, render_row
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.sampling.sampler import Sampler, SamplingParams, completion_seed
+from lora_grpo.sampling.sampler import Sampler
+from lora_grpo.sampling.samples import SamplingParams
+from lora_grpo.sampling.token_selection import completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
-from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank, start_engine
+from lora_grpo.sampling.vllm_engine import start_engine
+from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
 
@@ -116,12 +119,14 @@ def gap(reference, prompt, one, other):
 def test_greedy_completions_are_those_of_transformers(request, pair, prompts, adapter_on):
     if request.node.callspec.params["pair"] != 16 and not adapter_on:
         prompts = prompts[:100]  # fewer prompts for the bases of other engines, to save time
-    samples, expected = (greedy(each, prompts, adapter=adapter_on) for each in pair)
+    sampler, reference = pair
+    samples = greedy(sampler, prompts, adapter=adapter_on)
+    expected = greedy(reference, prompts, adapter=adapter_on)
     differing = [index for index in range(len(prompts)) if samples[index] != expected[index]]
     print(f"{len(prompts) - len(differing)} of {len(prompts)} completions identical")
     assert len(differing) <= len(prompts) / 100
     for index in differing:
-        assert gap(pair[1], prompts[index], samples[index].token_ids, expected[index].token_ids) < 1e-3
+        assert gap(reference, prompts[index], samples[index].token_ids, expected[index].token_ids) < 1e-3
 
 
 @PLAIN
@@ -164,7 +169,8 @@ def test_the_engine_of_unsloth_yields_prompts_as_they_finish(sampler, prompts, a
     shared = SharedVllmSampler(SimpleNamespace(vllm_engine=engine, **load), TOKENIZER, sampler.eos_token_ids)
     expected = sample(sampler, prompts[:20], 2, **SAMPLED)
     shared.wake_up(adapter=True)
-    params, seeds = SamplingParams(2, 1.0, 0.95, 48), [completion_seed(3, "test", number) for number in range(40)]
+    params = SamplingParams(2, 1.0, 0.95, 48)
+    seeds = [completion_seed(3, "test", number) for number in range(40)]  # those of SAMPLED
     streamed = dict(shared.stream(prompts[:20], params, seeds))
     assert streamed == dict(enumerate(expected))
     assert [*streamed] != sorted(streamed)

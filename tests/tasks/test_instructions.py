@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from lora_grpo.cli.validate import check
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
 from lora_grpo.grading import CheckError
+from lora_grpo.settings import check
 from lora_grpo.tasks import get_task, instructions
 
 pytestmark = pytest.mark.engines

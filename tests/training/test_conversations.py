@@ -12,9 +12,9 @@ from helpers.warm_process import finish, wait_for
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.models import base_model
+from lora_grpo.monitoring import LOGPROB_MISMATCH
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
-from lora_grpo.training.completions import LOGPROB_MISMATCH
 from lora_grpo.training.sft import IGNORED, sft_examples
 from lora_grpo.training.trl_compat import sampled_tokens
 
@@ -115,14 +115,15 @@ def test_tokens_of_the_environment_have_no_effect_after_the_last_turn(loss_type,
 def test_a_run_counts_only_the_models_tokens(task, tmp_path):
     played = []
 
-    def before(trainer):
-        scored = trainer.scorer.score_episodes
+    def before(training):
+        scorer = training.trainer.scorer
+        scored = scorer.score_episodes
 
         def keeping(episodes, **given):
             played.append(episodes)
             return scored(episodes, **given)
 
-        trainer.scorer.score_episodes = keeping
+        scorer.score_episodes = keeping
 
     run, _ = run_tiny(tmp_path / "run", before=before, **task)
     metrics = read_metrics(run.folder)

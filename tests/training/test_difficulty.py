@@ -14,7 +14,7 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.data import load_data, prompt_order
 from lora_grpo.errors import RunError
-from lora_grpo.evaluation import run as evaluate_module
+from lora_grpo.evaluation import units
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import Run
 from lora_grpo.sampling.build import build_sampler
@@ -68,7 +68,7 @@ def ask(parts):
 
     with pytest.MonkeyPatch.context() as patch:  # chunks of 8 rows, written 4 rows at a time
         patch.setattr(difficulty, "_CHUNK", 8)
-        patch.setattr(evaluate_module, "_UNIT", 16)
+        patch.setattr(units, "UNIT_SIZE", 16)
         yield filtered
 
 

@@ -14,10 +14,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 from lora_grpo import starter
 from lora_grpo.errors import RunError
+from lora_grpo.loss import exact_pass
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
 from lora_grpo.sampling.merged_copy import MergedCopySampler, can_merge
-from lora_grpo.training import FastGRPOTrainer, SharedPrompts
+from lora_grpo.training import FastGRPOTrainer
 from lora_grpo.training.logprob_check import tolerance
 
 MODEL = str(starter.model_path())
@@ -147,11 +148,11 @@ def test_suppressed_tokens_are_not_sampled(tmp_path):
 def test_a_change_of_the_trainers_generation_config_takes_effect(tmp_path, capsys):
     trainer = build(tmp_path)
     ids = trainer.processing_class(TEXTS)["input_ids"]
-    trainer.sample_completions(ids, None, {}, 1)
+    trainer._generate_single_turn(ids, None, {}, 1)
     assert trainer.sampler is not None
     trainer.generation_config.max_new_tokens = 2
     capsys.readouterr()
-    completions, logprobs = trainer.sample_completions(ids, None, {}, 1)
+    completions, logprobs = trainer._generate_single_turn(ids, None, {}, 1)
     [line] = reported(capsys.readouterr().err)
     assert max(map(len, completions)) <= 2 and logprobs is None and "`max_new_tokens`" in line
 
@@ -230,7 +231,7 @@ def test_a_model_that_counts_padding_trains_as_with_trl(family, tmp_path):
 def test_a_model_that_counts_positions_from_the_mask_stays_fast(tmp_path):
     trainer = build(tmp_path, tiny("opt", ffn_dim=64, word_embed_proj_dim=32))
     trainer.train()
-    assert trainer.sampler is not None and not trainer.why_padded
+    assert trainer.sampler is not None and not trainer.packing_disabled_reason
 
 
 LLAMA4 = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 64, "attention_chunk_size": 32}
@@ -249,7 +250,7 @@ def test_a_model_that_this_package_does_not_support_trains(family, tmp_path):
     sizes, part = UNKNOWN[family]
     trainer = build(tmp_path, tiny(family, **sizes), router_aux_loss_coef=0.0)
     trainer.train()
-    assert trainer.state.global_step == 2 and trainer.why_padded
+    assert trainer.state.global_step == 2 and trainer.packing_disabled_reason
     assert bool(trainer.sampler_failure) == (part == "sampling")
 
 
@@ -269,7 +270,7 @@ def test_trl_samples_after_an_error_in_the_first_step(owner, method, tmp_path, m
     trainer.train()
     [line] = reported(capsys.readouterr().err)
     assert "NotImplementedError: as of today" in line and trainer.state.global_step == 2
-    assert trainer.sampler is None and not trainer.why_padded
+    assert trainer.sampler is None and not trainer.packing_disabled_reason
 
 
 @pytest.mark.parametrize("moment", ["built", "trained"])
@@ -278,10 +279,10 @@ def test_padded_rows_are_read_after_an_error_in_the_first_loss(moment, tmp_path,
         raise KeyError("packing")
 
     if moment == "built":
-        monkeypatch.setattr(SharedPrompts, "_why_padded", fail)
+        monkeypatch.setattr(exact_pass, "why_not_packed", fail)
     trainer = build(tmp_path)
     if moment == "trained":
-        monkeypatch.setattr(SharedPrompts, "_packed", fail)
+        monkeypatch.setattr(exact_pass, "packed_rows", fail)
     trainer.train()
     [line] = reported(capsys.readouterr().err)
     assert "KeyError" in line and trainer.sampler is not None and trainer.state.global_step == 2
@@ -336,7 +337,7 @@ class ByName(FastGRPOTrainer):
         )
         self.all_columns = self._get_per_token_logps_and_entropies(model, ids, mask, logits_to_keep=ids.shape[1] - 1)
         self.by_position = self._get_per_token_logps_and_entropies(model, ids, mask, keep, compute_entropy=True)
-        self.shared_prompts = not self.why_padded
+        self.shared_prompts = not self.packing_disabled_reason
         return super()._compute_loss(model=model, inputs=inputs)
 
 

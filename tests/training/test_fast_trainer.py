@@ -25,9 +25,10 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from lora_grpo import starter
+from lora_grpo.loss import exact_pass
 from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.training import FastGRPOTrainer, SharedPrompts, SkipZeroAdvantage
+from lora_grpo.training import FastGRPOTrainer
 from lora_grpo.training.logprob_check import tolerance
 
 MODEL = str(starter.model_path())
@@ -174,7 +175,7 @@ def test_a_script_runs_with_another_import(name, tmp_path, monkeypatch, capsys):
     assert (type(trl), type(fast)) == (GRPOTrainer, FastGRPOTrainer)
     assert passed == passed_by_trl and len(passed) == 2
     assert Counter.steps - before == (4 if "Counter" in SCRIPTS[name] else 0)
-    assert fast.sampler is not None and not fast.fallback_reason and not fast.why_padded
+    assert fast.sampler is not None and not fast.fallback_reason and not fast.packing_disabled_reason
     steps, plain = ([log for log in each.state.log_history if "loss" in log] for each in (fast, trl))
     assert all(plain[number].keys() <= steps[number].keys() for number in range(2))
     assert any(step["grad_norm"] > 0 for step in steps) and all(step["time/rollouts"] > 0 for step in steps)
@@ -195,7 +196,7 @@ class Gradients(TrainerCallback):
 
 def train_both(folder, monkeypatch, **how):
     """Train a FastGRPOTrainer, and TRL's on its rollouts. Return gradients and logs of both."""
-    rollouts, sampled = [], FastGRPOTrainer.sample_completions
+    rollouts, sampled = [], FastGRPOTrainer._generate_single_turn
 
     def recorded(self, *args, **kwargs):
         rollouts.append(sampled(self, *args, **kwargs))
@@ -203,7 +204,7 @@ def train_both(folder, monkeypatch, **how):
 
     outcomes = []
     with monkeypatch.context() as patched:
-        patched.setattr(FastGRPOTrainer, "sample_completions", recorded)
+        patched.setattr(FastGRPOTrainer, "_generate_single_turn", recorded)
         fast = build(FastGRPOTrainer, folder, callbacks=[Gradients()], **how)
         fast.train()
         assert fast.sampler is not None
@@ -216,8 +217,8 @@ def train_both(folder, monkeypatch, **how):
     return outcomes
 
 
-def equal_groups(completions, **columns):
-    """Return rewards that are equal in every second group."""
+def zero_variance(completions, **columns):
+    """Return rewards whose variance is zero in every second group."""
     rewards = code_points(completions)
     return [1.0 if index // 4 % 2 else value for index, value in enumerate(rewards)]
 
@@ -228,11 +229,11 @@ CASES = {
     "grpo": {"settings": {"loss_type": "grpo"}},
     "dr_grpo, batch": {"settings": {"loss_type": "dr_grpo", "scale_rewards": "batch"}},
     "reference": {"settings": {"beta": 0.1}},
-    "equal groups": {"reward": equal_groups},
+    "zero variance": {"reward": zero_variance},
     "two iterations": {"settings": {"num_iterations": 2, "max_steps": 4}},
     "truncated": {"prompts": CHATS, "settings": {"mask_truncated_completions": True, "max_completion_length": 80}},
-    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": equal_groups},
-    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": equal_groups},
+    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": zero_variance},
+    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": zero_variance},
     "chat": {"prompts": CHATS},
     "full fine-tuning": {"peft_config": None, "settings": {"learning_rate": 1e-5}},
     "parts": {"settings": {"steps_per_generation": 1}},
@@ -250,16 +251,15 @@ def test_loss_and_gradient_are_those_of_trl(name, tmp_path, monkeypatch):
         assert ours.get("reward") == pytest.approx(theirs.get("reward"))
 
 
-def test_prompts_are_read_once_and_equal_groups_are_skipped(tmp_path, monkeypatch):
+def test_prompts_are_read_once_and_zero_variance_groups_are_skipped(tmp_path, monkeypatch):
     """Otherwise equal gradients prove nothing."""
     packed, kept = [], []
-    pack, rows = SharedPrompts._packed, SkipZeroAdvantage._rows_with_advantage
-    monkeypatch.setattr(SharedPrompts, "_packed", lambda *a: packed.append(1) or pack(*a))
-    monkeypatch.setattr(SkipZeroAdvantage, "_rows_with_advantage", lambda *a: kept.append(rows(*a)) or kept[-1])
-    trainer = build(FastGRPOTrainer, tmp_path, reward=equal_groups, settings={"max_steps": 1})
-    checks = len(packed)
+    pack, rows = exact_pass.packed_rows, exact_pass.rows_with_advantage
+    monkeypatch.setattr(exact_pass, "packed_rows", lambda *a: packed.append(1) or pack(*a))
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda *a: kept.append(rows(*a)) or kept[-1])
+    trainer = build(FastGRPOTrainer, tmp_path, reward=zero_variance, settings={"max_steps": 1})
     trainer.train()
-    assert len(packed) - checks == 2 and trainer.use_liger_kernel
+    assert len(packed) == 2 and trainer.use_liger_kernel
     assert [None if each is None else len(each) for each in kept] == [None, 1]
 
 
@@ -389,7 +389,7 @@ def test_an_attention_that_cannot_share_prompts_reads_padded_rows(tmp_path, monk
     capsys.readouterr()
     fast = build(FastGRPOTrainer, tmp_path, model=eager())
     [line] = reasons(capsys.readouterr().err)
-    assert "eager" in line and fast.why_padded and not fast.fallback_reason
+    assert "eager" in line and fast.packing_disabled_reason and not fast.fallback_reason
     fast.train()
     assert fast.sampler is not None and all(torch.isfinite(each).all() for each in trainable(fast).values())
 
@@ -438,14 +438,14 @@ def test_trl_samples_if_the_sampler_misses_the_adapter(tmp_path, monkeypatch, ca
     trainer.train()
     [line] = reasons(capsys.readouterr().err)
     assert "serves a policy" in line and trainer.sampler is None and trainer.state.global_step == 2
-    assert not trainer.fallback_reason and not trainer.why_padded  # the loss pass was not at fault
+    assert not trainer.fallback_reason and not trainer.packing_disabled_reason  # the loss pass was not at fault
 
 
 def test_the_check_leaves_the_weights_and_the_mode(tmp_path):
     trainer = build(FastGRPOTrainer, tmp_path)
     before = {name: each.clone() for name, each in trainable(trainer).items()}
     trainer.model.train()
-    trainer.sample_completions(trainer.processing_class(TEXTS)["input_ids"], None, {}, 1)
+    trainer._generate_single_turn(trainer.processing_class(TEXTS)["input_ids"], None, {}, 1)
     assert trainer.model.training
     assert all(torch.equal(each, before[name]) for name, each in trainable(trainer).items())
 
@@ -468,9 +468,9 @@ def test_equal_prompts_of_an_evaluation_have_different_seeds(process, rows, tmp_
     monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
     trainer.model.eval()
     used = []
-    trainer.sampler = sampler
-    trainer.sample_completions([[row] for row in rows], None, {}, 4)
-    trainer.sample_completions([[row] for row in rows], None, {}, 4)
+    trainer.step_sampling.sampler = sampler
+    trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
+    trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
     [seeds, again] = used
     assert seeds == again and len(set(seeds)) == len(seeds)
     first = completion_seed(trainer.args.seed, "eval [3]", process * 5 % 4)  # the other process has those before

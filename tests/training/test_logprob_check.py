@@ -20,7 +20,7 @@ from lora_grpo.models.policy import load_policy
 from lora_grpo.prompts.chat import render_row
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import logprob_check, make_trainer, train
+from lora_grpo.training import logprob_check, prepare_training, train
 from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance
 
 BACKENDS = [
@@ -60,7 +60,7 @@ def weights(model, trainable):
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def parts(request, tmp_path_factory):
-    """A run before training, and its sampler. The vLLM engine is started once for all tests."""
+    """A run before training, its policy, trainer and sampler. The vLLM engine is started once for all tests."""
     folder = tmp_path_factory.mktemp("logprob_check") / "out"
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
     data = copy.deepcopy(starter_data())
@@ -68,9 +68,9 @@ def parts(request, tmp_path_factory):
     policy = load_policy(config)
     base = weights(policy.model, trainable=False)
     sampler = build_sampler(policy, config)
-    trainer = make_trainer(run, policy, data.train, sampler)
+    training = prepare_training(run, policy, data.train, sampler)
     run.begin(policy.record)
-    yield run, policy, trainer, sampler, data, base
+    yield training, policy, training.trainer, sampler, data, base
     sampler.close()
 
 
@@ -134,7 +134,7 @@ def test_a_perturbation_that_moves_nothing_is_refused_and_one_that_jumps_is_used
 
     monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.1)
     monkeypatch.setattr(logprob_check, "_perturbing", recording)
-    monkeypatch.setattr(logprob_check, "_difference", lambda *_: moved(noises[-1]))
+    monkeypatch.setattr(logprob_check, "_mean_difference", lambda *_: moved(noises[-1]))
     jumps = moved(1.0) == 2.0  # then it is used, and this sampler's difference, also 2 nats, is above the limit
     with pytest.raises(RunError, match="serves a policy other" if jumps else "cannot be compared"):
         check_logprobs(trainer, sampler, prompts)
@@ -206,8 +206,8 @@ def lose_adapters_in_sleep(engine, monkeypatch):
 @pytest.mark.parametrize("broken", [None, ignore_adapters, keep_the_first_adapter, lose_adapters_in_sleep])
 def test_a_broken_vllm_is_found(parts, prompts, monkeypatch, broken):
     """Sleeping releases no memory on a CPU, but vLLM otherwise does what it does on a GPU."""
-    run, _, trainer, sampler, _, _ = parts
-    if run.config.sampling.backend != "vllm":
+    training, _, trainer, sampler, _, _ = parts
+    if training.run.config.sampling.backend != "vllm":
         pytest.skip("no engine")
     monkeypatch.setattr(sampler.engine, "_sleeps", True)
     if broken:
@@ -236,7 +236,8 @@ def test_another_base_is_found(parts, prompts):
 
 def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
     """Must be the last test of this run, because it trains. Step 3 samples with the adapter of step 2."""
-    run, policy, trainer, sampler, _, base = parts
+    training, policy, _, sampler, _, base = parts
+    run = training.run
     wake_up, asked = sampler.wake_up, []
 
     def forgetful(*, adapter):
@@ -246,7 +247,7 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypat
 
     monkeypatch.setattr(sampler, "wake_up", forgetful)
     with pytest.raises(RunError, match=r"step 3: logprobs of sampler and trainer differ by .* nats per token"):
-        train(run, policy, trainer)
+        train(training)
     steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     apart = [step["sampling/sampling_logp_difference/mean"] for step in steps]
     assert max(apart[:2]) < tolerance() / 10 and apart[2] > 2 * tolerance()
@@ -264,8 +265,8 @@ def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
     config, data = replace(config, {"sampling": {"top_p": 0.8}}), copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
-    trainer = make_trainer(run, policy, data.train, build_sampler(policy, config))
+    training = prepare_training(run, policy, data.train, build_sampler(policy, config))
     run.begin(policy.record)
-    train(run, policy, trainer)
+    train(training)
     step = json.loads(run.metrics.read_text())
     assert step["sampling/sampling_logp_difference/mean"] > tolerance()

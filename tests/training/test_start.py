@@ -19,7 +19,7 @@ from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.registry import get_task
-from lora_grpo.training import make_trainer
+from lora_grpo.training import prepare_training
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -97,7 +97,8 @@ def test_the_trained_adapter_and_the_reference_have_the_exact_weights(runs, tmp_
     )
     data = copy.deepcopy(starter_data())
     policy = load_policy(config)
-    make_trainer(open_run(config, Invocation(), "test", data.record), policy, data.train, build_sampler(policy, config))
+    run = open_run(config, Invocation(), "test", data.record)
+    prepare_training(run, policy, data.train, build_sampler(policy, config))
     weights = dict(policy.model.named_parameters())
     for name, weight in saved.items():
         for copied in ("default", "ref"):

@@ -26,7 +26,7 @@ from lora_grpo.prompts import template_variables
 from lora_grpo.prompts.template_variables import THINKING_TOKENS
 from lora_grpo.runs import open_run, read_record
 from lora_grpo.sampling import Sampler, SamplingParams, VllmSampler, build_sampler
-from lora_grpo.training import make_trainer, train
+from lora_grpo.training import prepare_training, train
 
 TEMPLATE = published_template("qwen3")
 ENDINGS = {True: "<|im_start|>assistant\n", False: "<|im_start|>assistant\n<think>\n\n</think>\n\n"}
@@ -95,7 +95,8 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     # The trainer: its own rollouts, and those of TRL, which Unsloth's trainer renders.
     sampler = build_sampler(policy, config)
     run = open_run(config, Invocation(), "test", data.record)
-    trainer = make_trainer(run, policy, data.train, sampler)
+    training = prepare_training(run, policy, data.train, sampler)
+    trainer = training.trainer
     trained_on, compute = [], type(trainer)._compute_loss
 
     def recorded(self, model, inputs):
@@ -107,7 +108,7 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     by_trl = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
     run.begin(policy.record)
     encoded.take()
-    train(run, policy, trainer)
+    train(training)
     only(data.train)
     inputs = [[*itertools.compress(ids, mask)] for ids, mask in trained_on]
     assert len(inputs) == 2 and inputs == by_trl * 2 and by_trl[0] in expected(data.train)

@@ -8,55 +8,76 @@ import sys
 import pytest
 import torch
 from helpers.loss_passes import make_trainer, micro_batch, random_model, with_adapter
-from helpers.overrides import MIXINS, count_calls, overrides, rejected_calls
+from helpers.overrides import count_calls, overrides, rejected_calls
 from helpers.tiny_runs import TINY, run_tiny
 from trl import GRPOTrainer
 
 from lora_grpo.runs import read_metrics
-from lora_grpo.training import ScoredRollouts, StepMetrics, TrlHooks, trl_compat
+from lora_grpo.training import trl_compat
+from lora_grpo.training.fast_trainer import FastGRPOTrainer, RecipeTrainer
 
 OVERRIDES = overrides(GRPOTrainer)
 
 
-@pytest.mark.parametrize(("mixin", "name"), OVERRIDES, ids=lambda each: getattr(each, "__name__", each))
-def test_a_hook_takes_every_call_of_the_method_it_replaces(mixin, name):
-    assert rejected_calls(mixin, name, GRPOTrainer) == []
+@pytest.mark.parametrize(("owner", "name"), OVERRIDES, ids=lambda each: getattr(each, "__name__", each))
+def test_an_override_takes_every_call_of_the_method_it_replaces(owner, name):
+    assert rejected_calls(owner, name, GRPOTrainer) == []
 
 
-def test_a_run_calls_every_hook_and_every_mixin(tmp_path, monkeypatch):
-    assert {mixin for mixin, _ in OVERRIDES} == set(MIXINS)
+def test_a_run_calls_every_override(tmp_path, monkeypatch):
     calls = count_calls(monkeypatch.setattr)
     run_tiny(tmp_path / "out", train={"max_steps": 1, "checkpoint_steps": 1})
-    expected = {f"{mixin.__name__}.{name}" for mixin, name in OVERRIDES}
-    replaced = {"TrlHooks.reward_rollouts", "StepMetrics.reward_rollouts"}  # by ScoredRollouts
-    replaced |= {"TrlHooks._generate_single_turn", "TrlHooks.sample_completions", "FastGRPOTrainer.sample_completions"}
-    replaced |= {"TrlHooks.find_fallback_reason"}  # by RecipeTrainer
-    assert expected - calls.keys() == replaced & expected  # those of samples by `_roll_out`
+    not_called = {f"{owner.__name__}.{name}" for owner, name in OVERRIDES} - calls.keys()
+    # RecipeTrainer plays episodes and grades them itself.
+    assert not_called == {"FastGRPOTrainer._generate_single_turn", "FastGRPOTrainer._calculate_rewards"}
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
-    loss, prompts = TrlHooks.compute_grpo_loss, []
+    loss, prompts = FastGRPOTrainer._compute_loss, []
 
     def recorded(trainer, model, inputs):
         prompts.append([tuple(ids) for ids in inputs["prompt_ids"].tolist()])
         return loss(trainer, model, inputs)
 
-    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
+    monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
     run_tiny(tmp_path / "out", train={"max_steps": 2})
     assert [len(set(each)) for each in prompts] == [1] * 4 and len({each[0] for each in prompts}) == 4
 
 
 def test_values_of_a_step_are_logged_with_their_mean(tmp_path, monkeypatch):
-    loss = TrlHooks.compute_grpo_loss
+    loss = FastGRPOTrainer._compute_loss
 
     def recorded(trainer, model, inputs):
         values = trl_compat.step_values(trainer)["mine"]
         values.append(float(len(values)))
         return loss(trainer, model, inputs)
 
-    monkeypatch.setattr(TrlHooks, "compute_grpo_loss", recorded)
+    monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
     run, _ = run_tiny(tmp_path / "out", train={"max_steps": 2})
     assert [step["mine"] for step in read_metrics(run.folder)] == [0.5, 0.5]  # two micro-batches
+
+
+@pytest.mark.parametrize(
+    ("settings", "depends"),
+    [({}, False), ({"beta": 0.04}, True), ({"entropy_coef": 0.01}, True), ({"top_entropy_quantile": 0.5}, True)],
+    ids=str,
+)
+def test_terms_of_the_loss_that_act_on_all_tokens_are_known(settings, depends, tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, **settings)
+    assert trl_compat.loss_depends_on_all_tokens(trainer) is depends
+    assert trl_compat.has_entropy_bonus(trainer) is ("entropy_coef" in settings)
+
+
+def test_rollouts_that_are_used_again_and_micro_batches_are_counted(tmp_path, monkeypatch):
+    loss, counted = FastGRPOTrainer._compute_loss, []
+
+    def recorded(trainer, model, inputs):
+        counted.append((trl_compat.micro_batch_number(trainer), trl_compat.reuses_rollouts(trainer)))
+        return loss(trainer, model, inputs)
+
+    monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
+    run_tiny(tmp_path / "out", train={"max_steps": 2}, grpo=("num_iterations=2",))
+    assert counted == [(0, False), (1, False), (0, True), (1, True)]
 
 
 def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
@@ -97,37 +118,43 @@ def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeyp
 
 def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    assert not trainer.is_corrected_by_trl
+    assert not trl_compat.is_corrected_by_trl(trainer)
     trl_compat.enable_importance_sampling(trainer)
-    assert trainer.is_corrected_by_trl
+    assert trl_compat.is_corrected_by_trl(trainer)
     inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
     assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
-    run, _ = run_tiny(tmp_path / "out", before=trl_compat.enable_importance_sampling, train={"max_steps": 2})
+
+    def enable(training):
+        trl_compat.enable_importance_sampling(training.trainer)
+
+    run, _ = run_tiny(tmp_path / "out", before=enable, train={"max_steps": 2})
     assert all("sampling/importance_sampling_ratio/mean" in step for step in read_metrics(run.folder))
 
 
 def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, (StepMetrics,), max_completion_length=12)
+    monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer: None)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    monkeypatch.undo()
     inputs, calls, chunked = micro_batch([2, 2]), [], GRPOTrainer._chunked_logps
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: calls.append(1) or chunked(*a, **k))
     whole = trainer.compute_loss(trainer.model, dict(inputs)).item()
     assert not calls
-    trl_compat.enable_chunked_logprobs(trainer)
+    tiles = trl_compat.tiles_of(trainer)
+    tiles.enable()
     assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(whole, rel=1e-5)
     assert calls and "liger_kernel" not in sys.modules
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     with torch.no_grad():
-        tiles, full = trl_compat.chunked_and_whole(trainer, trainer.model, ids, torch.ones_like(ids), 12)
-    torch.testing.assert_close(tiles, full)
+        torch.testing.assert_close(*tiles.compare(ids))
 
 
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
-    seen, reward = [], ScoredRollouts.reward_rollouts
+    seen, reward = [], RecipeTrainer._calculate_rewards
 
     def recorded(trainer, inputs, prompts, completions, ids):
         ours = reward(trainer, inputs, prompts, completions, ids)
         columns = [trainer.scorer.rows[row["id"]] for row in inputs]
-        seen.append((ours, TrlHooks.reward_rollouts(trainer, columns, prompts, completions, ids)))
+        seen.append((ours, GRPOTrainer._calculate_rewards(trainer, columns, prompts, completions, ids)))
         return ours
 
     (tmp_path / "mine.py").write_text(
@@ -136,7 +163,7 @@ def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
         "    log_extra('mine', completions)\n"
         "    return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]\n"
     )
-    monkeypatch.setattr(ScoredRollouts, "reward_rollouts", recorded)
+    monkeypatch.setattr(RecipeTrainer, "_calculate_rewards", recorded)
     rewards = (f"{tmp_path}/mine.py:mine", "near_length:20")
     run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=rewards)
     ((ours, theirs),) = seen

@@ -1,0 +1,167 @@
+"""A model as the target of an evaluation: it is loaded, sampled on rows and graded."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import __version__, sandbox
+from lora_grpo.data import Data, fingerprint
+from lora_grpo.evaluation import results as result_files
+from lora_grpo.evaluation.options import EvaluationSettings
+from lora_grpo.evaluation.protocol import Protocol, make_protocol
+from lora_grpo.evaluation.report import Graded
+from lora_grpo.evaluation.results import Request, problem_id
+from lora_grpo.evaluation.sample_rows import finished_samples, sample_and_grade
+from lora_grpo.grading import Row
+from lora_grpo.models import BASE, ModelSpec
+from lora_grpo.prompts import chat, template_variables
+from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, build
+from lora_grpo.tasks import CODE_TASKS
+
+Model = ModelSpec | GgufModel
+
+
+@dataclass(frozen=True)
+class ModelSamples:
+    """A model to sample and grade on evaluation rows."""
+
+    label: str
+    model: Model
+    data: Data
+    settings: EvaluationSettings
+    limits: sandbox.Settings
+    loader: Loader
+
+    @property
+    def problem_ids(self) -> set[str]:
+        return {problem_id(row) for row in self.data.eval}
+
+    @property
+    def min_samples(self) -> int:
+        """The smallest number of samples of a problem."""
+        return self.settings.sampling.num_samples
+
+    @functools.cached_property
+    def protocol(self) -> Protocol:
+        settings = self.settings
+        num_rows = len(self.data.eval)
+        protocol = make_protocol(settings.data, self.data.record, settings.sampling, num_rows, settings.seed)
+        limit = settings.limit if settings.limit == num_rows else None  # there may have been fewer rows than the limit
+        return protocol.model_copy(update={"limit": limit})
+
+    @functools.cached_property
+    def request(self) -> Request:
+        """Everything that determines the samples and verdicts."""
+        protocol = self.protocol
+        request: dict[str, Any] = {
+            "kit": __version__,  # which grades the samples
+            "task": protocol.task,
+            "task_sha256": protocol.task_sha256,
+            "seed": protocol.seed,
+        }
+        if protocol.sampling:
+            request |= protocol.sampling.model_dump()
+        request["rows_sha256"] = fingerprint(self.data.eval)  # including prompts and worked examples
+        request["backend"] = "llama.cpp" if isinstance(self.model, GgufModel) else self.loader.backend
+        runs_programs = self.settings.task in CODE_TASKS
+        request["program_seconds"] = self.limits.timeout_seconds if runs_programs else None
+        request["program_mb"] = self.limits.memory_mb if runs_programs else None
+        if self.settings.chat_template_kwargs and self.model.run is None:
+            request["chat_template_kwargs"] = self.settings.chat_template_kwargs
+        return request | self.model.identity
+
+    def grade(self, path: Path) -> Graded:
+        """Sample and grade the results that a file does not have yet, and append them to it."""
+        settings = self.settings
+        rows = self.data.eval
+        environment = result_files.environment_of(path)
+        results = finished_samples(path, rows, settings.sampling)
+        if environment is None or results is None:
+            loaded = self.loader.load(self.model, rows, settings)
+            environment = loaded.environment
+            result_files.start(path, self.request, environment)
+            has_adapter = self.model.adapter is not None or isinstance(self.model, GgufModel)
+            results = sample_and_grade(
+                path,
+                loaded.sampler,
+                rows,
+                settings.task,
+                settings.sampling,
+                settings.seed,
+                title=f"{self.label} on {self.protocol.task}",
+                adapter=has_adapter,
+            )
+        return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to be sampled."""
+
+    sampler: Sampler
+    environment: dict[str, Any]
+    """SHA-256 of the prompts, versions and hardware, for evaluation.json."""
+
+
+class Loader:
+    """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.rows: list[list[Row]] = []
+        """The rows of each task. A loaded model has room for all of them."""
+        self._model: Model | None = None
+        self._sampler: Sampler | None = None
+
+    def close(self) -> None:
+        """Release the loaded model."""
+        if self._sampler:
+            self._sampler.close()
+            self._sampler = None
+
+    def load(self, model: Model, rows: list[Row], settings: EvaluationSettings) -> LoadedModel:
+        """Return a sampler of a model, and a record of the prompts of `rows`, versions and hardware."""
+        sampler = self._sampler_of(model, settings)
+        prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+        environment: dict[str, Any] = {"prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()}
+        if isinstance(model, ModelSpec):
+            environment |= build.describe(model, self.backend, sampler)
+        elif isinstance(sampler, GgufSampler):
+            environment |= sampler.describe()
+        return LoadedModel(sampler, environment)
+
+    def _sampler_of(self, model: Model, settings: EvaluationSettings) -> Sampler:
+        """Return the sampler in memory if it has this model, else a new one."""
+        sampler = self._sampler
+        if sampler and self._model:
+            base_of_loaded = dataclasses.replace(self._model, label=BASE, adapter=None)
+            if model not in (self._model, base_of_loaded):
+                sampler.close()  # its memory is free before the next model is loaded
+                sampler = None
+        if sampler is None:
+            sampler = self._start(model, settings)
+        self._model = model
+        self._sampler = sampler
+        return sampler
+
+    def _start(self, model: Model, settings: EvaluationSettings) -> Sampler:
+        """Load a model after the prompts of all tasks are checked. Their length, seed and template are the same."""
+        max_tokens = settings.sampling.max_tokens
+        if isinstance(model, GgufModel):
+            all_rows = [row for rows in self.rows for row in rows]
+            file_sampler = GgufSampler(model, all_rows, max_tokens)
+            tokenizer = file_sampler.tokenizer
+        else:
+            tokenizer = build.load_tokenizer(model)
+        if model.run is None:  # the template of a run's model has the variables of its training
+            template_variables.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
+        longest = max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self.rows)  # in tokens
+        if isinstance(model, GgufModel):
+            return file_sampler
+        return build.load_sampler(model, self.backend, tokenizer, longest, settings.seed)

@@ -1,0 +1,110 @@
+"""Sample and grade rows, and append the results to a file that a killed evaluation resumes from."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from lora_grpo.evaluation import units
+from lora_grpo.evaluation.measurement import pass_counts
+from lora_grpo.evaluation.results import Result, append_batches, episode_result, problem_id
+from lora_grpo.evaluation.shares import merge_shares, read_results, share_of_this_process
+from lora_grpo.evaluation.units import SampleIndex, Unit, sample_key, split_units
+from lora_grpo.grading import Row
+from lora_grpo.rollouts import Episode, fit_batch, grade, play
+from lora_grpo.sampling import Sampler, SamplingParams, completion_seed
+
+
+def sample_and_grade(
+    path: Path,
+    sampler: Sampler,
+    rows: Sequence[Row],
+    task: str,
+    params: SamplingParams,
+    seed: int,
+    title: str,
+    *,
+    adapter: bool,
+    greedy: bool = False,
+) -> list[Result]:
+    """Sample and grade every row, and append the results to a file. Samples in the file are not repeated.
+
+    The seed of a completion depends only on the evaluation seed, the row id and the sample number. Two models therefore
+    use the same seeds, and a smaller evaluation is a subset of a larger one. If the sampler decodes in batches, a
+    resumed evaluation uses the same batches as an uninterrupted one, so rounding is also the same. Several processes
+    share the work; see `shares`.
+
+    Args:
+        title: name of the evaluated model, for the progress line.
+        adapter: if False, sample from the base model.
+        greedy: also decode each row greedily, besides the samples with `params`.
+
+    Returns:
+        The results in an order that does not depend on interruptions.
+
+    Raises:
+        UserError: the file is damaged, or contains results of other rows.
+    """
+    all_units = split_units(rows, params, greedy=greedy, streams=sampler.streams)
+    finished = merge_shares(path, all_units)
+    if len(finished) == sum(len(unit.keys) for unit in all_units):
+        return finished
+
+    # A unit is finished as a whole or not at all, so its first sample tells.
+    finished_keys = {sample_key(result) for result in finished}
+    unfinished = [unit for unit in all_units if unit.keys[0] not in finished_keys]
+    share = share_of_this_process(path, unfinished)
+    total = len(finished) + sum(len(unit.keys) for unit in share.units)
+    calls = _join(share.units) if sampler.streams else share.units
+    with sampler.awake(adapter=adapter):
+        fit_batch(sampler, rows, params)
+        batches = _sample(sampler, calls, task, seed)
+        append_batches(share.path, finished, batches, total, f"evaluating {title}{share.note}")
+    return merge_shares(path, all_units)
+
+
+def finished_samples(path: Path, rows: Sequence[Row], params: SamplingParams) -> list[Result] | None:
+    """Return the results of a finished evaluation, or None if any are missing. See `sample_and_grade` for arguments."""
+    results = read_results(path)
+    all_units = split_units(rows, params, greedy=False, streams=False)
+    keys = [key for unit in all_units for key in unit.keys]
+    if results.keys() != set(keys):
+        return None
+    return [results[key] for key in keys]
+
+
+def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
+    """Return the number of passing samples of each row, without the greedy ones."""
+    counts = pass_counts(results, greedy=False)
+    return [counts[problem_id(row)].passed for row in rows]
+
+
+def _join(unfinished: Sequence[Unit]) -> list[Unit]:
+    """Join units with the same sampling settings, to submit all of their rows at once. The engine schedules them."""
+    joined = []
+    for (params, sample_indices), same in groupby(unfinished, key=lambda unit: (unit.params, unit.sample_indices)):
+        rows = tuple(row for unit in same for row in unit.rows)
+        joined.append(Unit(params, sample_indices, rows))
+    return joined
+
+
+def _sample(sampler: Sampler, calls: Sequence[Unit], task: str, seed: int) -> Iterator[list[Result]]:
+    """Sample and grade units. Yield lists of results that are written together.
+
+    A sampler that decodes in batches writes a whole unit. One that streams writes whenever enough rows are done.
+    """
+    for unit in calls:
+        seeds = [completion_seed(seed, row["id"], index) for row in unit.rows for index in unit.sample_indices]
+        batch: list[tuple[SampleIndex, Episode]] = []
+        for num_done, (_, episodes) in enumerate(play(sampler, unit.rows, unit.params, seeds), start=1):
+            batch += zip(unit.sample_indices, episodes, strict=True)
+            is_last = num_done == len(unit.rows)
+            if is_last or (sampler.streams and len(batch) >= units.UNIT_SIZE):
+                yield _grade(task, batch)
+                batch = []
+
+
+def _grade(task: str, batch: Sequence[tuple[SampleIndex, Episode]]) -> list[Result]:
+    verdicts = grade(task, [episode for _, episode in batch])
+    return [
+        episode_result(task, index, episode, verdict) for (index, episode), verdict in zip(batch, verdicts, strict=True)
+    ]

@@ -1,0 +1,83 @@
+"""The results of an evaluation that one process or several (ranks) write.
+
+Of R ranks, each samples every R-th unit, and appends the results to its own file next to that of the evaluation:
+`results.jsonl.rank1`. Rank 0 merges these files, also those that a killed evaluation has left. A single process appends
+to the file of the evaluation itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import distributed
+from lora_grpo.errors import UserError
+from lora_grpo.evaluation.results import Result
+from lora_grpo.evaluation.units import SampleKey, Unit, sample_key
+from lora_grpo.files import atomic, json_files
+
+_REQUIRED: dict[str, Any] = {"task_id": str, "sample_index": (str, int), "passed": bool, "status": str}
+"""The entries of a result that are needed to resume and to report, with their types."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of the work that this process does."""
+
+    units: list[Unit]
+    path: Path
+    """Where the process appends its results."""
+    note: str
+    """The end of the progress line's title."""
+
+
+def share_of_this_process(path: Path, units: Sequence[Unit]) -> Share:
+    """Return the part of the units that this process samples for the results file of an evaluation."""
+    processes = distributed.world_size()
+    if processes == 1:
+        return Share(list(units), path, note="")
+    rank = distributed.rank()
+    own_path = path.with_name(f"{path.name}.rank{rank}")
+    return Share(list(units[rank::processes]), own_path, note=f" (1 of {processes} processes)")
+
+
+def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
+    """Let rank 0 put the results of finished units in order, and remove everything else from the files.
+
+    Returns:
+        These results, on every rank.
+
+    Raises:
+        UserError: the file is damaged, or contains results of other rows.
+    """
+    return distributed.broadcast_from_main(lambda: _merge(path, units))
+
+
+def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:
+    results = read_results(path)
+    expected_keys = {key for unit in units for key in unit.keys}
+    if results.keys() - expected_keys:
+        raise UserError(f"{path} contains results of other rows; delete it and run the command again")
+    finished = []
+    for unit in units:
+        keys = unit.keys
+        if all(key in results for key in keys):
+            finished += [results[key] for key in keys]
+    if results or path.exists():
+        atomic.write_text(path, json_files.dump_lines(finished))
+    for share in _rank_files(path):
+        share.unlink()
+    return finished
+
+
+def read_results(path: Path) -> dict[SampleKey, Result]:
+    """Return the results in a file and in the files of all ranks, which remain after a kill."""
+    results = {}
+    for file in (path, *_rank_files(path)):
+        for result in json_files.read_finished_lines(file, **_REQUIRED):
+            results[sample_key(result)] = result
+    return results
+
+
+def _rank_files(path: Path) -> list[Path]:
+    return list(path.parent.glob(f"{path.name}.rank*"))

@@ -1,0 +1,26 @@
+"""The exact loss pass: TRL's loss and gradient from fewer tokens, in less time and memory. It does not need TRL.
+
+loss_pass = ExactLossPass(model, score, tokenizer, tiles=tiles)      # tests what the model allows
+with loss_pass.micro_batch(inputs, skips_rows=True):                 # the trainer's loss of R completions
+    logprobs, entropies, _ = loss_pass.logprobs(model, ids, mask, completion_width)
+
+completions without an advantage ──► left out     ┐
+prompts of a group               ──► read once    ├──► backbone ──► hidden states ──► tiles of logits ──► logprobs
+padding                          ──► not read     ┘
+
+exact_pass.py      ExactLossPass: the order of the steps below, and what to do if one of them is not possible
+zero_variance.py   which completions have no gradient, because the rewards of their group have no variance
+micro_batch.py     the completions whose loss is computed, with values for those that are left out
+packing.py         layout of a packed micro-batch: the position of each token, and what it attends to
+attention.py       the attention of that layout, as an implementation for transformers
+shared_prompts.py  hooks that pack what the backbone reads, and the test that a model allows it
+tiles.py           the test that a model allows logits in tiles, and scoring one slice of rows at a time
+padding.py         the test that a model does not count padding, without which nothing here is exact
+probes.py          tokens and tolerance of these tests
+scoring.py         what the pass needs from a trainer
+"""
+
+from lora_grpo.loss.exact_pass import ExactLossPass
+from lora_grpo.loss.padding import why_padding_counts
+from lora_grpo.loss.probes import base_of
+from lora_grpo.loss.tiles import report_whole_logits, why_whole_logits

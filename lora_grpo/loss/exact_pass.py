@@ -1,0 +1,180 @@
+"""The exact loss pass: the logprobs of TRL's loss, from fewer tokens and in less memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from lora_grpo import console
+from lora_grpo.errors import one_line
+from lora_grpo.loss.micro_batch import MicroBatch
+from lora_grpo.loss.packing import can_pack
+from lora_grpo.loss.scoring import Score, Scored, Tiles
+from lora_grpo.loss.shared_prompts import packed_rows, why_not_packed
+from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, why_whole_logits
+from lora_grpo.loss.zero_variance import rows_with_advantage
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ExactLossPass:
+    """Computes the logprobs that a trainer's loss needs. Loss and gradient are those of TRL's pass except for rounding.
+
+    1. Completions of zero-variance groups have no advantage and are left out (`zero_variance.py`).
+    2. The layers read each prompt once for its group, and no padding (`packing.py`, `shared_prompts.py`).
+    3. Logits exist only in tiles (`tiles.py`).
+
+    The constructor tests on a few tokens whether the model allows 2 and 3, and prints one line for each that it does
+    not.
+
+    Args:
+        model: the trained model, with or without a PEFT adapter.
+        score: the trainer's function for the logprobs of padded rows.
+        tokenizer: that of the model.
+        tiles: the trainer's tiles; None if the model cannot use them.
+        autocast: the context in which the trainer computes.
+        longest_row: maximum number of tokens of a prompt and its completion.
+        has_router_loss: whether the loss has a term for the router of experts.
+        has_entropy_bonus: whether entropies need a gradient.
+        fallback_reason: the reason why TRL's pass computes everything, or "".
+        fallback_errors: errors of this package's code that disable it, until it has worked once. () raises them.
+    """
+
+    packing_disabled_reason = ""
+    """The reason why the model reads padded rows, or "" if it reads packed ones."""
+
+    def __init__(
+        self,
+        model: Any,
+        score: Score,
+        tokenizer: Any,
+        *,
+        tiles: Tiles | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        longest_row: float = math.inf,
+        has_router_loss: bool = False,
+        has_entropy_bonus: bool = False,
+        fallback_reason: str = "",
+        fallback_errors: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._model = model
+        self._score = score
+        self._has_entropy_bonus = has_entropy_bonus
+        self._fallback_reason = fallback_reason
+        self._fallback_errors = fallback_errors
+        self._uses_tiles = False
+        self._has_packed = False  # a micro-batch was packed, so that later errors have other causes than the model
+        self._micro_batch: MicroBatch | None = None
+
+        if fallback_reason:
+            self.packing_disabled_reason = fallback_reason
+            return
+        with autocast():
+            self._uses_tiles = tiles is not None and self._enable(tiles)
+            if has_router_loss:
+                self._disable_packing("the loss of the router is computed from padded rows")
+                return
+            try:
+                reason = why_not_packed(model, self._score_rows, tokenizer, longest_row)
+            except fallback_errors as error:
+                reason = one_line(error)
+        if reason:
+            self._disable_packing(reason)
+
+    @contextlib.contextmanager
+    def micro_batch(self, inputs: Mapping[str, Any], *, skips_rows: bool) -> Iterator[MicroBatch]:
+        """Name the micro-batch whose loss is computed inside the block.
+
+        Args:
+            inputs: tensors of TRL's loss.
+            skips_rows: whether completions without an advantage have no effect on the loss.
+        """
+        rows = None
+        if skips_rows and not self._fallback_reason:
+            rows = rows_with_advantage(inputs)
+        self._micro_batch = MicroBatch(inputs, rows)
+        try:
+            yield self._micro_batch
+        finally:
+            self._micro_batch = None
+
+    def logprobs(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Scored:
+        """Return the logprobs of the tokens of R completions, their entropies, and the router's loss.
+
+        Inside a `micro_batch`, the rows are those of the micro-batch.
+
+        Args:
+            model: the model to score with: the trained one, perhaps wrapped, or a reference.
+            input_ids: prompts padded on the left and completions padded on the right, (R, prompt + completion width).
+            attention_mask: 1 for tokens and 0 for padding, of the same shape.
+            logits_to_keep: the completion width.
+            args: more arguments of the trainer's function; so are `kwargs`.
+        """
+        micro_batch = self._micro_batch
+        rows = None if micro_batch is None else micro_batch.rows
+        if rows is not None:
+            input_ids = input_ids[rows]
+            attention_mask = attention_mask[rows]
+
+        scored = self._score_packed(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+
+        if micro_batch is not None and micro_batch.logprobs is None:
+            micro_batch.logprobs = scored[0].detach()
+        if micro_batch is None or rows is None:
+            return scored
+        return micro_batch.with_skipped_rows(scored)
+
+    def _score_packed(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, *args: Any, **kwargs: Any
+    ) -> Scored:
+        """Score packed rows if the model and the rows allow it, otherwise padded ones."""
+        if self.packing_disabled_reason or not can_pack(ids, mask, width):
+            return self._score_rows(model, ids, mask, width, *args, **kwargs)
+        try:
+            with packed_rows(self._model, width):
+                scored = self._score_rows(model, ids, mask, width, *args, **kwargs)
+        except self._fallback_errors as error:
+            if self._has_packed:
+                raise
+            self._disable_packing(one_line(error))
+            return self._score_rows(model, ids, mask, width, *args, **kwargs)
+        self._has_packed = True
+        return scored
+
+    def _score_rows(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Scored:
+        """Score rows with the trainer's function, which uses tiles if they are enabled."""
+        if not self._uses_tiles:
+            return self._score(model, ids, mask, *args, **kwargs)
+        logprobs, entropies, router_loss = score_in_slices(self._score, model, ids, mask, *args, **kwargs)
+        if entropies is not None and not self._has_entropy_bonus:
+            entropies = entropies.detach()  # as TRL's from the full logits
+        return logprobs, entropies, router_loss
+
+    def _enable(self, tiles: Tiles) -> bool:
+        """Enable tiles, and return whether the model allows them."""
+        try:
+            reason = why_whole_logits(self._model, tiles.compare)
+        except self._fallback_errors as error:
+            reason = one_line(error)
+        if reason:
+            report_whole_logits(reason)
+            return False
+        tiles.enable()
+        return True
+
+    def _disable_packing(self, reason: str) -> None:
+        """Compute all later losses from padded rows."""
+        self.packing_disabled_reason = reason
+        console.warning(f"reading each prompt once per completion, which takes longer: {reason}")

@@ -1,0 +1,138 @@
+"""A packed micro-batch: one sequence in which each prompt is stored once and nothing is padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Packing:
+    """R completions of P distinct prompts in one sequence of T tokens: all prompts, then all completions.
+
+    The last token of a completion is left out, because nothing is predicted from it. Slots are positions in the
+    sequence. Slot tables are padded on the right with slot 0.
+    """
+
+    ids: torch.Tensor
+    """Token ids, shape (1, T)."""
+    positions: torch.Tensor
+    """Position of each token in its own row, shape (1, T)."""
+    prompts: torch.Tensor
+    """Slots of the prompts, shape (P, longest prompt)."""
+    in_prompts: torch.Tensor
+    """Indices of the tokens among the entries of `prompts`, shape (tokens of all prompts,)."""
+    completions: torch.Tensor
+    """Slots of the completions, shape (R, C). C is zero if no completion has more than one token."""
+    in_completions: torch.Tensor
+    """Indices of the tokens among the entries of `completions`, shape (tokens of all completions,)."""
+    context: torch.Tensor
+    """Slots that a completion attends to, its prompt's and its own: shape (R, longest prompt + C)."""
+    visible: torch.Tensor
+    """The entries of `context` that each token of a completion attends to, shape (R, 1, C, longest prompt + C)."""
+    predecessors: torch.Tensor
+    """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
+    _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return `visible` as a mask to add to attention scores. One tensor serves all layers."""
+        import torch
+
+        if dtype not in self._biases:
+            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._biases[dtype] = zeros.masked_fill_(~self.visible, torch.finfo(dtype).min)
+        return self._biases[dtype]
+
+
+def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bool:
+    """Return whether rows are prompts padded on the left and completions padded on the right, as TRL's are.
+
+    Args:
+        ids: token ids, shape (R, prompt width + completion width).
+        mask: 1 for tokens and 0 for padding, of the same shape.
+        completion_width: number of columns of the completions.
+    """
+    prompt_mask = mask[:, :-completion_width]
+    completion_mask = mask[:, -completion_width:]
+    if not prompt_mask.shape[1]:
+        return False
+    # Along a row, the mask of a prompt rises once, to 1 in its last column; that of a completion falls once.
+    prompts_end_rows = (prompt_mask.diff(dim=1) >= 0).all() & prompt_mask[:, -1].all()
+    completions_begin_rows = (completion_mask.diff(dim=1) <= 0).all()
+    return bool(prompts_end_rows & completions_begin_rows)
+
+
+def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packing:
+    """Pack rows of left-padded prompts and right-padded completions.
+
+    Args:
+        ids: token ids, shape (R, prompt width + completion width).
+        mask: 1 for tokens and 0 for padding, of the same shape.
+        completion_width: number of columns of the completions.
+    """
+    import torch
+
+    device = ids.device
+    prompt_ids = ids[:, :-completion_width]
+    prompt_mask = mask[:, :-completion_width].bool()
+    completion_ids = ids[:, -completion_width:]
+    completion_mask = mask[:, -completion_width:].bool()
+
+    # Find the distinct prompts. Padding becomes -1, which is no token, so that rows are equal if their prompts are.
+    padded_prompts = prompt_ids.masked_fill(~prompt_mask, -1)
+    unique_prompts, prompt_of_row = torch.unique(padded_prompts, dim=0, return_inverse=True)  # (P, prompt width), (R,)
+    is_prompt_token = unique_prompts >= 0
+    prompt_lengths = is_prompt_token.sum(1)  # (P,)
+    longest_prompt = int(prompt_lengths.max())
+    num_prompt_tokens = int(prompt_lengths.sum())
+    columns = torch.arange(max(longest_prompt, completion_width), device=device)
+
+    # Number the slots: first the tokens of all prompts, prompt by prompt.
+    prompt_columns = columns[:longest_prompt]
+    in_prompt = prompt_columns < prompt_lengths[:, None]  # (P, longest prompt)
+    prompt_slots = _number(in_prompt, first=0)
+
+    # Then those of all completions, each without its last token.
+    completion_lengths = completion_mask.sum(1)  # (R,)
+    num_columns = int(completion_lengths.max().clamp(min=1)) - 1  # C
+    completion_columns = columns[:num_columns]
+    in_completion = completion_columns < completion_lengths[:, None] - 1  # (R, C)
+    completion_slots = _number(in_completion, first=num_prompt_tokens)
+
+    # A token of a completion attends to its whole prompt, and to its completion up to itself.
+    sees_prompt = in_prompt[prompt_of_row][:, None].expand(-1, num_columns, -1)  # (R, C, longest prompt)
+    is_causal = completion_columns <= completion_columns[:, None]  # (C, C)
+    sees_completion = is_causal.expand(len(ids), -1, -1)  # (R, C, C)
+    visible = torch.cat([sees_prompt, sees_completion], dim=2)[:, None]
+
+    # Positions count from the first token of a prompt, and go on in each of its completions.
+    prompt_positions = prompt_columns.expand_as(in_prompt)[in_prompt]
+    completion_positions = (completion_columns + prompt_lengths[prompt_of_row][:, None])[in_completion]
+
+    # The first token of a completion is predicted from the last one of its prompt, any other from the one before it.
+    last_of_prompt = prompt_slots.gather(1, prompt_lengths[:, None] - 1)[prompt_of_row]  # (R, 1)
+    predecessors = torch.zeros_like(completion_mask, dtype=torch.long)
+    predecessors[:, : num_columns + 1] = torch.cat([last_of_prompt, completion_slots], dim=1)
+
+    packed_prompt_ids = unique_prompts[is_prompt_token]
+    packed_completion_ids = completion_ids[:, :num_columns][in_completion]
+    return Packing(
+        ids=torch.cat([packed_prompt_ids, packed_completion_ids])[None],
+        positions=torch.cat([prompt_positions, completion_positions])[None],
+        prompts=prompt_slots,
+        in_prompts=in_prompt.flatten().nonzero().squeeze(1),
+        completions=completion_slots,
+        in_completions=in_completion.flatten().nonzero().squeeze(1),
+        context=torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1),
+        visible=visible,
+        predecessors=predecessors,
+    )
+
+
+def _number(is_token: torch.Tensor, first: int) -> torch.Tensor:
+    """Number the tokens row by row, from `first`. Entries that are no tokens get 0."""
+    numbers = is_token.flatten().cumsum(0).view(is_token.shape) - 1 + first
+    return numbers.masked_fill(~is_token, 0)

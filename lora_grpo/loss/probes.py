@@ -1,0 +1,31 @@
+"""What the checks of a model share: a few tokens to read, and how far two correct methods may differ."""
+
+import itertools
+from typing import Any
+
+from lora_grpo.models import base_model
+
+_TEXT = "The children walked along the river to the old mill, where their friends were baking bread for all of them."
+
+
+def base_of(model: Any) -> Any:
+    """Return the base of a PEFT model, or the model itself if it is none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def probe_tokens(model: Any, tokenizer: Any, count: int) -> list[int]:
+    """Return the first tokens of a text, repeated if they are fewer. A tokenizer may have no English, or few tokens."""
+    vocabulary_size = model.get_input_embeddings().weight.shape[0]
+    ids = [token for token in tokenizer(text=_TEXT)["input_ids"] if token < vocabulary_size]
+    if not ids:
+        ids = list(range(vocabulary_size))
+    return list(itertools.islice(itertools.cycle(ids), count))
+
+
+def logprob_tolerance(model: Any) -> float:
+    """Return the largest difference between two correct methods, in nats. A missing scale or cap causes far more."""
+    import torch
+
+    device = model.get_output_embeddings().weight.device
+    is_exact = base_model.is_float32(model) and not torch.is_autocast_enabled(device.type)
+    return 1e-3 if is_exact else 0.2

@@ -1,0 +1,26 @@
+"""The functions of a trainer that the exact pass calls. TRL's are in `training/trl_compat.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+Scored: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]"
+"""Logprobs and entropies of the completions' tokens, both of shape (R, completion width), and a router's loss."""
+
+Score: TypeAlias = Callable[..., Any]
+"""`score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)`: returns `Scored` for R rows. The last
+`logits_to_keep` columns are the completions."""
+
+
+class Tiles(Protocol):
+    """Logits in tiles of tokens and vocabulary entries, which a trainer may use in place of the full logits."""
+
+    def compare(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logprobs of the last tokens of rows from tiles, and from the full logits."""
+
+    def enable(self) -> None:
+        """Use tiles from now on."""

@@ -1,0 +1,103 @@
+"""Read each prompt once for its group: hooks on the backbone pack its inputs and unpack its outputs.
+
+TRL processes a prompt once for each of its completions, and pads rows to the longest. With the hooks, the backbone
+reads one packed sequence in place of the padded rows, and returns the hidden states in TRL's layout.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lora_grpo.loss.attention import ATTENTION, register_attention
+from lora_grpo.loss.packing import Packing, pack
+from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
+from lora_grpo.loss.scoring import Score
+
+
+@contextlib.contextmanager
+def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
+    """Pack what the backbone reads inside the block. Completions have `completion_width` columns."""
+    import torch
+
+    packings: list[Packing] = []  # of the pass that is running
+
+    def pack_inputs(_: Any, __: Any, kwargs: dict[str, Any]) -> Any:
+        packing = pack(kwargs["input_ids"], kwargs["attention_mask"], completion_width)
+        packings.append(packing)
+        packed = {
+            "input_ids": packing.ids,
+            "position_ids": packing.positions,
+            # The model creates no mask if it gets one with four dimensions.
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packing.ids.device),
+            "packing": packing,
+        }
+        return (), {**kwargs, **packed}
+
+    def unpack_outputs(_: Any, __: Any, output: Any) -> Any:
+        # TRL drops the last column, which would predict the token after the completion.
+        slots = torch.nn.functional.pad(packings.pop().predecessors, (0, 1))  # (R, completion width + 1)
+        hidden_states = output.last_hidden_state[0]  # (T, hidden size)
+        output.last_hidden_state = torch.nn.functional.embedding(slots, hidden_states)
+        return output
+
+    backbone = base_of(model).base_model
+    hooks = [
+        backbone.register_forward_pre_hook(pack_inputs, with_kwargs=True),
+        backbone.register_forward_hook(unpack_outputs),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def why_not_packed(model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf) -> str:
+    """Return why a model must read padded rows, or "" after one test with equal logprobs.
+
+    The model then has this package's attention. Call it in the trainer's autocast.
+
+    Args:
+        score: TRL's function, which computes the logprobs of padded rows.
+        longest_row: maximum number of tokens of a prompt and its completion.
+    """
+    import torch
+
+    base = base_of(model)
+    config = base.config.get_text_config()
+    if config._attn_implementation not in ("sdpa", ATTENTION):
+        return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    other_layers = layer_types - {"full_attention", "sliding_attention"}
+    if other_layers:
+        return f"the model has layers of another kind: {', '.join(sorted(other_layers))}"
+    window = getattr(config, "sliding_window", None)
+    if window and window < longest_row and getattr(config, "use_sliding_window", True):
+        return f"the model attends to the last {window} tokens, and rows may be longer"
+
+    # Four rows of two prompts: prompts of eight tokens, and completions of one to three.
+    ids = torch.tensor(probe_tokens(model, tokenizer, 22), device=next(model.parameters()).device)
+    rows = [ids[:11], ids[:9], ids[11:20], ids[11:22]]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    mask = (padded >= 0).long()
+    padded = padded.clamp(min=0)
+
+    model.eval()
+    decoder = base.get_decoder()
+    with torch.no_grad():
+        expected = score(model, padded, mask, 3)[0]
+        register_attention()
+        decoder.set_attn_implementation(ATTENTION)
+        try:
+            with packed_rows(model, completion_width=3):
+                logprobs = score(model, padded, mask, 3)[0]
+            # In 16 bits, rounding moves the logprobs of improbable tokens by up to 5 nats, so take the mean.
+            difference = (logprobs.float() - expected.float()).abs().mean().item()
+            if difference <= logprob_tolerance(base):
+                return ""
+            reason = f"packed rows change the model's logprobs by {difference:.2g} nats"  # also NaN
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
+            reason = f"the model does not take packed rows ({' '.join(str(error).split())})"
+    decoder.set_attn_implementation("sdpa")
+    return reason

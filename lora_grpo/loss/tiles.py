@@ -1,0 +1,79 @@
+"""Logits in tiles of 2048 tokens x 8192 vocabulary entries: whether a model allows them, and one micro-batch at a time.
+
+The tiles are TRL's own, in plain PyTorch. The logits of the whole vocabulary never exist, which saves most of the
+memory of the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lora_grpo import console
+from lora_grpo.loss.probes import logprob_tolerance
+from lora_grpo.loss.scoring import Score, Scored
+from lora_grpo.models import base_model
+
+if TYPE_CHECKING:
+    import torch
+
+_PROBE_TOKENS = 8
+
+
+def why_whole_logits(model: Any, compute: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> str:
+    """Return why logits in parts would differ from the model's (an adapter on the head, a cap), or "".
+
+    Args:
+        compute: returns the logprobs of token ids, shape (1, T), from logits in parts, and from the model's own.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    if hasattr(head, "lora_A"):
+        return "the adapter changes the output head"
+    if type(head) is not torch.nn.Linear:
+        return f"the output head is not a plain linear layer but {type(head).__name__}"
+
+    base_model.keep_frozen(model)  # before the first pass in eval mode
+    model.eval()
+    with torch.no_grad():
+        vocabulary_size = len(head.weight)
+        first = min(1, vocabulary_size - 1)  # without the first token, which is often padding
+        ids = torch.arange(first, first + _PROBE_TOKENS, device=head.weight.device) % vocabulary_size
+        logprobs_in_parts, whole_logprobs = compute(ids[None])
+    difference = (logprobs_in_parts.float() - whole_logprobs.float()).abs().max().item()
+    if difference > logprob_tolerance(model):
+        return f"the {model.config.model_type} model transforms its logits (by {difference:.2g} nats)"
+    return ""
+
+
+def report_whole_logits(reason: str) -> None:
+    """Print that a run needs the memory of whole logits, and why."""
+    console.warning(f"computing logits of the whole vocabulary, which takes more memory: {reason}")
+
+
+def score_in_slices(
+    score: Score,
+    model: Any,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    *args: Any,
+    batch_size: int | None = None,
+    **kwargs: Any,
+) -> Scored:
+    """Score at most `batch_size` of R rows at once. With tiles, TRL would run all completions of a step at once."""
+    import torch
+
+    slice_size = batch_size or len(ids)
+    parts = []
+    for start in range(0, len(ids), slice_size):
+        rows = slice(start, start + slice_size)
+        parts.append(score(model, ids[rows], mask[rows], *args, batch_size=batch_size, **kwargs))
+    if len(parts) == 1:
+        return parts[0]
+    logprobs, entropies, router_losses = zip(*parts, strict=True)
+    return (
+        torch.cat(logprobs),
+        None if entropies[0] is None else torch.cat(entropies),
+        None if router_losses[0] is None else torch.cat(router_losses),
+    )

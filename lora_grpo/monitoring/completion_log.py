@@ -1,0 +1,51 @@
+"""Log of completions: one line of JSON for each, with its verdict and rewards."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_grpo.files import atomic, json_files
+from lora_grpo.rewards import ScoredBatch
+from lora_grpo.rollouts import Episode
+
+
+def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return one line for each completion.
+
+    Args:
+        eos_token_ids: a completion that ends with none of them is truncated, unless its episode knows better.
+    """
+    lines = []
+    for index, row in enumerate(batch.rows):
+        token_ids = batch.token_ids[index]
+        verdict = batch.verdicts[index]
+        episode: Episode | None = batch.episodes[index] if batch.episodes else None
+
+        is_truncated = not token_ids or token_ids[-1] not in eos_token_ids
+        if episode:
+            is_truncated = episode.truncated
+
+        line = {
+            "id": row["id"],
+            "question": row["question"],
+            "answer": row.get("answer"),
+            "completion": batch.texts[index],
+            "extracted": verdict.extracted,
+            "passed": verdict.passed,
+            "status": "passed" if verdict.passed else verdict.reason,
+            "num_tokens": len(token_ids),
+            "truncated": is_truncated,
+            "rewards": batch.values[index],
+            "reward": batch.rewards[index],
+        }
+        if episode and episode.session:
+            line["messages"] = episode.messages
+            line["ended_by"] = episode.ended_by
+        lines.append(line)
+    return lines
+
+
+def write_completions(folder: Path, step: int, lines: Sequence[dict[str, Any]]) -> None:
+    """Write the lines of one step in a file such as `step-00010.jsonl`."""
+    text = json_files.dump_lines({"step": step, **line} for line in lines)
+    atomic.write_text(folder / f"step-{step:05d}.jsonl", text)

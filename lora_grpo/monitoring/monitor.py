@@ -1,0 +1,218 @@
+"""After each step of a run: metrics, alarms, validation passes, the best adapter, early stopping."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lora_grpo import console, distributed
+from lora_grpo.errors import RunError
+from lora_grpo.models import Policy, save_adapter
+from lora_grpo.monitoring.alarms import Alarm, Alarms
+from lora_grpo.monitoring.step_metrics import StepMetrics
+from lora_grpo.monitoring.time_budget import TimeBudget
+from lora_grpo.monitoring.validation import Validation
+from lora_grpo.progress import Progress
+from lora_grpo.runs import Run, read_metrics
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What follows a step."""
+
+    saves: bool
+    """Whether a checkpoint is saved now."""
+    stops: bool
+    """Whether training ends now."""
+
+
+class Monitor:
+    """Checks every step of a run. Every rank calls it with its own values; rank 0 writes and prints.
+
+    Alarms and the best step are written to run.json, the best adapter to `best/`.
+
+    Args:
+        step_metrics: metrics of the current step, to which a validation pass adds.
+        validation: None without validation rows.
+        is_stopped: whether a signal ends the run; the same on every rank.
+        steps_per_rollout: number of steps that use the same rollouts.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        policy: Policy,
+        step_metrics: StepMetrics,
+        alarms: Alarms,
+        validation: Validation | None,
+        budget: TimeBudget,
+        progress: Progress,
+        is_stopped: Callable[[], bool],
+        steps_per_rollout: int = 1,
+    ) -> None:
+        self.run = run
+        self.policy = policy
+        self.step_metrics = step_metrics
+        self.alarms = alarms
+        self.validation = validation
+        self.budget = budget
+        self.progress = progress
+        self.is_stopped = is_stopped
+        self.steps_per_rollout = steps_per_rollout
+        self._best: dict[str, Any] = {}
+        """`step`, `reward` and `accuracy` of the best validation pass."""
+        self._last: dict[str, Any] = {}
+        """The same of the last pass. Without `reward` if no row of the pass could be graded."""
+        self._passes_since_best = 0
+        self._is_best_unsaved = False
+        self._has_reported_ungraded = False
+
+    def begin(self, step: int, trainer_state: Any) -> None:
+        """Validate the base of a new run, or restore the state of a resumed one without repeating its alarms.
+
+        Args:
+            step: the step of the checkpoint that the run resumes from, or 0.
+            trainer_state: given to rewards, as TRL gives it.
+        """
+        import torch
+
+        self._restore(step)
+        has_passes = self.run.config.train.max_steps >= self.run.config.monitor.every_steps
+        if step == 0 and self.validation and has_passes:
+            with self.budget.validating():
+                lines = self.validation.sample(0, trainer_state)
+            self._raise(self._record_pass(0, lines))
+        if self.run.record["policy"]["engine"] == "unsloth" and torch.cuda.is_available():
+            console.note("the first step compiles Unsloth's kernels and can take minutes")
+        self.budget.begin_training()
+        # The run may have been killed after it saved the checkpoint of the best step but before it saved `best/`.
+        self._is_best_unsaved = step > 0 and self._best.get("step") == step
+        self.save_best()
+
+    def record_step(self, step: int, logs: dict[str, Any]) -> None:
+        """Write a step's metrics and check them. A RunError stops the run.
+
+        Args:
+            logs: metrics of the step, to which the time of the loss and the optimizer is added.
+        """
+        if "step_time" in logs:
+            sampling_seconds = logs.get("time/rollouts", 0.0)
+            reward_seconds = logs.get("time/rewards", 0.0)
+            logs["time/training"] = logs["step_time"] - sampling_seconds - reward_seconds
+        self.run.append_metrics({"step": step, **logs})
+        self.progress.step(step, logs)
+        # Times differ between ranks, and alarms must not.
+        logs_of_main = distributed.broadcast_from_main(lambda: logs)
+        self._raise(self.alarms.step(step, logs_of_main))
+
+    def end_step(self, step: int, trainer_state: Any) -> NextStep:
+        """Run a validation pass if one is due, and return what follows.
+
+        A new best step is saved as a checkpoint and then as `best/`.
+        """
+        if step % self.steps_per_rollout:
+            return NextStep(saves=False, stops=False)  # a run cannot be resumed between two uses of the same rollouts
+        every = self.run.config.monitor.every_steps
+        previous_step = step - self.steps_per_rollout
+        is_due = self.validation is not None and step // every > previous_step // every
+        is_out_of_time = self.budget.is_last(step, self.steps_per_rollout, validates=is_due)
+        if self.run.config.hours:
+            self.progress.total = self.budget.expected_steps
+
+        saves = False
+        stops_early = False
+        if self.validation and (is_due or is_out_of_time):
+            self._validate(self.validation, step, trainer_state)
+            if self._best.get("step") == step:
+                saves = self._is_best_unsaved = True
+            else:
+                stops_early = self._stops_early(step)
+        stops = self.is_stopped() or is_out_of_time or stops_early
+        return NextStep(saves=saves or stops, stops=stops)
+
+    def save_best(self) -> None:
+        """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete."""
+        if self._is_best_unsaved:
+            if distributed.is_main():
+                save_adapter(self.policy.model, self.policy.tokenizer, self.run.best)
+            self.run.record["best"] = self._best
+            self._is_best_unsaved = False
+        self.run.update()  # a killed run has worked at least until here
+
+    def _restore(self, step: int) -> None:
+        """Replay the metrics and validation passes of the steps before, which are in the run folder of rank 0."""
+        read_passes = self.validation.read_passes if self.validation else dict
+        metrics, passes = distributed.broadcast_from_main(lambda: (read_metrics(self.run.folder), read_passes()))
+        if step and 0 in passes:
+            self._record_pass(0, passes[0])
+        for line in metrics:
+            earlier_step = line["step"]
+            self.alarms.step(earlier_step, line)
+            if earlier_step in passes:
+                self._record_pass(earlier_step, passes[earlier_step])
+
+    def _validate(self, validation: Validation, step: int, trainer_state: Any) -> None:
+        """Run a validation pass, and add its means to the metrics of the step."""
+        with self.budget.validating():
+            lines = validation.sample(step, trainer_state)
+        self._raise(self._record_pass(step, lines))
+        for name in ("reward", "accuracy"):
+            if name in self._last:
+                self.step_metrics.add(f"validation/{name}", self._last[name])
+        num_ungraded = sum(line["reward"] is None for line in lines)
+        if num_ungraded:
+            self.step_metrics.add("validation/ungraded_ratio", num_ungraded / len(lines))
+
+    def _stops_early(self, step: int) -> bool:
+        """Return whether too many passes were not the best, and record it."""
+        patience = self.run.config.monitor.early_stopping
+        if not patience or self._passes_since_best < patience:
+            return False
+        self.run.update(stopped_early={"step": step, "passes": self._passes_since_best})
+        console.note(f"stopped early: no higher reward in {self._passes_since_best} validation passes")
+        return True
+
+    def _record_pass(self, step: int, lines: Sequence[dict[str, Any]]) -> list[Alarm]:
+        """Update the alarms and the best step with a validation pass.
+
+        Args:
+            lines: those of `completion_lines`, one for each validation row.
+        """
+        rewards = [line["reward"] for line in lines if line["reward"] is not None]
+        passed = {line["id"]: line["passed"] for line in lines}
+        accuracy = statistics.fmean(passed.values())
+        if len(rewards) < len(lines) and not self._has_reported_ungraded:
+            self._has_reported_ungraded = True
+            console.note(
+                f"warning: every reward returned None for {len(lines) - len(rewards)} of {len(lines)} validation rows, "
+                "which the validation reward leaves out"
+            )
+        if not rewards:  # the pass neither is the best nor counts as one that is not
+            self._last = {"step": step, "accuracy": accuracy}
+            return []
+
+        reward = statistics.fmean(rewards)
+        self._last = {"step": step, "reward": reward, "accuracy": accuracy}
+        alarms = self.alarms.validation(step, rewards, passed)
+        is_first = not self._best
+        if is_first or (reward > self._best["reward"] and not self.alarms.hacked):
+            self._best = self._last
+            self._passes_since_best = 0
+        else:
+            self._passes_since_best += 1
+        return alarms
+
+    def _raise(self, alarms: Sequence[Alarm]) -> None:
+        """Record and print alarms, and stop the run if one of them is in `--monitor.stop-on`."""
+        stop_on = self.run.config.monitor.stop_on
+        for alarm in alarms:
+            stops = alarm.name in stop_on
+            earlier_alarms = self.run.record.get("alarms", [])
+            self.run.update(alarms=[*earlier_alarms, {**asdict(alarm), "stopped": stops}])
+            if stops:
+                other_names = [name for name in stop_on if name != alarm.name]
+                raise RunError(
+                    f"step {alarm.step}: {alarm.message} (the alarm {alarm.name} stops the run; to continue anyway: "
+                    f"--resume {' '.join(['--monitor.stop-on', *other_names])})"
+                )
+            console.note(f"alarm, step {alarm.step}: {alarm.name}: {alarm.message}")

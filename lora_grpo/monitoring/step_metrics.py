@@ -1,0 +1,73 @@
+"""Metrics of a training step that TRL does not log."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+
+from lora_grpo.rollouts import Episode
+
+LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
+"""TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
+
+
+class StepMetrics:
+    """Collects values of a step. The trainer logs the mean of each metric, and clears them.
+
+    - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
+      process.
+    - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
+      (Otherwise that estimate is used for completions that the loss pass leaves out, see `loss/zero_variance.py`.)
+    - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. Here it is that
+      of the logprobs of the loss, when rollouts are used for the first time.
+
+    Args:
+        values: the trainer's lists of values, by metric.
+    """
+
+    def __init__(self, values: MutableMapping[str, list[float]]) -> None:
+        self._values = values
+        self._surprisals: Sequence[float] = ()  # -logprob of each token sampled in this step, in nats
+
+    def add(self, name: str, value: float) -> None:
+        """Add a value of a metric."""
+        self._values.setdefault(name, []).append(value)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds inside the block as `time/PHASE`."""
+        started = time.perf_counter()
+        yield
+        self.add(f"time/{phase}", time.perf_counter() - started)
+
+    def add_rollouts(self, token_ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float | None]]) -> None:
+        """Add what the sampler returned in the block `timed("rollouts")` that has just ended.
+
+        Args:
+            token_ids: sampled tokens of each completion.
+            logprobs: the sampler's logprobs of these tokens in nats, None where it returns none; or ().
+        """
+        seconds = self._values["time/rollouts"][-1]
+        self.add("rollouts/tokens_per_second", sum(map(len, token_ids)) / seconds)
+        self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
+
+    def complete(self) -> None:
+        """Estimate the entropy if the loss has not logged it. Call it before the step is logged."""
+        if self._surprisals and not self._values.get("entropy"):
+            self.add("entropy", statistics.fmean(self._surprisals))
+        self._surprisals = ()
+
+
+def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return means per conversation, and fractions of conversations; {} without an environment."""
+    sessions = [episode.session for episode in episodes if episode.session]
+    if not sessions:
+        return {}
+    means: dict[str, list[int]] = {
+        "turns": [episode.turns for episode in episodes],
+        "tool_calls": [session.calls for session in sessions],
+        "failed_calls": [session.failed_calls for session in sessions],
+    }
+    for end in ("reply", "limit", "budget"):
+        means[f"ended_by_{end}"] = [episode.ended_by == end for episode in episodes]
+    return {f"conversations/{name}": statistics.fmean(values) for name, values in means.items()}

@@ -1,0 +1,75 @@
+"""`--train.report-to`: send the metrics of every step, the final table and the report to trackers."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lora_grpo import console
+from lora_grpo.errors import first_line
+from lora_grpo.evaluation import read_report
+from lora_grpo.files import markdown_table
+from lora_grpo.runs import Run
+
+
+class Trackers:
+    """Calls transformers' callbacks of the trackers of a run.
+
+    A tracker that fails gets nothing more and does not end the run; in transformers, its exception does. All metrics
+    are in metrics.jsonl. TRL's `report_to` stays empty, because TRL also logs durations, outside of the callbacks.
+
+    Args:
+        trainer: transformers' trainer, whose arguments name the run for the trackers.
+    """
+
+    def __init__(self, run: Run, trainer: Any) -> None:
+        from transformers.integrations import get_reporting_integration_callbacks
+
+        self.run = run
+        self.trainer = trainer
+        # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
+        # The same for a resumed run, which continues the tracker's.
+        run_name = f"{run.config.folder.resolve().name} {run.record['started']}"
+        trainer.args.run_name = trainer.args.run_name or run_name
+        names = run.config.train.report_to
+        classes = get_reporting_integration_callbacks(list(names))
+        self._callbacks = {name: callback_class() for name, callback_class in zip(names, classes, strict=True)}
+
+    def forward(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Pass an event of the trainer, such as `on_log`, on to every tracker."""
+        self._call_each(lambda name, callback: getattr(callback, event)(*args, **kwargs))
+
+    def finish(self) -> None:
+        """Send the table of the evaluation and the report, when both are written."""
+        report = read_report(self.run.evaluation)
+        page = self.run.folder / "report" / "report.html"
+        trainer = self.trainer
+        if report is None or not trainer.is_world_process_zero():
+            return
+        headings, rows = report.scores_table()
+        columns = ["metric", *headings[1:]]
+        cells = [list(row) for row in rows]
+
+        def send(name: str, callback: Any) -> None:
+            # The end of training has closed the tracker. This opens it again.
+            callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+            if name == "tensorboard":  # it shows no pages
+                callback.tb_writer.add_text("evaluation", "\n".join(markdown_table(columns, cells)))
+            else:
+                tracker = sys.modules[name]
+                tracker.log({"evaluation": tracker.Table(columns=columns, data=cells)})
+                if page.is_file():
+                    tracker.log({"report": tracker.Html(str(page))})
+            callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+        self._call_each(send)
+
+    def _call_each(self, call: Callable[[str, Any], object]) -> None:
+        for name, callback in list(self._callbacks.items()):
+            try:
+                call(name, callback)
+            except Exception as error:  # noqa: BLE001 - of a server, a disk or a package that is not this run's
+                del self._callbacks[name]
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                console.note(f"{name} failed ({reason}); the run goes on without it, see metrics.jsonl")

@@ -1,0 +1,225 @@
+"""What a call of the Python API may change in its process, and puts back at its end.
+
+    with restored():
+        ...          # environment variables, logging, torch's settings, workers, event loops, the sandbox
+
+A command changes its own process, which ends with it. A notebook goes on.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lora_grpo import asynchronous, sandbox, workers
+from lora_grpo.files import lock, python_file
+
+_LIBRARY_PREFIXES = ("UNSLOTH_", "VLLM_")
+"""Variables that these libraries set when they are imported, and read again in every run."""
+
+_library_variables: dict[str, str] = {}
+"""Their values in earlier calls. They are set during calls only."""
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Put back what the block changes, and end the processes and threads that it starts."""
+    had_torch = "torch" in sys.modules
+    had_sandbox = sandbox.describe() is not None
+    with contextlib.ExitStack() as stack:
+        stack.callback(_collect_garbage, unfreeze=not had_torch)
+        stack.enter_context(_folder_of_torch())
+        stack.enter_context(lock.released_at_end())
+        stack.enter_context(_environment())
+        stack.enter_context(_logging())
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(_torch_settings())
+        stack.enter_context(_library_progress_bars())
+        stack.enter_context(_accelerate_state())
+        stack.callback(python_file.forget)
+        stack.callback(asynchronous.close)
+        stack.callback(workers.close_all)
+        if not had_sandbox:
+            stack.callback(sandbox.stop)
+        yield
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = dict(os.environ)
+    for name, value in _library_variables.items():
+        os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        for name, value in os.environ.items():
+            if name.startswith(_LIBRARY_PREFIXES) and name not in before:
+                _library_variables[name] = value
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _logging() -> Iterator[None]:
+    """Put back the level and the filters of every logger."""
+    disabled = logging.root.manager.disable
+    before = {name: (logger.level, list(logger.filters)) for name, logger in _loggers().items()}
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for name, logger in _loggers().items():
+            if name in before:
+                level, filters = before[name]
+                logger.setLevel(level)
+                logger.filters[:] = filters
+            elif logger.level >= logging.ERROR:  # silenced before its library was imported
+                logger.setLevel(logging.NOTSET)
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    entries = logging.root.manager.loggerDict.items()  # some are placeholders
+    return {name: entry for name, entry in entries if isinstance(entry, logging.Logger)}
+
+
+@contextlib.contextmanager
+def _folder_of_torch() -> Iterator[None]:
+    """Remove the folder that torch makes for its compiler, if nothing was compiled."""
+    folders = set(Path(tempfile.gettempdir()).glob("torchinductor_*"))
+    try:
+        yield
+    finally:
+        for folder in set(Path(tempfile.gettempdir()).glob("torchinductor_*")) - folders:
+            with contextlib.suppress(OSError):  # it has files
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _torch_settings() -> Iterator[None]:
+    accessors = _torch_accessors() if "torch" in sys.modules else []
+    before = [(write, read()) for read, write in accessors]
+    try:
+        yield
+    finally:
+        if "torch" in sys.modules:
+            if not before:  # it was imported in the block
+                _reset_torch()
+            for write, value in before:
+                write(value)
+
+
+def _torch_accessors() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how each setting of torch that a run may change is read and written."""
+    import torch
+    from torch.utils import deterministic
+
+    def set_fill(value: bool) -> None:
+        deterministic.fill_uninitialized_memory = value
+
+    def set_deterministic(value: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+    return [
+        (
+            lambda: (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            set_deterministic,
+        ),
+        (lambda: deterministic.fill_uninitialized_memory, set_fill),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ]
+
+
+def _reset_torch() -> None:
+    """Give the settings of torch that a run changes their values after the import."""
+    import torch
+    from torch.utils import deterministic
+
+    torch.use_deterministic_algorithms(False)
+    deterministic.fill_uninitialized_memory = True
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+@contextlib.contextmanager
+def _library_progress_bars() -> Iterator[None]:
+    """Switch transformers' and the Hub's progress bars on again if they were on before."""
+    was_on = _transformers_shows_progress()
+    was_disabled_on_hub = _hub_hides_progress()
+    try:
+        yield
+    finally:
+        if was_on and "transformers" in sys.modules:
+            from transformers.utils import logging as transformers_logging
+
+            transformers_logging.enable_progress_bar()
+        if not was_disabled_on_hub and "huggingface_hub" in sys.modules:
+            from huggingface_hub.utils import enable_progress_bars
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # HF_HUB_DISABLE_PROGRESS_BARS decides
+                enable_progress_bars()
+
+
+def _transformers_shows_progress() -> bool:
+    if "transformers" not in sys.modules:
+        return True
+    from transformers.utils import logging as transformers_logging
+
+    return transformers_logging.is_progress_bar_enabled()
+
+
+def _hub_hides_progress() -> bool:
+    if "huggingface_hub" not in sys.modules:
+        return False
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    return are_progress_bars_disabled()
+
+
+@contextlib.contextmanager
+def _accelerate_state() -> Iterator[None]:
+    """Forget the precision and the devices of a run, which accelerate keeps for the process."""
+    was_in_use = _accelerate_is_in_use()
+    try:
+        yield
+    finally:
+        if not was_in_use and "accelerate" in sys.modules:
+            from accelerate.state import AcceleratorState, GradientState
+
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+
+
+def _accelerate_is_in_use() -> bool:
+    if "accelerate" not in sys.modules:
+        return False
+    from accelerate.state import PartialState
+
+    return bool(PartialState._shared_state)
+
+
+def _collect_garbage(*, unfreeze: bool) -> None:
+    """Free the memory of models, which trainers and callbacks hold in circles."""
+    if unfreeze:
+        gc.unfreeze()
+    gc.collect()
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

@@ -1,0 +1,103 @@
+"""Checks a configuration: consistency of fields, installed packages, and processes."""
+
+import importlib.util
+
+from lora_grpo import distributed
+from lora_grpo.commands import command
+from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.data import columns_of
+from lora_grpo.errors import UserError
+from lora_grpo.flags import flag
+from lora_grpo.hardware import choose_engine, vllm_serves
+from lora_grpo.prompts import template_variables
+from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
+from lora_grpo.tasks import CODE_TASKS, get_task, task_title
+
+
+def check(config: RunConfig) -> None:
+    """Raise UserError for a configuration that cannot run, before heavy packages are imported."""
+    batch_shape(config)
+    _check_tasks(config)
+    _check_sampling(config)
+    _check_training(config)
+
+
+def _check_tasks(config: RunConfig) -> None:
+    task = config.data.task
+    found = get_task(task)
+    if task in ("humaneval", "humaneval-plus"):
+        raise UserError(f"--data.task {task} has no training split; pass mbpp, and {task} as --data.eval-task")
+    if config.method == "sft" and not getattr(found, "has_gold", True):
+        raise UserError(
+            f"{task} has no reference answers, and SFT needs them; add gold(row) to a task of your own, or train with "
+            f"GRPO: {command('train task', '--task', task)}"
+        )
+    titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
+    for name in (config.data.evaluation_task, *config.eval.also):
+        get_task(name)
+        if titles.count(task_title(name)) > 1:
+            raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
+    columns_of(config.data, "train")
+    template_variables.parse_kwargs(config.model.chat_template_kwargs)
+    for spec in parse_reward_specs(config.rewards):
+        if spec.name in TEST_REWARDS and task not in CODE_TASKS:
+            raise UserError(f"--rewards {spec.name} needs unit tests, as in {', '.join(CODE_TASKS)}, not {task}")
+
+
+def _check_sampling(config: RunConfig) -> None:
+    sampling, url = config.sampling, config.sampling.server_url
+    if config.lora.dora and (sampling.backend == "vllm" or url):
+        raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
+    if sampling.backend == "vllm" and not url and not vllm_serves(config):
+        raise UserError(
+            "--sampling.backend vllm computes 4-bit layers in bfloat16, and the trainer in float16 on this GPU; pass "
+            "--sampling.backend transformers or --model.bits 16"
+        )
+    if url and sampling.backend == "transformers":
+        raise UserError("--sampling.server-url needs vLLM; leave --sampling.backend transformers out")
+    if sampling.server_folder and not url:
+        raise UserError("--sampling.server-folder needs --sampling.server-url")
+    if url and config.model.engine == "unsloth":
+        raise UserError("--sampling.server-url needs --model.engine peft; Unsloth uses its own sampler")
+    if sampling.max_completion_tokens >= config.model.max_sequence_tokens:
+        raise UserError(
+            f"--sampling.max-completion-tokens {sampling.max_completion_tokens} leaves no room for a prompt in "
+            f"--model.max-sequence-tokens {config.model.max_sequence_tokens}; raise the second"
+        )
+    largest = max(config.eval.k, default=0)
+    if config.eval.num_samples and largest > config.eval.num_samples:
+        raise UserError(f"--eval.k {largest} needs --eval.num-samples {largest} or more, got {config.eval.num_samples}")
+
+
+def _check_training(config: RunConfig) -> None:
+    for tracker in config.train.report_to:
+        if importlib.util.find_spec(tracker) is None:
+            raise UserError(f"--train.report-to {tracker} needs that package; run `pip install {tracker}`")
+    iterations = parse_grpo_overrides(config.grpo).get("num_iterations", 1)
+    if not isinstance(iterations, int) or iterations < 1:
+        raise UserError(f"--grpo num_iterations={iterations}; expected 1 or more")
+    for name in ("max_steps", "checkpoint_steps"):
+        steps = getattr(config.train, name)
+        if iterations > 1 and steps % iterations:
+            raise UserError(
+                f"{flag(f'train.{name}')} {steps} is not a multiple of num_iterations={iterations}; rollouts are used "
+                f"{iterations} times, and neither a run nor a checkpoint can end in between"
+            )
+    if config.step_limit is None:  # only the time limits the number of steps
+        of_steps = [] if config.train.lr_scheduler.startswith("constant") else ["--train.lr-scheduler"]
+        of_steps += ["--data.filter-by-difficulty"] * config.data.filter_by_difficulty
+        if of_steps:
+            raise UserError(
+                f"{of_steps[0]} depends on the number of steps, and --hours alone does not set it; pass "
+                "--train.max-steps too, or leave it out"
+            )
+    if config.lora.from_ and config.train.beta and choose_engine(config) == "unsloth":
+        raise UserError(
+            "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
+            "base, not against the adapter"
+        )
+    if distributed.world_size() > 1 and config.model.engine == "unsloth":
+        raise UserError(
+            f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
+            "pass --model.engine peft, or start one process"
+        )

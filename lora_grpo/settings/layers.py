@@ -1,0 +1,227 @@
+"""Merges the layers of settings: preset, then the resumed run, then a settings file, then what is given."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from lora_grpo import console, distributed
+from lora_grpo.commands import recipe_file
+from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
+from lora_grpo.errors import UserError
+from lora_grpo.flags import flag
+from lora_grpo.hardware import choose_preset
+from lora_grpo.models import check_model, with_start
+from lora_grpo.rewards import beside
+from lora_grpo.runs import check_resume, flatten
+from lora_grpo.settings.checks import check
+from lora_grpo.settings.user_code import refuse_unnamed_code
+from lora_grpo.tasks import TaskFile, get_task, is_own_task, task_title
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe file defines."""
+
+    name: str
+    """Such as `gsm8k_lora`. The default output folder is `outputs/<name>`."""
+    presets: Mapping[str, ConfigChanges]
+    """Changes to the defaults, by the name of the preset."""
+    method: Literal["grpo", "sft"] = "grpo"
+
+    @property
+    def defaults(self) -> RunConfig:
+        """The settings below the preset."""
+        return RunConfig(method=self.method, output_dir=f"outputs/{self.name}")
+
+
+def settle(
+    given: Mapping[str, Any], invocation: Invocation, recipe: Recipe, settings_file: str | None = None
+) -> RunConfig:
+    """Merge the given settings with those of lower layers, and check the result.
+
+    Args:
+        given: settings by section, as text or as values: `{"train": {"max_steps": "60"}}`.
+        settings_file: path of a YAML or JSON file, or of a run.json.
+
+    Raises:
+        UserError: an unknown or wrong setting, or settings that do not fit each other or this machine.
+    """
+    given = _with_recipe_beside(given)
+    _check_invocation(invocation)
+    task = given.get("data", {}).get("task")
+    base = recipe.defaults
+    if recipe.name == "your_task" and task:  # runs of different tasks have different folders
+        base = replace(base, {"output_dir": f"outputs/{task_title(task).rpartition(':')[2]}"})
+
+    # The layers below: a preset, the run that is resumed, a settings file.
+    layers: dict[str, dict[str, Any]] = {}
+    if settings_file:
+        layers[f"--config {settings_file}"] = _read_settings(Path(settings_file))
+    folder_in_file = next((layer.get("output_dir") for layer in layers.values()), None)
+    folder = Path(str(given.get("output_dir") or folder_in_file or base.output_dir)).expanduser()
+    record = folder / "run.json"
+    is_resumed = invocation.resume and record.is_file()
+    if is_resumed:
+        layers = {str(record): _read_settings(record, recipe.name), **layers}
+    requested = given.get("preset") or "auto"
+    if not given.get("preset"):
+        for layer in layers.values():
+            requested = layer.get("preset", requested)
+    planning = invocation.plan or invocation.audit or invocation.dry_run
+    preset, reason = choose_preset(requested, recipe.presets, planning=planning)
+    if recipe.method == "sft":
+        _drop_unused(given, invocation, list(layers.values()))
+    defaults = _with_defaults_of_task(replace(base, recipe.presets[preset]), preset, task)
+
+    # Merge them.
+    config = defaults
+    for name, layer in layers.items():
+        try:
+            config = check_fields(replace(config, {**layer, "method": recipe.method}))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+    config = check_fields(replace(replace(config, given), {"preset": preset, "output_dir": str(folder)}))
+    if invocation.resume:
+        check_resume(folder)
+
+    # Resolve settings that depend on others, and check all of them.
+    config = _settle_task(config)
+    config = _settle_steps(config, [*layers.values(), {**given, "hours": config.hours}])
+    if layers:
+        refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
+    config = with_start(config, given.get("lora", {}), resumed=is_resumed)
+    check(config)
+    if not (invocation.plan or invocation.audit):  # which need neither weights nor engines
+        check_model(config)
+    console.note(f"{reason}; task {task_title(config.data.task)}, model {config.model.name}")
+    return config
+
+
+def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) -> dict[str, Any]:
+    """Return the preset's value of each setting that the user, a settings file or a start adapter changed."""
+    preset = replace(RunConfig(method=config.method), presets[config.preset])
+    preset = _with_defaults_of_task(preset, config.preset, config.data.task)
+    values = flatten(config.to_dict())
+    not_compared = {"preset", "output_dir"}
+    if config.step_limit is None:
+        not_compared.add("train.max_steps")
+    return {
+        name: value
+        for name, value in flatten(check_fields(preset).to_dict()).items()
+        if name not in not_compared and value != values[name]
+    }
+
+
+def _with_recipe_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings with the path of a recipe that is named as `lora-grpo tasks` prints it, in another folder."""
+    task = Path(given.get("data", {}).get("task") or "")
+    if task.parent == Path("recipes") and not task.exists():
+        path = recipe_file("task").with_name(task.name)
+        return {**given, "data": {**given["data"], "task": str(path)}}
+    return given
+
+
+def _check_invocation(invocation: Invocation) -> None:
+    """Raise UserError for actions that exclude each other."""
+    actions = [flag(name) for name, is_given in dataclasses.asdict(invocation).items() if is_given]
+    if invocation.resume and invocation.overwrite:
+        raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
+    if (invocation.preview or invocation.audit) and (len(actions) > 1 or distributed.world_size() > 1):
+        raise UserError(f"{' and '.join(actions)} cannot be combined; pass one, in one process")
+
+
+def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = None) -> RunConfig:
+    """Return a configuration with the defaults of its task file, or of `task`; unchanged for built-in tasks.
+
+    These are its `REWARDS`; in SFT, the model and limits that GRPO continues with, and micro-batches that fit both.
+    """
+    name = task or config.data.task
+    if not is_own_task(name):
+        return config
+    file = cast(TaskFile, get_task(name))
+    if config.method == "grpo":
+        return replace(config, {"rewards": beside(file.constants.REWARDS, Path(name).parent)})
+    presets = getattr(file.module, "PRESETS", {})
+    of_task = presets.get(preset, {})
+    limits = {name: of_task[name] for name in ("model", "sampling") if name in of_task}
+    sizes = (of_task.get("train", {}).get("micro_batch_size"), config.train.micro_batch_size)
+    common_size = math.gcd(*(size or 0 for size in sizes)) or None
+    return replace(config, {**limits, "train": {"micro_batch_size": common_size}})
+
+
+def _drop_unused(given: Mapping[str, Any], invocation: Invocation, layers: Sequence[dict[str, Any]]) -> None:
+    """Reject settings without effect on SFT. In a file they are dropped, because it may be from a GRPO run."""
+    useless = [flag(name) for name in UNUSED_BY_SFT if name in flatten(dict(given))]
+    if invocation.preview:
+        useless.append("--preview")
+    if useless:
+        raise UserError(f"{useless[0]} is for GRPO, and this recipe trains on reference answers; leave it out")
+    for layer in layers:
+        _drop(layer, UNUSED_BY_SFT)
+
+
+def _settle_task(config: RunConfig) -> RunConfig:
+    """Set the task to `gsm8k` (rows with `question` and `answer`) if files are given for `starter`, which uses none."""
+    data = config.data
+    if data.task not in ("starter", "starter-code") or not (data.train or data.eval):
+        return config
+    if data.task == "starter-code" or not (data.train and data.eval):
+        raise UserError("--data.train and --data.eval need each other; pass both, or a --data.task with its own data")
+    return replace(config, {"data": {"task": "gsm8k"}})
+
+
+def _settle_steps(config: RunConfig, layers: Sequence[Mapping[str, Any]]) -> RunConfig:
+    """With `hours`, remove a step limit that was not set together with it, such as that of the preset.
+
+    Args:
+        layers: the settings of files and those that are given, as they were written.
+    """
+    if config.hours is None:
+        return config
+    for layer in layers:
+        hours = layer.get("hours")
+        limit = layer.get("train", {}).get("max_steps")
+        if hours and limit and limit != endless_steps(float(hours)):
+            return config
+    return replace(config, {"train": {"max_steps": endless_steps(config.hours)}})
+
+
+def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
+    """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU.
+
+    Args:
+        recipe: the recipe that resumes the run, which must be its own.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"--config {path} cannot be read: {reason}") from None
+    if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):
+        if recipe and settings.get("recipe", recipe) != recipe:
+            raise UserError(
+                f"the run in {path.parent} is one of the recipe {settings['recipe']!r}, not of {recipe!r}; resume it "
+                "with that recipe, or pass another --output-dir"
+            )
+        planned = (settings.get("memory") or {}).get("derived", [])
+        settings = settings["config"]
+        _drop(settings, planned)
+    if not isinstance(settings, dict):
+        raise UserError(f"--config {path} contains {type(settings).__name__}; expected e.g. `train: {{max_steps: 60}}`")
+    return settings
+
+
+def _drop(settings: dict[str, Any], names: Sequence[str]) -> None:
+    """Remove settings by their dotted names."""
+    for name in names:
+        section, _, key = name.rpartition(".")
+        values = settings.get(section) if section else settings
+        if isinstance(values, dict):
+            values.pop(key, None)

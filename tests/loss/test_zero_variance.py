@@ -1,0 +1,88 @@
+"""Completions without an advantage are not computed, and nothing changes but the work."""
+
+import math
+
+import pytest
+from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
+
+from lora_grpo.loss import exact_pass
+
+LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+
+
+def batch_with_zero_variance():
+    """Return three groups of four; the rewards of the second are equal."""
+    inputs = micro_batch([4, 4, 4])
+    inputs["advantages"][4:8] = 0
+    return inputs
+
+
+def rows_read(trainer, monkeypatch):
+    read = []
+    score = type(trainer)._chunked_logps
+    monkeypatch.setattr(
+        type(trainer),
+        "_chunked_logps",
+        lambda self, model, ids, *a, **k: read.append(len(ids)) or score(self, model, ids, *a, **k),
+    )
+    return read
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp_path, monkeypatch):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    loss, gradients, metrics = loss_and_gradients(trainer, inputs)
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs: None)
+    all_loss, all_gradients, all_metrics = loss_and_gradients(trainer, inputs)
+    assert read == [8, 12]
+    assert loss == pytest.approx(all_loss, rel=1e-6)
+    assert distance(gradients, all_gradients) < 1e-6
+    estimated = {"entropy", "sampling/sampling_logp_difference/mean"}
+    assert {n: v for n, v in metrics.items() if n not in estimated} == pytest.approx(
+        {n: v for n, v in all_metrics.items() if n not in estimated}
+    )
+    assert metrics.keys() == all_metrics.keys()
+
+
+def test_the_entropy_of_what_is_left_out_is_that_of_its_samples(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    inputs = batch_with_zero_variance()
+    mask = inputs["completion_mask"].bool()
+    *_, metrics = loss_and_gradients(trainer, inputs)
+    taught = [*range(4), *range(8, 12)]
+    computed = {name: value[taught] if value.dim() else value for name, value in inputs.items()}
+    *_, of_computed = loss_and_gradients(trainer, computed)
+    left_out = -inputs["sampling_per_token_logps"][4:8][mask[4:8]]
+    total = left_out.sum().item() + of_computed["entropy"] * mask[taught].sum().item()
+    assert metrics["entropy"] == pytest.approx(total / mask.sum().item(), rel=1e-5)
+    # The mismatch is that of the completions that both have computed.
+    name = "sampling/sampling_logp_difference/mean"
+    assert metrics[name] == pytest.approx(of_computed[name], rel=1e-5)
+
+
+def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    inputs = batch_with_zero_variance()
+    expected, *_ = loss_and_gradients(trainer, inputs)
+    inputs["sampling_per_token_logps"][5, 0] = math.nan  # as from vLLM
+    loss, _, metrics = loss_and_gradients(trainer, inputs)
+    assert loss == expected and math.isfinite(metrics["entropy"])
+
+
+def test_a_micro_batch_that_teaches_nothing_reads_one_completion_and_has_no_gradient(tmp_path, monkeypatch):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    inputs["advantages"][:] = 0
+    loss, gradients, _ = loss_and_gradients(trainer, inputs)
+    assert read == [1] and loss == 0
+    assert all(gradient.abs().max() == 0 for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("settings", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}], ids=str)
+def test_what_acts_on_all_tokens_keeps_all_completions(settings, tmp_path, monkeypatch):
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12, **settings)
+    read, inputs = rows_read(trainer, monkeypatch), batch_with_zero_variance()
+    inputs["ref_per_token_logps"] = inputs["sampling_per_token_logps"]
+    loss_and_gradients(trainer, inputs)
+    assert read == [12]
