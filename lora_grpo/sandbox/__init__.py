@@ -38,8 +38,6 @@ link.py          the tests' end of the socket
 codec.py         encodes the values sent over the socket
 """
 
-from lora_grpo.sandbox import codec, isolation, library
-from lora_grpo.sandbox.exam import prepare
 from lora_grpo.sandbox.lockdown import die_with_parent
 from lora_grpo.sandbox.pool import describe, run, start, stop
-from lora_grpo.sandbox.verdict import LONGEST, BrokenTest, Program, Settings, Verdict
+from lora_grpo.sandbox.verdict import MAX_PROGRAM_SECONDS, BrokenTest, Program, Settings, Verdict

@@ -14,7 +14,7 @@ from typing import cast
 from lora_grpo.sandbox.examiner import Report
 from lora_grpo.sandbox.launch import Zygote, start_zygote
 from lora_grpo.sandbox.memory_file import memory_file
-from lora_grpo.sandbox.verdict import LONGEST, BrokenTest, Program, Settings, Status, Verdict
+from lora_grpo.sandbox.verdict import MAX_PROGRAM_SECONDS, BrokenTest, Program, Settings, Status, Verdict
 from lora_grpo.sandbox.zygote import STATUS_BYTES
 
 _MEMORY_FACTORS = {"candidate": 1, "examiner": 2}
@@ -39,7 +39,7 @@ class Worker:
         self._settings = settings
         memory_bytes = settings.memory_mb << 20
         # The CPU limit is a fallback. The wall time limit is reached first.
-        cpu_seconds = math.ceil(max(settings.timeout_seconds, LONGEST)) + 1
+        cpu_seconds = math.ceil(max(settings.timeout_seconds, MAX_PROGRAM_SECONDS)) + 1
         self.zygotes: dict[str, Zygote] = {}
         try:
             # Start both before waiting for either.

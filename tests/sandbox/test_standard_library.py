@@ -681,13 +681,13 @@ def isolated(request):
 
 
 def test_programs_that_use_the_standard_library_pass():
-    found = verdicts([program for _, program in split(ALLOWED)])
-    assert {name: verdict for name, verdict in found.items() if not verdict.passed} == {}
+    results = verdicts([program for _, program in split(ALLOWED)])
+    assert {name: verdict for name, verdict in results.items() if not verdict.passed} == {}
 
 
 def test_programs_that_need_more_than_their_process_are_refused():
-    found = verdicts([program for _, program in split(REFUSED)])
-    assert {verdict.status for verdict in found.values()} <= {"failed", "blocked"}, found
+    results = verdicts([program for _, program in split(REFUSED)])
+    assert {verdict.status for verdict in results.values()} <= {"failed", "blocked"}, results
 
 
 def test_both_tables_pass_officially():
@@ -697,5 +697,5 @@ def test_both_tables_pass_officially():
 
 def test_the_tests_are_real():
     wrong = "def f(*_, **__): return None"
-    found = verdicts([replace(program, source=wrong) for _, program in split(ALLOWED)])
-    assert [name for name, verdict in found.items() if verdict.passed] == []
+    results = verdicts([replace(program, source=wrong) for _, program in split(ALLOWED)])
+    assert [name for name, verdict in results.items() if verdict.passed] == []
