@@ -34,7 +34,7 @@ class ExactLossPass:
     Args:
         model: the trained model, with or without a PEFT adapter.
         score: the trainer's function for the logprobs of padded rows.
-        tokenizer: that of the model.
+        tokenizer: the model's tokenizer.
         tiles: the trainer's tiles; None if the model cannot use them.
         autocast: the context in which the trainer computes.
         longest_row: maximum number of tokens of a prompt and its completion.

@@ -81,7 +81,7 @@ def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bo
     completion_mask = mask[:, -completion_width:]
     if not prompt_mask.shape[1]:
         return False
-    # Along a row, the mask of a prompt rises once, to 1 in its last column; that of a completion falls once.
+    # Along a row, the mask of a prompt rises once, to 1 in its last column. The mask of a completion falls once.
     prompts_are_left_padded = (prompt_mask.diff(dim=1) >= 0).all() & prompt_mask[:, -1].all()
     completions_are_right_padded = (completion_mask.diff(dim=1) <= 0).all()
     return bool(prompts_are_left_padded & completions_are_right_padded)
@@ -117,7 +117,7 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
     in_prompt = prompt_columns < prompt_lengths[:, None]  # (P, longest prompt)
     prompt_slots = _number(in_prompt, first=0)
 
-    # Then those of all completions, each without its last token.
+    # Then the tokens of all completions, each without its last one.
     completion_lengths = completion_mask.sum(1)  # (R,)
     longest_completion = int(completion_lengths.max())
     num_columns = max(0, longest_completion - 1)  # C

@@ -226,7 +226,7 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def grade(task: str, episodes: Sequence[Episode]) -> list[Verdict]:
-    """Return the verdicts of episodes of one task: those of their environments, or of the task's `check`."""
+    """Return the verdicts of episodes of one task, from their environments or from the task's `check`."""
     verdicts = [episode.verdict for episode in episodes if episode.verdict]
     if len(verdicts) == len(episodes):
         return verdicts

@@ -135,7 +135,7 @@ def _take_turn(episode: Episode, sample: SampledTokens) -> None:
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
     """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-    caches = 2 if has_environment(rows[0]) else 1  # those of a turn and of the next one exist together
+    caches = 2 if has_environment(rows[0]) else 1  # a turn's and the next turn's exist together
     sampler.fit_batch(prompts, params.max_tokens, caches)
 
 

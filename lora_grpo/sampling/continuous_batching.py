@@ -76,7 +76,7 @@ class Batch:
             self.logits = _forward(model, tokens[:, None], self.mask, self.positions[:, None], self.cache)
 
     def copy(self, rows: torch.Tensor) -> Batch:
-        """Return a batch with copies of some rows. It has no logits, because those of earlier tokens are not needed."""
+        """Return a batch with copies of some rows. It has no logits, because the copies read more tokens first."""
         cache = copy.copy(self.cache)
         cache.layers = [layer.copy_rows(rows) for layer in self.cache.layers]
         return Batch(
@@ -92,7 +92,7 @@ class Batch:
     def continued(cls, completions: Sequence[CachedCompletion]) -> Batch:
         """Return a batch of completions of earlier batches, which are consumed.
 
-        Its rows are in the order of the earlier batches; its indices are those in `completions`.
+        Rows are in the order of the earlier batches. The index of a row is that of its completion in `completions`.
         """
         import torch
 
@@ -117,7 +117,7 @@ class Batch:
         return joined
 
     def read(self, model: Any, prompts: Sequence[list[int]], pad_token_id: int) -> None:
-        """Run the model on the tokens of the prompts, one for each index, that follow those in the cache.
+        """Run the model on the tokens of the prompts that are not in the cache. There is a prompt for each index.
 
         Shorter rows get columns of padding between their earlier tokens and the new ones.
         """
@@ -186,7 +186,7 @@ def prefill(
 
     Args:
         prompts: token ids of all B prompts of the call.
-        indices: those of the completions, out of all B·G.
+        indices: the completions to start, out of all B·G.
         num_samples: G.
         common: the cache of the tokens that all prompts start with; see `read_common_tokens`.
     """
@@ -253,7 +253,7 @@ def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
 
 def _common_length(prompts: Sequence[list[int]]) -> int:
     """Return the number of tokens that all prompts start with. Each prompt keeps at least one of its own."""
-    # What the smallest and the largest prompt, in the order of lists, have in common, all between them have too.
+    # In the order of lists, all prompts are between the smallest and the largest, so they share what these two share.
     smallest = min(prompts)
     largest = max(prompts)
     length = 0

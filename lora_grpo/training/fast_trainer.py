@@ -45,7 +45,7 @@ class FastGRPOTrainer(GRPOTrainer):
       trainer's (`check_logprobs`). Seeds differ from TRL's, so completions do too.
     - The loss pass reads each prompt once for its group, skips completions with advantage zero, and computes logits in
       tiles. The loss and its gradient are TRL's except for rounding.
-    - The adapter is trained in float32. TRL casts that of a quantized model to bfloat16.
+    - The adapter is trained in float32. TRL casts the adapter of a quantized model to bfloat16.
     - Logs also contain the metrics of `StepMetrics`.
 
     If something cannot be faster (`use_vllm`, `tools`, `rollout_func`, images, an attention that cannot share prompts),
@@ -193,7 +193,7 @@ class FastGRPOTrainer(GRPOTrainer):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Tell the loss pass whose logprobs TRL's loss asks for, and compare them with the sampler's."""
+        """Tell the loss pass which completions the loss is for, and compare its logprobs with the sampler's."""
         may_skip_rows = not trl_compat.loss_depends_on_all_tokens(self)
         with self.loss_pass.micro_batch(inputs, may_skip_rows=may_skip_rows) as micro_batch:
             loss = super()._compute_loss(model, inputs)
@@ -229,7 +229,7 @@ class FastGRPOTrainer(GRPOTrainer):
 
 
 class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
-    """The trainer of a run: it plays the run's episodes, and grades them once for rewards, log and metrics.
+    """The trainer of a run: it plays the run's episodes, and grades each once for rewards, log and metrics.
 
     The run's sampler generates, unless Unsloth's trainer does. Unsloth also has its own loss, which calls TRL's methods
     with other arguments. Errors are raised: a run does not fall back to TRL's code. A model that counts padding is not

@@ -135,7 +135,7 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
         scorer,
         args=GRPOConfig(**arguments),
         train_dataset=training_set(policy.tokenizer, rows, order),
-        reward_funcs=[reward.function for reward in scorer.rewards],  # their names; RecipeTrainer calls them
+        reward_funcs=[reward.function for reward in scorer.rewards],  # TRL logs their names; the scorer calls them
     )
 
 

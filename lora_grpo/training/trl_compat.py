@@ -137,7 +137,7 @@ def trained_adapter(model: Any) -> dict[str, Any]:
         if parameter.requires_grad or _is_of_adapter(name, "default")
     }
     # A new LoRA adapter changes nothing, because one factor of each product is zero. Other weights are taken as
-    # trained: full copies of layers (`modules_to_save`), token vectors, and those of other methods.
+    # trained: full copies of layers (`modules_to_save`), token vectors, and weights of other methods.
     only_lora = all(re.search(r"\blora_(A|B|embedding_A|embedding_B|magnitude_vector)\b", name) for name in weights)
     zero_if_new = [weight for name, weight in weights.items() if re.search(r"\blora_(B|embedding_A)\b", name)]
     is_new = only_lora and not any(weight.any() for weight in zero_if_new)
@@ -155,8 +155,9 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
     TRL casts a quantized model's adapter to bfloat16. Most GRPO updates are smaller than the rounding error of
     bfloat16, and a resumed run would load the adapter in float32.
 
-    TRL's reference of the KL term is a frozen copy of the adapter, named "ref". That of a new adapter is deleted,
-    because the base is the same reference. TRL (1.14) leaves out parameters that are no modules: those of embeddings.
+    TRL's reference of the KL term is a frozen copy of the adapter, named "ref". The copy of a new adapter is
+    deleted, because the base is the same reference. TRL (1.14) does not copy parameters that are not modules, as in the
+    adapters of embeddings.
 
     Args:
         trained: result of `trained_adapter` before TRL's trainer was built.
@@ -198,7 +199,7 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
 def unread_generation_settings(trainer: Any) -> list[str]:
     """Return the settings of TRL's `generate` that this package's sampler does not read, such as `suppress_tokens`.
 
-    They are those of the trainer, completed by those of the model (generation_config.json) and transformers' defaults.
+    TRL takes the trainer's settings, then the model's (generation_config.json), then transformers' defaults.
     """
     from transformers import GenerationConfig
 
@@ -299,7 +300,7 @@ class TrlTiles:
 
 
 def tiles_of(trainer: Any) -> TrlTiles | None:
-    """Return TRL's tiles, or None if the configuration of a model that is saved would have to change for them."""
+    """Return TRL's tiles, or None if they would need a change of the configuration that is saved with the model."""
     model = trainer.model
     logits_scaling = getattr(model.config, "logits_scaling", None)  # Granite's
     if logits_scaling:
