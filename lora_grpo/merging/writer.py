@@ -106,10 +106,10 @@ def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> Non
 
 
 def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequence[int], pad: int | None) -> None:
-    """Write generation_config.json: the base's, with all tokens that end a completion, and a padding token.
+    """Write generation_config.json: the base's settings, all tokens that end a completion, and a padding token.
 
-    The file is the base's to the byte if it has both, and absent if the base has none and config.json implies them.
-    The base's sampling defaults, such as a temperature, stay.
+    If the base's file already has both, it is copied byte for byte. If the base has no such file and config.json
+    implies the tokens that end a completion, none is written. The base's sampling defaults stay, such as a temperature.
 
     Args:
         config: the base's configuration.
