@@ -18,84 +18,106 @@ from lora_grpo.errors import UserError
 
 T = TypeVar("T")
 
-_group: list[Any] = []  # the gloo process group for waiting, once `join` was called
+_GRADIENT_TIMEOUT = timedelta(minutes=30)  # of a gradient all-reduce; transformers' default
+_WAIT_TIMEOUT = timedelta(days=30)
+_FIRST_POLL_SECONDS = 0.001
+_LONGEST_POLL_SECONDS = 0.1
+_LAUNCHER_SECONDS = 3
+"""How long a failed rank waits for its launcher to end it."""
+_ERROR_KEY = "lora_grpo/error"
+
+_waiting_group: Any = None
+"""The gloo process group for waiting, between `join` and `leave` of several processes."""
 
 
 def world_size() -> int:
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def rank() -> int:
+    """Return the number of this process, from 0."""
     return int(os.environ.get("RANK") or 0)
 
 
 def is_main() -> bool:
+    """Return whether this is the process that writes files and prints."""
     return rank() == 0
 
 
 def join() -> None:
-    """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded."""
-    if world_size() == 1 or _group:
+    """Connect to the other ranks and select the GPU of this rank. Call it before a model is loaded.
+
+    Raises:
+        UserError: the launcher set only a part of the environment, or started more processes than there are GPUs.
+    """
+    global _waiting_group
+    if world_size() == 1 or _waiting_group is not None:
         return
     import torch
     from accelerate import PartialState
 
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     if "RANK" not in os.environ:
         raise UserError(f"WORLD_SIZE is {world_size()} and RANK is not set; use torchrun, or unset WORLD_SIZE")
-    if 0 < gpus < here:
-        raise UserError(f"{here} processes were started and {gpus} GPUs are visible; pass --nproc-per-node {gpus}")
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < processes:
+        raise UserError(f"{processes} processes were started and {gpus} GPUs are visible; pass --nproc-per-node {gpus}")
     if not gpus:
         # accelerate 1.15 names the device of a rank `cpu:0`, but torch.load (2.13) cannot load an optimizer to `cpu:0`.
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    # The Trainer uses Accelerate's state, which sets the device of this rank and initializes NCCL, or gloo on a CPU.
+
     # Python signal handlers do not run while torch's C++ code connects, so use the default handler. No files exist yet.
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    PartialState(cpu=not gpus, timeout=timedelta(minutes=30))  # of a gradient all-reduce; transformers' default
+    # The Trainer uses Accelerate's state, which sets the device of this rank and initializes NCCL, or gloo on a CPU.
+    PartialState(cpu=not gpus, timeout=_GRADIENT_TIMEOUT)
     # Wait outside a step, such as in an evaluation, with gloo: waiting with NCCL keeps the GPU busy and times out.
-    _group.append(torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30)))
+    _waiting_group = torch.distributed.new_group(backend="gloo", timeout=_WAIT_TIMEOUT)
     signal.signal(signal.SIGTERM, handler)
 
 
 def leave() -> None:
     """Disconnect from the other ranks. Call it at the end of the command."""
-    if _group:
+    global _waiting_group
+    if _waiting_group is not None:
         import torch
 
         barrier()
-        _group.clear()
+        _waiting_group = None
         torch.distributed.destroy_process_group()
 
 
 def barrier() -> None:
     """Wait until every rank has called this function."""
-    if _group:
+    if _waiting_group is not None:
         import torch
 
-        waiting, pause = torch.distributed.barrier(group=_group[0], async_op=True), 0.001
         # Poll, so that signals are handled immediately. gloo's own wait would delay them.
-        while not waiting.is_completed():
+        work = torch.distributed.barrier(group=_waiting_group, async_op=True)
+        pause = _FIRST_POLL_SECONDS
+        while not work.is_completed():
             time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-        waiting.wait()
+            pause = min(2 * pause, _LONGEST_POLL_SECONDS)
+        work.wait()
 
 
 def gather(value: T) -> list[T]:
     """Return the values of all ranks on every rank, ordered by rank."""
-    if not _group:
+    if _waiting_group is None:
         return [value]
     import torch
 
     barrier()
     values: list[Any] = [None] * world_size()
-    torch.distributed.all_gather_object(values, value, group=_group[0])
+    torch.distributed.all_gather_object(values, value, group=_waiting_group)
     return values
 
 
 def broadcast_from_main(make: Callable[[], T]) -> T:
     """Call `make` on rank 0 after all ranks have arrived, and return its result on every rank."""
     barrier()
-    return gather(make() if is_main() else None)[0]  # type: ignore[return-value]
+    value = make() if is_main() else None
+    return gather(value)[0]  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -120,24 +142,25 @@ def report_error(message: str) -> None:
 
     Ranks other than 0 also wait. If rank 0 fails with the same error, its launcher ends this rank here.
     """
-    if _group and reported_error() is None:
+    if _waiting_group is not None and reported_error() is None:
         with contextlib.suppress(RuntimeError):  # the launcher hosts the store and may be gone
-            _store().set("lora_grpo/error", message)
+            _store().set(_ERROR_KEY, message)
     if not is_main():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(3)
+        time.sleep(_LAUNCHER_SECONDS)
 
 
 def reported_error() -> str | None:
     """Return the error published by a failed rank, or None."""
-    if _group:
+    if _waiting_group is not None:
         with contextlib.suppress(RuntimeError):
-            if _store().check(["lora_grpo/error"]):
-                return str(_store().get("lora_grpo/error").decode())
+            if _store().check([_ERROR_KEY]):
+                return str(_store().get(_ERROR_KEY).decode())
     return None
 
 
 def _store() -> Any:
+    """Return the key-value store that the launcher hosts for all ranks."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from helpers.tiny_runs import TINY
 
-from lora_grpo.cli import parse, user_files
+from lora_grpo.cli import parse
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import fit_data, load_data, start_sandbox
@@ -18,6 +18,7 @@ from lora_grpo.memory.work import Work
 from lora_grpo.models.base_model import load_tokenizer
 from lora_grpo.pipeline import train_and_evaluate
 from lora_grpo.runs import open_run, read_record
+from lora_grpo.settings import user_files
 from lora_grpo.tasks import mathematics
 
 ALSO = ("starter-code", "math500")

@@ -11,6 +11,8 @@ from typing import Any
 
 from lora_grpo.sandbox.codec import Decoder, Encoder, receive, send
 
+_MAX_TEXT_LENGTH = 300
+
 
 @functools.cache
 def _event_loop() -> Any:
@@ -52,24 +54,27 @@ class _Objects:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
-        self._kept: list[Any] = []
-        self._numbers: dict[int, int] = {}
+        self._objects: list[Any] = []
+        self._number_of_id: dict[int, int] = {}
 
     def handle(self, value: Any) -> list[Any]:
         """Return the object's handle. The object is kept alive so that its number stays unique."""
-        number = self._numbers.setdefault(id(value), len(self._kept))
-        if number == len(self._kept):
-            self._kept.append(value)
-        for name, kind in ASYNCHRONOUS.items():
+        next_number = len(self._objects)
+        number = self._number_of_id.setdefault(id(value), next_number)
+        if number == next_number:
+            self._objects.append(value)
+
+        for operation, kind in ASYNCHRONOUS.items():
             if type(value) is kind:
-                return ["handle", number, [name]]
+                return ["handle", number, [operation]]
         methods = {name for kind in type(value).__mro__ for name in vars(kind)}
-        return ["handle", number, [name for name in ABILITIES if f"__{name}__" in methods]]
+        abilities = [name for name in ABILITIES if f"__{name}__" in methods]
+        return ["handle", number, abilities]
 
     def find(self, key: int | str, *_: Any) -> Any:
         """Return the object with this number, or the candidate's global variable with this name."""
         if isinstance(key, int):
-            return self._kept[key]
+            return self._objects[key]
         if key not in self._namespace:
             raise NameError(f"name {key!r} is not defined")
         return self._namespace[key]
@@ -80,6 +85,8 @@ def run(source: bytes, link: int) -> None:
     module = types.ModuleType("candidate")
     sys.modules["candidate"] = module
     objects = _Objects(module.__dict__)
+
+    # The first reply is about the source.
     try:
         program = compile(source.decode(errors="surrogatepass"), "<candidate>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -91,6 +98,7 @@ def run(source: bytes, link: int) -> None:
     except BaseException as error:  # noqa: BLE001 - reported to the tests
         send(link, _raised(error, [], objects))
         return
+
     while True:
         try:
             request = receive(link)
@@ -103,26 +111,40 @@ def run(source: bytes, link: int) -> None:
 
 
 def _answer(request: Any, objects: _Objects) -> list[Any]:
-    """Execute a request of the form `[operation, [argument, ...], [[keyword, argument], ...]]`."""
+    """Execute a request of the form `[operation, [argument, ...], [[keyword, argument], ...]]`.
+
+    Returns:
+        `["returned", changes, value]`, or what `_raised` returns. The changes are `[[number, contents], ...]` of the
+        containers among the arguments.
+    """
     operation, encoded_args, encoded_kwargs = request
     changes: list[Any] = []
     decoder = Decoder(objects.find)
     try:
         args = [decoder.decode(value) for value in encoded_args]
         kwargs = {name: decoder.decode(value) for name, value in encoded_kwargs}
-        snapshot = Encoder(objects.handle, decoder.nodes)
-        before = [snapshot.contents(node) for node in decoder.nodes]
+        encoder_before = Encoder(objects.handle, decoder.nodes)
+        contents_before = [encoder_before.contents(node) for node in decoder.nodes]
         try:
             value = OPERATIONS[operation](*args, **kwargs)
         finally:
+            # A call that raises may have changed its arguments, too.
             encoder = Encoder(objects.handle, decoder.nodes)
-            after = [encoder.contents(node) for node in decoder.nodes]
-            pairs = enumerate(zip(before, after, strict=True))
-            # An argument may change from 1 to 1.0 or True, which are equal.
-            changes = [[number, now] for number, (then, now) in pairs if then != now or repr(then) != repr(now)]
+            contents_after = [encoder.contents(node) for node in decoder.nodes]
+            changes = _changes(contents_before, contents_after)
         return ["returned", changes, encoder.encode(value)]
     except BaseException as error:  # noqa: BLE001 - reported to the tests
         return _raised(error, changes, objects)
+
+
+def _changes(contents_before: list[Any], contents_after: list[Any]) -> list[Any]:
+    """Return `[[number, contents], ...]` of the containers with new contents."""
+    changes = []
+    for number, (before, after) in enumerate(zip(contents_before, contents_after, strict=True)):
+        # An argument may change from 1 to 1.0 or True, which are equal.
+        if before != after or repr(before) != repr(after):
+            changes.append([number, after])
+    return changes
 
 
 def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list[Any]:
@@ -138,7 +160,7 @@ def _raised(error: BaseException, changes: list[Any], objects: _Objects) -> list
 def describe(error: BaseException) -> str:
     """Return the class and the text of an exception. Its text may be made by the candidate's code, and so may raise."""
     try:
-        text = str(error)[:300]
-    except BaseException as second:  # noqa: BLE001 - a candidate's own __str__
-        text = f"(its text raises {type(second).__name__})"
+        text = str(error)[:_MAX_TEXT_LENGTH]
+    except BaseException as second_error:  # noqa: BLE001 - a candidate's own __str__
+        text = f"(its text raises {type(second_error).__name__})"
     return f"{type(error).__name__}: {text}"

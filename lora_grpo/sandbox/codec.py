@@ -18,16 +18,19 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_DEPTH = 100
 MAX_ITEMS = 1_500_000
 """Items of all containers of a message. Items that are encoded together count less; see `Encoder._encode_all`."""
 
-_PLAIN = (bool, float, str)
-_SAME_IN_JSON = {*_PLAIN, type(None)}
+_SCALAR_TYPES = (bool, float, str)
+_SAME_IN_JSON = {*_SCALAR_TYPES, type(None)}
+"""Types whose values are the same in JSON. So are those of int, below `_SMALL_INT`."""
 _SMALL_INT = 1 << 62
+_LENGTH_BYTES = 4
+_READ_BYTES = 1 << 16
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Exceptions while receiving or decoding data that is not in this module's format."""
 
@@ -39,23 +42,25 @@ def send(descriptor: int, message: Any) -> None:
     body = _to_json(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise OverflowError(f"a message of {len(body)} bytes; expected at most {MAX_FRAME_BYTES}")
-    frame = memoryview(len(body).to_bytes(4, "little") + body)
-    while frame:
-        frame = frame[os.write(descriptor, frame) :]
+    unsent = memoryview(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+    while unsent:
+        num_written = os.write(descriptor, unsent)
+        unsent = unsent[num_written:]
 
 
 def receive(descriptor: int) -> Any:
     """Read one frame. Raise EOFError if the other end is closed, and one of MALFORMED if the frame is not valid."""
-    length = int.from_bytes(_read(descriptor, 4), "little")
+    length = int.from_bytes(_read(descriptor, _LENGTH_BYTES), "little")
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {length} bytes")
     return json.loads(_read(descriptor, length))
 
 
 def _read(descriptor: int, size: int) -> bytes:
+    """Read exactly `size` bytes."""
     parts = []
     while size:
-        part = os.read(descriptor, min(size, 1 << 16))
+        part = os.read(descriptor, min(size, _READ_BYTES))
         if not part:
             raise EOFError
         parts.append(part)
@@ -69,13 +74,15 @@ class Encoder:
     def __init__(self, handle: Callable[[Any], Any], nodes: Iterable[Any] = ()) -> None:
         self.nodes = list(nodes)
         self._handle = handle
-        self._numbers = {id(node): number for number, node in enumerate(self.nodes)}
-        self._items = 0
+        self._number_of_id = {id(node): number for number, node in enumerate(self.nodes)}
+        self._num_items = 0
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """Return the value as JSON. A container that is too deep or too large becomes a handle."""
         kind = type(value)
-        if value is None or kind in _PLAIN:
+
+        # Scalars. A subclass may have its own methods, so the builtin class converts it.
+        if value is None or kind in _SCALAR_TYPES:
             return value
         if issubclass(kind, int):
             number = int.__index__(value)
@@ -84,34 +91,45 @@ class Encoder:
             return float.__float__(value)
         if issubclass(kind, str):
             return str.__str__(value)
-        if id(value) in self._numbers:
-            return ["again", self._numbers[id(value)]]
-        if isinstance(value, type) and _TYPES.get(name := value.__name__) is value:
-            return ["type", name]
-        if kind.__qualname__ in _REBUILT and kind.__module__ == _REBUILT[kind.__qualname__][0]:
-            return [kind.__qualname__, *map(self.encode, _REBUILT[kind.__qualname__][1](value))]
-        base: Any = _base(kind)
-        if base is None or depth >= MAX_DEPTH or self._items > MAX_ITEMS:
+
+        # Values that are not containers.
+        if id(value) in self._number_of_id:
+            return ["again", self._number_of_id[id(value)]]
+        if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+            return ["type", value.__name__]
+        rebuilt = _REBUILT.get(kind.__qualname__)
+        if rebuilt is not None and kind.__module__ == rebuilt.module:
+            return [kind.__qualname__, *map(self.encode, rebuilt.arguments(value))]
+
+        # Containers, and everything else.
+        base = _base(kind)
+        if base is None or depth >= MAX_DEPTH or self._num_items > MAX_ITEMS:
             return self._handle(value)
-        if base.__name__ in _FILLED:
-            self._numbers[id(value)] = len(self.nodes)
+        if base.__name__ in _MUTABLE:
+            self._number_of_id[id(value)] = len(self.nodes)
             self.nodes.append(value)
         return [base.__name__, self.contents(value, depth)]
 
     def contents(self, value: Any, depth: int = 0) -> Any:
         """Return only the encoded contents of a container."""
+        # Methods of the builtin class, because a subclass may have its own.
         if isinstance(value, dict):
-            return [self._encode_all(list(part(value)), depth) for part in (dict.keys, dict.values)]
-        return self._encode_all(list(_base(type(value)).__iter__(value)), depth)
+            keys = self._encode_all(list(dict.keys(value)), depth)
+            values = self._encode_all(list(dict.values(value)), depth)
+            return [keys, values]
+        base: Any = _base(type(value))
+        return self._encode_all(list(base.__iter__(value)), depth)
 
     def _encode_all(self, items: list[Any], depth: int) -> list[Any]:
         """Return the encoded items of a container. This is fast for long lists of JSON scalars."""
         kinds = set(map(type, items))
-        plain = kinds <= _SAME_IN_JSON
-        if plain or (kinds <= {int, bool} and min(items) > -_SMALL_INT and max(items) < _SMALL_INT):
-            self._items += len(items) // 16
+        same_in_json = kinds <= _SAME_IN_JSON
+        if not same_in_json and kinds <= {int, bool}:
+            same_in_json = min(items) > -_SMALL_INT and max(items) < _SMALL_INT
+        if same_in_json:
+            self._num_items += len(items) // 16
             return items
-        self._items += len(items)
+        self._num_items += len(items)
         return [self.encode(item, depth + 1) for item in items]
 
 
@@ -129,18 +147,15 @@ class Decoder:
                 raise ValueError("a JSON object")
             return data
         tag, *rest = data
-        if tag in _FILLED:
-            self.nodes.append(_FILLED[tag]())
-            return self.fill(self.nodes[-1], rest[0])
+        if tag in _MUTABLE:
+            # The node gets its number before its items get theirs, as in `Encoder.encode`.
+            node = _MUTABLE[tag]()
+            self.nodes.append(node)
+            return self.fill(node, rest[0])
         if tag in _FROM_ITEMS:
             return _FROM_ITEMS[tag](self._decode_all(rest[0]))
         if tag in _REBUILT:
-            arguments = [self.decode(item) for item in rest]
-            if not {int, *_SAME_IN_JSON}.issuperset(map(type, arguments)):  # a constructor might call a handle
-                raise ValueError(f"the arguments of {tag}")
-            # A program that uses none of these modules does not import them.
-            kind = getattr(import_module(_REBUILT[tag][0]), tag)
-            return getattr(kind, "fromisoformat", kind)(*arguments)
+            return self._rebuild(tag, rest)
         match tag:
             case "int":
                 return int(rest[0], 16)
@@ -152,21 +167,36 @@ class Decoder:
                 return _TYPES[rest[0]]
         raise ValueError(f"an unknown value: {data!r:.80}")
 
-    def _decode_all(self, data: Any) -> Any:
-        """Return the decoded items of a container. JSON scalars are returned unchanged."""
-        kinds = set(map(type, data))
-        return [self.decode(item) for item in data] if list in kinds or dict in kinds else data
-
     def fill(self, node: Any, data: Any) -> Any:
         """Replace the contents of a container with those encoded in `data`, and return it."""
         # Decode the items before clearing the node, because a node may contain itself.
+        items: Any
         if isinstance(node, dict):
-            items: Any = dict(zip(*map(self._decode_all, data), strict=True))
+            items = dict(zip(*map(self._decode_all, data), strict=True))
         else:
             items = self._decode_all(data)
         node.clear()
-        (node.update if isinstance(node, (dict, set)) else node.extend)(items)
+        if isinstance(node, (dict, set)):
+            node.update(items)
+        else:
+            node.extend(items)
         return node
+
+    def _rebuild(self, name: str, encoded_arguments: list[Any]) -> Any:
+        arguments = [self.decode(argument) for argument in encoded_arguments]
+        if not set(map(type, arguments)) <= {int, *_SAME_IN_JSON}:  # a constructor might call a handle
+            raise ValueError(f"the arguments of {name}")
+        # A program that uses none of these modules does not import them.
+        kind = getattr(import_module(_REBUILT[name].module), name)
+        constructor = getattr(kind, "fromisoformat", kind)
+        return constructor(*arguments)
+
+    def _decode_all(self, data: Any) -> Any:
+        """Return the decoded items of a container. JSON scalars are returned unchanged."""
+        kinds = set(map(type, data))
+        if list in kinds or dict in kinds:
+            return [self.decode(item) for item in data]
+        return data
 
 
 PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
@@ -175,13 +205,18 @@ PREDICATES |= {"startswith", "endswith"}
 plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
 
 
-def _base(kind: type) -> Any:
+def _base(kind: type) -> type | None:
     """Return the container type that the type is or extends, or None."""
-    return kind if kind in _CONTAINERS else next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if kind in _CONTAINERS:
+        return kind
+    for base in _CONTAINERS:
+        if issubclass(kind, base):
+            return base
+    return None
 
 
-_FILLED = {kind.__name__: kind for kind in (list, Counter, OrderedDict, dict, set, deque, bytearray)}
-"""Mutable containers. A subclass comes before its base class."""
+_MUTABLE: dict[str, Any] = {kind.__name__: kind for kind in (list, Counter, OrderedDict, dict, set, deque, bytearray)}
+"""Containers that are made empty and then filled. A subclass comes before its base class."""
 _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "frozenset": frozenset,
@@ -191,18 +226,36 @@ _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "dict_values": lambda items: dict(enumerate(items)).values(),
     "dict_items": lambda items: dict(items).items(),
 }
-_CONTAINERS = dict.fromkeys(
-    [*_FILLED.values(), tuple, frozenset, bytes, *map(type, ({}.keys(), {}.values(), {}.items()))]
-)
+"""Containers that are made of their items."""
+_DICTIONARY_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: dict[type, None] = dict.fromkeys([*_MUTABLE.values(), tuple, frozenset, bytes, *_DICTIONARY_VIEWS])
+"""All container types, as an ordered set."""
+
 _TYPES: dict[str, type] = {
     name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and kind.__module__ == "builtins"
 }
-_REBUILT: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
-    **dict.fromkeys(("range", "slice"), ("builtins", lambda value: (value.start, value.stop, value.step))),
-    "complex": ("builtins", lambda value: (value.real, value.imag)),
-    "Decimal": ("decimal", lambda value: (str(value),)),
-    "Fraction": ("fractions", lambda value: (value.numerator, value.denominator)),
-    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds)),
-    **dict.fromkeys(("date", "datetime", "time"), ("datetime", lambda value: (value.isoformat(),))),
+
+
+class _Rebuilt(NamedTuple):
+    """How a value that is neither a scalar nor a container is sent: by what it is made of."""
+
+    module: str
+    """The module of its type."""
+    arguments: Callable[[Any], tuple[Any, ...]]
+    """Returns the arguments of its type, or of its type's `fromisoformat`."""
+
+
+_BOUNDS = _Rebuilt("builtins", lambda value: (value.start, value.stop, value.step))
+_ISO_FORMAT = _Rebuilt("datetime", lambda value: (value.isoformat(),))
+_REBUILT = {
+    "range": _BOUNDS,
+    "slice": _BOUNDS,
+    "complex": _Rebuilt("builtins", lambda value: (value.real, value.imag)),
+    "Decimal": _Rebuilt("decimal", lambda value: (str(value),)),
+    "Fraction": _Rebuilt("fractions", lambda value: (value.numerator, value.denominator)),
+    "timedelta": _Rebuilt("datetime", lambda value: (value.days, value.seconds, value.microseconds)),
+    "date": _ISO_FORMAT,
+    "datetime": _ISO_FORMAT,
+    "time": _ISO_FORMAT,
 }
-"""Other values: their module, and the arguments of their type or of its `fromisoformat`."""
+"""Types by the names that are sent."""

@@ -6,7 +6,7 @@ import marshal
 import warnings
 from typing import Any, cast
 
-from lora_grpo.sandbox.examiner import ASSERTS
+from lora_grpo.sandbox.examiner import ASSERTS, Exam
 from lora_grpo.sandbox.verdict import BrokenTest, Program
 
 
@@ -17,30 +17,39 @@ def prepare(program: Program) -> bytes:
         BrokenTest: the tests are not Python or assert nothing.
     """
     try:
-        return _compiled(program.prelude, program.test, program.functions)
+        return _compile(program.prelude, program.test, program.functions)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise BrokenTest(f"the tests of {program.name} cannot run: {type(error).__name__}: {error}") from None
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(prelude: str, test: str, functions: tuple[str, ...]) -> bytes:
-    """Return the arguments of `examiner.examine`. marshal is fast, and the zygotes have the same interpreter."""
+def _compile(prelude: str, test: str, functions: tuple[str, ...]) -> bytes:
+    """Return an `examiner.Exam` in marshal's format, which is fast; the zygotes have the same interpreter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example "assertion is always true"
         tree: Any = ast.parse(test)
-        # Statements that can fail: an assert, a raise, or a method such as unittest's assertEqual.
-        nodes = [*ast.walk(tree), *ast.walk(ast.parse(prelude))]
-        methods = any(isinstance(node, ast.Attribute) and node.attr.startswith("assert") for node in nodes)
-        if not methods and not any(isinstance(node, (ast.Assert, ast.Raise)) for node in nodes):
+        prelude_tree = ast.parse(prelude)
+        if not _can_fail(tree) and not _can_fail(prelude_tree):
             raise ValueError("they assert nothing")
-        counted = _Counted(tree)
-        tree = ast.fix_missing_locations(counted.visit(tree))
-        code = compile(tree, "<test>", "exec", dont_inherit=True)
-        first = compile(prelude, "<prelude>", "exec", dont_inherit=True)
-    return marshal.dumps((first, code, functions, test, counted.number))
+        counter = _AssertCounter(tree)
+        tree = ast.fix_missing_locations(counter.visit(tree))
+        compiled_test = compile(tree, "<test>", "exec", dont_inherit=True)
+        compiled_prelude = compile(prelude, "<prelude>", "exec", dont_inherit=True)
+    exam = Exam(compiled_prelude, compiled_test, functions, test, counter.number)
+    return marshal.dumps(tuple(exam))
 
 
-class _Counted(ast.NodeTransformer):
+def _can_fail(tree: ast.AST) -> bool:
+    """Return whether code has an assert, a raise, or a method such as unittest's assertEqual."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assert, ast.Raise)):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr.startswith("assert"):
+            return True
+    return False
+
+
+class _AssertCounter(ast.NodeTransformer):
     """Number the asserts, and run each one even if earlier asserts failed.
 
     If tests ended at the first failed assert, a further call would tell the candidate that its last answer was correct.
@@ -54,18 +63,27 @@ class _Counted(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module) -> None:
         self.number = 0
-        nodes = [*ast.walk(tree)]
+        nodes = list(ast.walk(tree))
         called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        inside = [part for node in nodes if isinstance(node, self.catching) for part in ast.walk(node)]
-        used = [node for node in nodes if id(node) not in called]
-        self.expected = {node.id for node in (*inside, *used) if isinstance(node, ast.Name)}
+        self._caught_functions: set[str] = set()
+        for node in nodes:
+            if isinstance(node, ast.Name) and id(node) not in called:
+                self._caught_functions.add(node.id)
+            if isinstance(node, self.catching):
+                self._caught_functions.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
 
     def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, self.catching) or (isinstance(node, ast.FunctionDef) and node.name in self.expected):
+        if isinstance(node, self.catching):
             return node
-        if not isinstance(node, ast.Assert) or not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
-            return self.generic_visit(node)
-        guard = cast(ast.With, ast.parse(f"with {ASSERTS}[{self.number}]:\n pass").body[0])
-        guard.body = [node]
-        self.number += 1
-        return ast.copy_location(guard, node)
+        if isinstance(node, ast.FunctionDef) and node.name in self._caught_functions:
+            return node
+        if isinstance(node, ast.Assert) and _uses_a_name(node.test):
+            guard = cast(ast.With, ast.parse(f"with {ASSERTS}[{self.number}]:\n pass").body[0])
+            guard.body = [node]
+            self.number += 1
+            return ast.copy_location(guard, node)
+        return self.generic_visit(node)
+
+
+def _uses_a_name(expression: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) for part in ast.walk(expression))

@@ -2,7 +2,8 @@
 
 import builtins
 import marshal
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
 from lora_grpo.sandbox import evalplus  # noqa: F401 - the tests import it, and there are no files then
 from lora_grpo.sandbox.candidate import describe
@@ -11,74 +12,130 @@ from lora_grpo.sandbox.link import FROM_CANDIDATE, Gone, Link, remote
 ASSERTS = "__lora_grpo_asserts__"
 """The name under which the tests find an `Assert` for each assert statement; `exam` inserts its use."""
 
+_MAX_MESSAGE_LENGTH = 500
+
+
+class Exam(NamedTuple):
+    """Tests that `exam.prepare` compiled. marshal stores it as a plain tuple."""
+
+    prelude: CodeType
+    """Runs before the candidate's functions are known."""
+    test: CodeType
+    functions: tuple[str, ...]
+    """Names that the candidate defines."""
+    test_source: str
+    """The tests as text, for messages."""
+    num_tests: int
+    """Number of counted assert statements."""
+
+
+class Report(NamedTuple):
+    """What the tests' process writes at its end, as JSON. The verdict is decided with it; see `worker`."""
+
+    status: str
+    """A status of `verdict.Verdict`, or `broken` for wrong tests: they failed without the candidate, or in a way that a
+    correct candidate does not cause. It counts only for a reference program, because the tests may also lack memory on
+    a busy machine."""
+    message: str
+    passed_tests: int
+    num_tests: int
+
 
 class Assert:
     """An assert statement of the tests, as a context manager: the tests continue after it has failed."""
 
     def __init__(self, errors: list[BaseException]) -> None:
-        self.errors = errors
-        self.held: set[bool] = set()
+        self._errors = errors
+        self._outcomes: set[bool] = set()
+
+    @property
+    def held_every_time(self) -> bool:
+        """Whether it ran, and never failed."""
+        return self._outcomes == {True}
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        self.held.add(error is None)
+        self._outcomes.add(error is None)
         if error:
-            self.errors.append(error)
+            self._errors.append(error)
         return isinstance(error, Exception)  # the candidate's exit ends the tests
 
 
-def examine(exam: bytes, descriptor: int) -> dict[str, Any]:
-    """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket.
-
-    The status `broken` means wrong tests: they failed without the candidate, or in a way that a correct candidate does
-    not cause. It counts only for a reference program, because the tests may also lack memory on a busy machine.
-    """
-    prelude, code, functions, test, num_tests = marshal.loads(exam)
-    link, errors = Link(descriptor), list[BaseException]()
-    asserts = [Assert(errors) for _ in range(num_tests)]
+def examine(payload: bytes, descriptor: int) -> Report:
+    """Run tests that `exam.prepare` compiled against the candidate at the other end of a socket."""
+    exam = Exam(*marshal.loads(payload))
+    link = Link(descriptor)
+    errors: list[BaseException] = []
+    asserts = [Assert(errors) for _ in range(exam.num_tests)]
     namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
-    status, message = "passed", ""
+    status = "passed"
+    message = ""
     try:
-        exec(prelude, namespace)
-        namespace.update({name: remote(link, name) for name in functions}, **{ASSERTS: asserts})
-        link.reply()
-        exec(code, namespace)
+        exec(exam.prelude, namespace)
+        for name in exam.functions:
+            namespace[name] = remote(link, name)
+        namespace[ASSERTS] = asserts
+        link.reply()  # the candidate's source has run
+        exec(exam.test, namespace)
         if link.gone:  # the test caught all exceptions, including BaseException
             raise link.gone
         if errors:
             raise errors[0]
         if not link.used:
-            status, message = "broken", "they never use the candidate"
+            status = "broken"
+            message = "they never use the candidate"
     except Gone as gone:
-        status, message = gone.status, gone.message
+        status = gone.status
+        message = gone.message
     except BaseException as error:  # noqa: BLE001 - reported
-        status, message = _blame(errors[0] if errors else error, test, link)
+        first_error = errors[0] if errors else error
+        status, message = _blame(first_error, exam.test_source, link)
+
     # The candidate's text may contain terminal control characters.
-    message = "".join(letter if letter.isprintable() else " " for letter in message[:500])
-    passed = sum(one.held == {True} for one in asserts)  # it ran, and held every time
-    return {"status": status, "message": message, "passed_tests": passed, "num_tests": num_tests}
+    message = "".join(letter if letter.isprintable() else " " for letter in message[:_MAX_MESSAGE_LENGTH])
+    passed_tests = sum(counted.held_every_time for counted in asserts)
+    return Report(status, message, passed_tests, exam.num_tests)
 
 
-def _blame(error: BaseException, test: str, link: Link) -> tuple[str, str]:
+def _blame(error: BaseException, test_source: str, link: Link) -> tuple[str, str]:
     """Return the status and message for the exception that ended the tests."""
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
-    text = str(notes[0]).removeprefix(FROM_CANDIDATE) if notes else describe(error)
-    if notes and not text.partition(":")[0].encode(errors="replace").isalpha():  # a class named like an assert
-        text = f"Exception: {text}"
+    if notes:
+        text = str(notes[0]).removeprefix(FROM_CANDIDATE)
+        class_name = text.partition(":")[0]
+        if not class_name.encode(errors="replace").isalpha():  # a class named like an assert
+            text = f"Exception: {text}"
+    else:
+        text = describe(error)
+
     if isinstance(error, MemoryError):
         return "memory", text
+    if notes and isinstance(error, PermissionError):
+        return "blocked", text
     if notes:
-        return ("blocked" if isinstance(error, PermissionError) else "failed"), text
+        return "failed", text
     if isinstance(error, (ModuleNotFoundError, NameError)) or not link.used:
         return "broken", text
-    line, trace = 0, error.__traceback__
+
+    statement = _last_statement(error, test_source)
+    if not isinstance(error, AssertionError):
+        return "failed", f"{text}, in {statement}"
+    detail = text.partition(": ")[2]
+    if detail:
+        statement += f"  # {detail}"
+    return "failed", statement
+
+
+def _last_statement(error: BaseException, test_source: str) -> str:
+    """Return the line of the tests that an exception passed last, or nothing if it passed none."""
+    line = 0
+    trace = error.__traceback__
     while trace:
-        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<test>" else line
+        if trace.tb_frame.f_code.co_filename == "<test>":
+            line = trace.tb_lineno
         trace = trace.tb_next
-    source = test.split("\n")[line - 1].strip() if line else ""
-    if isinstance(error, AssertionError):
-        detail = text.partition(": ")[2]
-        return "failed", f"{source}  # {detail}" if detail else source
-    return "failed", f"{text}, in {source}"
+    if not line:
+        return ""
+    return test_source.split("\n")[line - 1].strip()

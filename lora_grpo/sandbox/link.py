@@ -14,6 +14,8 @@ from lora_grpo.sandbox.codec import MALFORMED, MAX_ITEMS, PREDICATES, Decoder, E
 FROM_CANDIDATE = "raised by the candidate: "
 """Prefix of the note that is added to exceptions raised by the candidate."""
 _EXITED = "its process exited"
+_TRUTH_AND_TEXT = ("bool", "str", "repr")
+"""Operations that every object has."""
 
 
 class Gone(BaseException):
@@ -21,7 +23,8 @@ class Gone(BaseException):
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status = status
+        self.message = message
 
 
 class Link:
@@ -29,7 +32,9 @@ class Link:
 
     def __init__(self, descriptor: int) -> None:
         self.used = False
+        """Whether the tests have requested anything."""
         self.gone: Gone | None = None
+        """Why there is no candidate any more."""
         self._descriptor = descriptor
         self._awaitable_remotes: WeakKeyDictionary[Any, Remote] = WeakKeyDictionary()
 
@@ -42,13 +47,10 @@ class Link:
             raise self.gone
         self.used = True
         encoder = Encoder(lambda value: self._handle(encoder, value))
-        request = [
-            operation,
-            [encoder.encode(value) for value in (remote, *args)],
-            [[name, encoder.encode(value)] for name, value in kwargs.items()],
-        ]
+        encoded_args = [encoder.encode(value) for value in (remote, *args)]
+        encoded_kwargs = [[name, encoder.encode(value)] for name, value in kwargs.items()]
         try:
-            send(self._descriptor, request)
+            send(self._descriptor, [operation, encoded_args, encoded_kwargs])
         except OSError:
             raise self._lose("crashed", _EXITED) from None
         except OverflowError as error:
@@ -59,6 +61,10 @@ class Link:
         """Receive a reply, apply its changes to the containers among the arguments, and return its value.
 
         The candidate's exceptions are raised as the nearest builtin class. The first reply says that its source ran.
+
+        Args:
+            arguments: the containers of the request, in the order of their numbers.
+            may_stop: the candidate may raise StopIteration.
         """
         decoder = Decoder(self._remote, arguments)
         try:
@@ -70,7 +76,7 @@ class Link:
                 case ["returned", changes, encoded]:
                     raised = None
                 case ["raised", changes, kinds, str(text), encoded]:
-                    raised = kinds, text
+                    raised = (kinds, text)
                 case _:
                     raise ValueError("an unknown form")
             for number, contents in changes:
@@ -78,7 +84,8 @@ class Link:
             value = decoder.decode(encoded)
             if raised is None:
                 return value
-            error = self._exception(*raised, value, may_stop)
+            kinds, text = raised
+            error = self._exception(kinds, text, value, may_stop)
         except (EOFError, OSError):
             raise self._lose("crashed", _EXITED) from None
         except MALFORMED as malformed:
@@ -87,23 +94,32 @@ class Link:
 
     def _exception(self, kinds: list[Any], text: str, args: Any, may_stop: bool) -> BaseException:
         """Return the candidate's exception as its nearest builtin class, or as Gone if the tests must not catch it."""
-        known = [getattr(builtins, kind, None) for kind in kinds if isinstance(kind, str)]
-        nearest = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
-        nearest = [kind for kind in nearest if not issubclass(kind, BaseExceptionGroup)]
-        # Only `next` may end an iteration. `all(map(...))` in a test would treat StopIteration as the end of the cases.
-        if not nearest or not issubclass(nearest[0], Exception) or (StopIteration in nearest and not may_stop):
+        builtin_kinds: list[type[BaseException]] = []
+        for name in kinds:
+            kind = getattr(builtins, name, None) if isinstance(name, str) else None
+            if isinstance(kind, type) and issubclass(kind, BaseException) and not issubclass(kind, BaseExceptionGroup):
+                builtin_kinds.append(kind)
+
+        if not builtin_kinds or not issubclass(builtin_kinds[0], Exception):
             return self._lose("failed", text)
-        kind, args = nearest[0], args if isinstance(args, tuple) else (args,)
+        # Only `next` may end an iteration. `all(map(...))` in a test would treat StopIteration as the end of the cases.
+        if StopIteration in builtin_kinds and not may_stop:
+            return self._lose("failed", text)
+
+        nearest = builtin_kinds[0]
+        if not isinstance(args, tuple):
+            args = (args,)
         try:
             # Unicode errors with some arguments crash the interpreter when they are formatted.
-            error = kind.__new__(kind) if issubclass(kind, UnicodeError) else kind(*args)
+            error = nearest.__new__(nearest) if issubclass(nearest, UnicodeError) else nearest(*args)
         except Exception:  # noqa: BLE001 - the constructor does not accept these arguments
-            error = kind.__new__(kind)
+            error = nearest.__new__(nearest)
         error.args = args
         error.add_note(FROM_CANDIDATE + text)
         return error
 
     def _handle(self, encoder: Encoder, value: Any) -> list[Any]:
+        """Return the encoding of a value that is not plain data: an object of the candidate, or an iterator."""
         if isinstance(value, tuple(ASYNCHRONOUS.values())):
             value = self._awaitable_remotes.get(value, value)
         if isinstance(value, Remote):
@@ -114,27 +130,29 @@ class Link:
         raise self._lose("broken", f"the tests pass a {type(value).__name__}, which cannot be sent to the candidate")
 
     def _remote(self, key: Any, abilities: Any = ()) -> Any:
+        """Return a proxy for the object of a handle that the candidate sent."""
         if type(key) is not int:
             raise ValueError(f"{key!r} is not a handle")
-        names = frozenset(abilities)
-        handle = remote(self, key, names.intersection(ABILITIES))
-        if not names.intersection(ASYNCHRONOUS):
-            return handle
+        operations = frozenset(abilities)
+        proxy = remote(self, key, operations.intersection(ABILITIES))
+        if not operations.intersection(ASYNCHRONOUS):
+            return proxy
         # Only an object of one of these types can be run by every function of asyncio.
-        awaitable = self._coroutine(handle) if "await" in names else self._asynchronous_generator(handle)
-        self._awaitable_remotes[awaitable] = handle
+        awaitable = self._coroutine(proxy) if "await" in operations else self._asynchronous_generator(proxy)
+        self._awaitable_remotes[awaitable] = proxy
         return awaitable
 
-    async def _coroutine(self, handle: "Remote") -> Any:
+    async def _coroutine(self, proxy: "Remote") -> Any:
         """Run a coroutine of the candidate to its end, in the candidate's process."""
-        return self.ask("await", handle)
+        return self.ask("await", proxy)
 
-    async def _asynchronous_generator(self, handle: "Remote") -> AsyncIterator[Any]:
+    async def _asynchronous_generator(self, proxy: "Remote") -> AsyncIterator[Any]:
         with contextlib.suppress(StopAsyncIteration):
             while True:
-                yield self.ask("anext", handle)
+                yield self.ask("anext", proxy)
 
     def _lose(self, status: str, message: str) -> Gone:
+        """Return the exception that ends the tests. From now on, every request raises it."""
         self.gone = Gone(status, message)
         return self.gone
 
@@ -154,8 +172,10 @@ class Remote:
         object.__setattr__(self, "_key", key)
 
     def __getattr__(self, name: str) -> Any:
-        result = not isinstance(object.__getattribute__(self, "_key"), str)
-        if (name.startswith("__") and name != "__name__") or (result and name in PREDICATES):
+        if name.startswith("__") and name != "__name__":
+            raise AttributeError(name)
+        is_result = not isinstance(object.__getattribute__(self, "_key"), str)  # a global name has a string
+        if is_result and name in PREDICATES:
             raise AttributeError(name)
         return _ask(self, "getattr", name)
 
@@ -164,16 +184,17 @@ class Remote:
 
 
 def _method(operation: str) -> Any:
+    """Return a special method that runs an operation in the candidate's process."""
     return lambda self, /, *args, **kwargs: _ask(self, operation, *args, **kwargs)
-
-
-_ALWAYS = {f"__{name}__": _method(name) for name in ("bool", "str", "repr")}
 
 
 @functools.cache
 def _remote_class(abilities: frozenset[str]) -> type[Remote]:
-    methods = _ALWAYS | {f"__{name}__": _method(name) for name in abilities}
-    return type("object of the candidate", (Remote,), {"__slots__": ()} | methods)
+    """Return the class of all proxies for objects with these abilities."""
+    members: dict[str, Any] = {"__slots__": ()}
+    for operation in (*_TRUTH_AND_TEXT, *abilities):
+        members[f"__{operation}__"] = _method(operation)
+    return type("object of the candidate", (Remote,), members)
 
 
 def remote(link: Link, key: int | str, abilities: frozenset[str] = frozenset(ABILITIES)) -> Remote:

@@ -7,8 +7,14 @@ import ctypes
 import mmap
 from typing import Any
 
-_LOAD, _RELRO = 1, 0x6474E552
-_EXECUTABLE, _WRITABLE = 1, 2
+# Types and flags of segments.
+_LOAD = 1  # PT_LOAD: mapped from the file
+_RELRO = 0x6474E552  # PT_GNU_RELRO: made read-only by the linker
+_EXECUTABLE = 1
+_WRITABLE = 2
+
+_READ_AND_EXECUTE = mmap.PROT_READ | mmap.PROT_EXEC
+_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class _Segment(ctypes.Structure):
@@ -17,7 +23,12 @@ class _Segment(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
-        *((name, ctypes.c_uint64) for name in ("offset", "address", "physical", "file_size", "size", "alignment")),
+        ("offset", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("physical", ctypes.c_uint64),
+        ("file_size", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint64),
     )
 
 
@@ -43,7 +54,7 @@ def merge_mappings() -> None:
     and the tables that the linker made read-only become writable, like the data after them. This protects nothing
     here: a candidate may map executable memory, and change the rights of any memory of its own process.
     """
-    changes: list[tuple[int, int, int]] = []  # start, end, new rights
+    new_rights: list[tuple[int, int, int]] = []  # start and end in bytes, rights
 
     def visit(info: Any, size: int, data: int | None) -> int:
         library = info.contents
@@ -52,19 +63,19 @@ def merge_mappings() -> None:
         for segment in library.segments[: library.num_segments]:
             start = library.address + segment.address
             end = start + segment.size
-            if segment.type == _LOAD and not segment.flags & (_EXECUTABLE | _WRITABLE):
-                changes.append((start, end, mmap.PROT_READ | mmap.PROT_EXEC))
+            is_constant = not segment.flags & (_EXECUTABLE | _WRITABLE)
+            if segment.type == _LOAD and is_constant:
+                new_rights.append((_start_of_page(start), end, _READ_AND_EXECUTE))
             elif segment.type == _RELRO:
                 # The linker left the last page, which is not full, writable.
-                changes.append((start, _page_of(end), mmap.PROT_READ | mmap.PROT_WRITE))
+                new_rights.append((_start_of_page(start), _start_of_page(end), _READ_AND_WRITE))
         return 0
 
     _libc.dl_iterate_phdr(_Visitor(visit), None)
-    for start, end, rights in changes:
-        size = end - _page_of(start)
-        _libc.mprotect(ctypes.c_size_t(_page_of(start)), ctypes.c_size_t(size), rights)
+    for start, end, rights in new_rights:
+        _libc.mprotect(ctypes.c_size_t(start), ctypes.c_size_t(end - start), rights)
 
 
-def _page_of(address: int) -> int:
+def _start_of_page(address: int) -> int:
     """Return the start of the page that contains an address."""
     return address // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,60 +1,53 @@
-"""Find an isolation that works on this machine, and keep a pool of workers for the whole process, one per core."""
+"""Keep a pool of workers for the whole process, one per core, in an isolation that works on this machine."""
 
 import atexit
 import contextlib
 import os
 import queue
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from lora_grpo import console
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.sandbox import lockdown
+from lora_grpo.sandbox import isolation
 from lora_grpo.sandbox.exam import prepare
-from lora_grpo.sandbox.launch import collect
+from lora_grpo.sandbox.library import collect
 from lora_grpo.sandbox.verdict import BrokenTest, Program, Settings, Verdict
 from lora_grpo.sandbox.worker import CandidateKilled, Worker, WorkerDied
 
-TIERS = ("landlock", "bubblewrap")
-"""Safe isolation tiers, in order of preference."""
 _MAX_WORKERS = 16
 _ATTEMPTS = 5
 """How often a program, or a worker with it or while it starts, may be killed before the program gets a verdict."""
-_TEST = "assert f() == 'open'"
-_RIGHT = Program("def f(): return 'open'", _TEST, ("f",), name="the sandbox's self-test")
 
 
 class Pool:
     """Workers with one isolation tier: `landlock`, `bubblewrap`, or `none`."""
 
     def __init__(self, settings: Settings, tier: str) -> None:
-        self.settings, self.tier = settings, tier
+        self.settings = settings
+        self.tier = tier
         self.size = settings.workers or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-        for _ in range(self.size):
-            self._idle.put(None)  # started on first use
         self.workers: list[Worker] = []
         self.closed = False
+        # One entry per worker that is free. None is a worker that starts on its first use.
+        self._idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        for _ in range(self.size):
+            self._idle.put(None)
 
     def describe(self) -> str:
-        how = {
-            "landlock": f"Landlock (ABI {lockdown.landlock_version()}) + seccomp",
-            "bubblewrap": "bubblewrap + seccomp",
-            "none": "NONE - programs run as you, with your files and your network, and may leave processes behind",
-        }[self.tier]
+        """Return one line about the isolation and the limits."""
+        tier = isolation.describe_tier(self.tier)
         limits = f"{self.settings.timeout_seconds:g} s and {self.settings.memory_mb} MiB a program"
-        return f"isolation {how}; {self.size} workers, {limits}"
+        return f"isolation {tier}; {self.size} workers, {limits}"
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """Run the programs and return their verdicts in order. If a worker dies, its program runs again."""
         exams = [prepare(program) for program in programs]
         collect()  # once, before threads start workers
-        executor = ThreadPoolExecutor(min(self.size, max(1, len(programs))), "sandbox")
+        threads = min(self.size, max(1, len(programs)))
+        executor = ThreadPoolExecutor(threads, "sandbox")
         try:
             return list(executor.map(self._grade, programs, exams))
         except BrokenTest:
@@ -80,18 +73,19 @@ class Pool:
                     worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied as error:
-                    died = error
+                    death = error
                     if not isinstance(error, CandidateKilled):
                         self._remove(worker)
                         worker = None
                     if self.closed:
                         raise
+
             # If a worker passes a correct program, this program is the cause.
             with contextlib.suppress(WorkerDied):
                 worker = worker or self._start()
-                if worker.grade(_RIGHT, prepare(_RIGHT)).passed:
-                    return Verdict("crashed", f"{died} in each of {_ATTEMPTS} attempts")
-            raise RunError(f"the sandbox's workers keep dying: {died}; check the machine's free memory")
+                if worker.grade(isolation.CORRECT, prepare(isolation.CORRECT)).passed:
+                    return Verdict("crashed", f"{death} in each of {_ATTEMPTS} attempts")
+            raise RunError(f"the sandbox's workers keep dying: {death}; check the machine's free memory")
         finally:
             self._idle.put(worker)
 
@@ -110,42 +104,6 @@ class Pool:
             worker.kill()
 
 
-def missing(tier: str) -> str | None:
-    """Return why a tier is unavailable, or None if it may work."""
-    if not lockdown.has_seccomp():
-        return "no seccomp for this system"
-    if tier == "landlock" and not lockdown.landlock_version():
-        return "no Landlock in this kernel (it needs Linux 5.13; the boot option lsm= may disable it)"
-    if tier == "bubblewrap" and shutil.which("bwrap") is None:
-        return "bubblewrap is not installed"
-    return None
-
-
-def escapes(pool: Pool) -> str | None:
-    """Return how a program escaped or why a correct one failed, or None if the isolation works."""
-    with tempfile.TemporaryDirectory() as folder:
-        secret, written = Path(folder, "secret"), Path(folder, "written")
-        secret.write_text("open", encoding="utf-8")
-        attempts = {
-            "reading a file": f"def f(): return open({str(secret)!r}).read()",
-            "looking up a file": f"import os\ndef f():\n os.stat({str(secret)!r})\n return 'open'",
-            "writing a file": f"def f():\n open({str(written)!r}, 'w').write('x')\n return 'open'",
-            "a socket": "import socket\ndef f():\n socket.socket()\n return 'open'",
-            "a new process": "import os\ndef f():\n if not os.fork(): os._exit(0)\n return 'open'",
-            "a signal to this process": f"import os\ndef f():\n os.kill({os.getpid()}, 0)\n return 'open'",
-            "the environment": "import os\ndef f(): return 'open' if os.environ else 'shut'",
-        }
-        programs = [Program(text, _TEST, ("f",)) for text in attempts.values()]
-        first, *verdicts, last = pool.run([_RIGHT, *programs, _RIGHT])
-        passed = [name for name, verdict in zip(attempts, verdicts, strict=True) if verdict.passed]
-        if written.exists():
-            passed.append("writing a file")
-    for verdict in (first, last):
-        if not verdict.passed:
-            return f"a correct program does not pass ({verdict.status}: {verdict.message})"
-    return f"{passed[0]} is possible" if passed else None
-
-
 _pool: Pool | None = None
 _requested: tuple[Settings, str | None] = (Settings(), None)
 """Arguments of the last `start`, used if `run` must restart the pool."""
@@ -155,6 +113,10 @@ _lock = threading.RLock()
 def start(settings: Settings | None = None, tier: str | None = None) -> str:
     """Select an isolation that works on this machine, test it with escape attempts, and keep it for `run`.
 
+    Args:
+        settings: limits of programs, and the number of workers.
+        tier: `landlock` or `bubblewrap`; None selects the first one that works.
+
     Returns:
         One line that describes the isolation and the limits, for the terminal and for reports.
 
@@ -163,23 +125,25 @@ def start(settings: Settings | None = None, tier: str | None = None) -> str:
     """
     global _pool, _requested
     settings = settings or Settings()
-    reasons: dict[str, str] = {}
+    tiers = (tier,) if tier else isolation.TIERS
+    failures: dict[str, str] = {}
     with _lock:
         stop()
         _requested = settings, tier
-        for name in (tier,) if tier else TIERS:
+        for name in tiers:
             pool = Pool(settings, name)
             try:
-                reason = missing(name) or escapes(pool)
+                failure = isolation.unavailable_reason(name) or isolation.self_test_failure(pool.run)
             except RunError as error:
-                reason = str(error)
-            if reason is None:
+                failure = str(error)
+            if failure is None:
                 _pool = pool
                 return pool.describe()
             pool.close()
-            reasons[name] = reason
+            failures[name] = failure
+
         if not settings.allow_unsafe or sys.platform != "linux":
-            tried = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            tried = "; ".join(f"{name}: {failure}" for name, failure in failures.items())
             raise UserError(
                 f"no safe way to run model-written programs here ({tried}); install bubblewrap, use Linux 5.13 or "
                 "newer, or pass --sandbox.allow-unsafe to run them unprotected"
@@ -219,10 +183,12 @@ def stop() -> None:
 def _drop_in_child() -> None:
     """Close the sockets of the workers in a forked child, where they would keep the parent's workers alive."""
     global _pool, _lock
-    for worker in _pool.workers if _pool else ():
-        for control in worker.controls.values():
-            control.close()
-    _pool, _lock = None, threading.RLock()
+    if _pool is not None:
+        for worker in _pool.workers:
+            for zygote in worker.zygotes.values():
+                zygote.control.close()
+    _pool = None
+    _lock = threading.RLock()
 
 
 atexit.register(stop)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from lora_grpo.errors import RunError
 
-LONGEST = 60.0
+MAX_PROGRAM_SECONDS = 60.0
 """Upper bound of `Program.seconds`."""
 
 Status = Literal["passed", "failed", "timeout", "memory", "crashed", "blocked", "invalid"]
@@ -43,7 +43,7 @@ class Program:
     """The source is the dataset's own, so `BrokenTest` is raised if the tests cannot run with it. A model's program
     never raises it."""
     seconds: float = 0.0
-    """Wall time limit in seconds, at most `LONGEST`, if it is more than that of the settings."""
+    """Wall time limit in seconds, at most `MAX_PROGRAM_SECONDS`, if it is more than that of the settings."""
     name: str = "a program"
     """Id of the dataset row, for error messages."""
 

@@ -48,7 +48,7 @@ def plus_columns(
         prelude.append(f"_inputs{number} = {source}")
         prelude.append(f"_tests{number} = Comparison({reference!r}, {entry_point!r}, {inputs.tolerance!r})")
         test.append(f"for _args in _inputs{number}:\n    assert _tests{number}.holds({entry_point}, _args), _args\n")
-    return {"test": "".join(test), "prelude": "\n".join(prelude), "seconds": sandbox.LONGEST}
+    return {"test": "".join(test), "prelude": "\n".join(prelude), "seconds": sandbox.MAX_PROGRAM_SECONDS}
 
 
 def _inputs(record: sources.Record, convert: Callable[[list[Any]], list[Any]]) -> _Inputs:

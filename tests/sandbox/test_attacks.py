@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
@@ -155,10 +155,10 @@ class Canaries:
         """Return everything that must not change."""
         files = {}
         for path in sorted(self.home.rglob("*")):
-            told = path.lstat()
-            kept = (told.st_mode, told.st_uid, told.st_mtime_ns, told.st_ctime_ns)
+            status = path.lstat()
+            metadata = (status.st_mode, status.st_uid, status.st_mtime_ns, status.st_ctime_ns)
             content = path.read_bytes() if path.is_file() else b""
-            files[str(path)] = (kept, content, *os.listxattr(path, follow_symlinks=False))
+            files[str(path)] = (metadata, content, *os.listxattr(path, follow_symlinks=False))
         library = Path(os.__file__).lstat()
         process = Path(f"/proc/{self.victim.pid}/stat").read_text().rpartition(")")[2].split()
         return {
@@ -185,18 +185,22 @@ class Canaries:
 
 def descendants() -> list[str]:
     """Return the command names of all live descendants of this process, including orphans (see `canaries`)."""
-    parents, names = {}, {}
+    parents = {}
+    names = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             before, _, after = (folder / "stat").read_text().rpartition(")")
             state, parent = after.split()[:2]
             if state != "Z":
-                parents[int(folder.name)], names[int(folder.name)] = int(parent), before.partition("(")[2]
-    found, near = [], {os.getpid()}
-    while near:
-        near = {pid for pid, parent in parents.items() if parent in near}
-        found += [names[pid] for pid in near]
-    return sorted(found)
+                pid = int(folder.name)
+                parents[pid] = int(parent)
+                names[pid] = before.partition("(")[2]
+    descendant_names = []
+    generation = {os.getpid()}
+    while generation:
+        generation = {pid for pid, parent in parents.items() if parent in generation}
+        descendant_names += [names[pid] for pid in generation]
+    return sorted(descendant_names)
 
 
 @pytest.fixture(scope="module")
@@ -208,17 +212,15 @@ def canaries(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("SECRET", "canary in the environment")
-        found = Canaries(home)
-        yield found
-        found.close()
+        placed_canaries = Canaries(home)
+        yield placed_canaries
+        placed_canaries.close()
     libc.prctl(36, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="module", params=TIERS)
 def tier(request, canaries):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     line = sandbox.start(SETTINGS, request.param)
     assert request.param in line.lower()
     yield request.param
@@ -234,9 +236,11 @@ def pool_processes(tier):
 def settled(expected: list[str]) -> list[str]:
     """Wait up to two seconds for the expected processes, and return the current ones."""
     deadline = time.monotonic() + 2
-    while (found := descendants()) != expected and time.monotonic() < deadline:
+    processes = descendants()
+    while processes != expected and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+        processes = descendants()
+    return processes
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
@@ -246,21 +250,21 @@ def test_an_attack_does_not_pass_and_does_no_harm(tier, canaries, pool_processes
     for _ in range(3):  # On a busy machine, programs that end quickly may exceed the short limit.
         started = time.monotonic()
         verdict, right = sandbox.run(programs)
-        took = time.monotonic() - started
+        seconds = time.monotonic() - started
         if (verdict.status != "timeout" or "timeout" in statuses) and right.status != "timeout":
             break
     assert not verdict.passed
     assert verdict.status in statuses, verdict
     assert verdict.message.isprintable() and len(verdict.message) <= 600
-    assert took < 2 * SETTINGS.timeout_seconds + 3
+    assert seconds < 2 * SETTINGS.timeout_seconds + 3
     assert right.passed, right
     canaries.check()
     assert settled(pool_processes) == pool_processes
 
 
-@pytest.mark.parametrize("place", DOORS["DOORS"])
-def test_no_door_is_open(tier, canaries, pool_processes, place):
-    doors = DOORS["DOORS"][place].strip().splitlines()
+@pytest.mark.parametrize("room", DOORS["DOORS"])
+def test_no_door_is_open(tier, canaries, pool_processes, room):
+    doors = DOORS["DOORS"][room].strip().splitlines()
     words = canaries.words()
     source = fill(f"{DOORS['HEADER']}\nDOORS = {[fill(door, words) for door in doors]!r}", words)
     for _ in range(3):
@@ -274,8 +278,8 @@ def test_no_door_is_open(tier, canaries, pool_processes, place):
 
 def test_the_doors_are_real(tmp_path):
     """Harmless doors open without a sandbox, so the test above would notice one."""
-    names = ("pipe", "umask", "getloadavg", "/etc/passwd", "/proc/self", "listdir(path)", "getaffinity")
-    doors = [door for group in DOORS["DOORS"].values() for door in group.splitlines() if any(n in door for n in names)]
+    harmless = re.compile(r"pipe|umask|getloadavg|/etc/passwd|/proc/self|listdir\(path\)|getaffinity")
+    doors = [door for room in DOORS["DOORS"].values() for door in room.splitlines() if harmless.search(door)]
     words = dict.fromkeys(("SECRET_FILE", "CANARY", "HOME", "UNIX", "ROOT", "SITE_PACKAGES", "PYTHON"), tmp_path)
     words |= dict.fromkeys(("TCP", "VICTIM", "PARENT"), os.getpid())
     source = fill(f"{DOORS['HEADER']}\nDOORS = {doors!r}\nassert len(opened()) >= 9, opened()", words)
@@ -364,9 +368,9 @@ def graded(source: str, test: str, folder: Path) -> set[str]:
     ids=lambda attack: attack.name,
 )  # fmt: skip
 def test_the_attacks_are_real(tmp_path, attack):
-    claimed = attack.fools - {"pytest", "nobody"}
-    if claimed:
-        assert graded(attack.program().source, attack.test, tmp_path) >= claimed
+    fooled = attack.fools - {"pytest", "nobody"}
+    if fooled:
+        assert graded(attack.program().source, attack.test, tmp_path) >= fooled
     if "pytest" in attack.fools:
         body = "".join(f"    {line}\n" for line in attack.test.strip().split("\n"))
         (tmp_path / "test_total.py").write_text(f"{attack.program().source}\n\ndef test_total():\n{body}")

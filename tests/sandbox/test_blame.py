@@ -43,6 +43,5 @@ PROGRAMS = {
 def test_a_program_with_an_unusual_exception_fails(test):
     programs = [Program(source, test, ("f",), name=name) for name, source in PROGRAMS.items()]
     verdicts = sandbox.run(programs)
-    assert {name: verdict.status for name, verdict in zip(PROGRAMS, verdicts, strict=True)} == dict.fromkeys(
-        PROGRAMS, "failed"
-    )
+    statuses = {name: verdict.status for name, verdict in zip(PROGRAMS, verdicts, strict=True)}
+    assert statuses == dict.fromkeys(PROGRAMS, "failed")

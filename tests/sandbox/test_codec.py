@@ -84,11 +84,12 @@ def test_what_is_too_deep_arrives_as_a_handle_below():
     value = []
     for _ in range(1000):
         value = [value]
-    arrived = through(value)
+    innermost = through(value)
     depth = 0
-    while isinstance(arrived, list):
-        arrived, depth = arrived[0], depth + 1
-    assert depth == 100 and arrived[0] == "handle"
+    while isinstance(innermost, list):
+        innermost = innermost[0]
+        depth += 1
+    assert depth == 100 and innermost[0] == "handle"
 
 
 def test_a_tuple_of_tuples_of_itself_does_not_unfold(monkeypatch):

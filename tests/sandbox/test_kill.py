@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.errors import RunError
@@ -29,9 +29,7 @@ MIXED = [RIGHT, WRONG] * 20
 
 @pytest.fixture(params=TIERS)
 def tier(request):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     sandbox.start(SETTINGS, request.param)
     yield request.param
     sandbox.stop()
@@ -39,33 +37,40 @@ def tier(request):
 
 def children() -> dict[int, list[int]]:
     """Return the live processes on this machine by parent."""
-    found: dict[int, list[int]] = {}
+    pids_by_parent: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if state not in "ZX":
-                found.setdefault(int(parent), []).append(int(folder.name))
-    return found
+                pids_by_parent.setdefault(int(parent), []).append(int(folder.name))
+    return pids_by_parent
 
 
 def generations(pid: int) -> list[list[int]]:
     """Return the descendants of a process: its children, their children, and so on."""
-    tree, found = children(), [[pid]]
-    while found[-1]:
-        found.append([child for parent in found[-1] for child in tree.get(parent, [])])
-    return found[1:-1]
+    tree = children()
+    levels = [[pid]]
+    while levels[-1]:
+        levels.append([child for parent in levels[-1] for child in tree.get(parent, [])])
+    return levels[1:-1]
+
+
+def descendants(pid: int) -> list[int]:
+    return [descendant for generation in generations(pid) for descendant in generation]
 
 
 def alive(pids: list[int]) -> list[int]:
-    living = {pid for some in children().values() for pid in some}
+    living = {pid for siblings in children().values() for pid in siblings}
     return [pid for pid in pids if pid in living]
 
 
 def gone_within(seconds: float, pids: list[int]) -> list[int]:
     """Return the processes that are still alive after that time, or [] as soon as all have exited."""
     deadline = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < deadline:
+    left = alive(pids)
+    while left and time.monotonic() < deadline:
         time.sleep(0.05)
+        left = alive(pids)
     return left
 
 
@@ -102,19 +107,19 @@ def test_right_and_wrong_keep_their_verdicts_when_zygotes_are_killed(tier):
     rng = random.Random(0)
     sandbox.run([RIGHT, WRONG])
     thread, outcome = run_aside(MIXED * 3)
-    killed, seen = 0, dict.fromkeys(generations(os.getpid())[0], -1.0)
+    num_killed = 0
+    first_seen = dict.fromkeys(generations(os.getpid())[0], -1.0)
     for _ in moments(thread, rng, 40):
         now = time.monotonic()
-        zygotes = {pid: seen.get(pid, now) for pid in generations(os.getpid())[0]}
+        first_seen = {pid: first_seen.get(pid, now) for pid in generations(os.getpid())[0]}
         # Skip zygotes that are just starting, because a failed start is a different error.
-        old = [pid for pid, since in zygotes.items() if now - since > 1.0]
-        if old and killed < 3:
-            kill(rng.choice(old))
-            killed += 1
-        seen = zygotes
+        started = [pid for pid, since in first_seen.items() if now - since > 1.0]
+        if started and num_killed < 3:
+            kill(rng.choice(started))
+            num_killed += 1
     thread.join(60)
     assert not thread.is_alive()
-    assert killed >= 2
+    assert num_killed >= 2
     assert not isinstance(outcome[0], RunError), outcome[0]
     assert [verdict.passed for verdict in outcome[0]] == [True, False] * 60
 
@@ -125,14 +130,15 @@ def test_no_wrong_program_passes_when_anything_is_killed(tier):
     thread, outcome = run_aside(MIXED)
     for _ in moments(thread, rng, 8):
         # None for a moment, while the workers that were killed are replaced.
-        if below := [pid for some in generations(os.getpid()) for pid in some]:
-            kill(rng.choice(below))
+        processes = descendants(os.getpid())
+        if processes:
+            kill(rng.choice(processes))
     thread.join(60)
     assert not thread.is_alive()
     if not isinstance(outcome[0], RunError):
-        found = list(zip(MIXED, outcome[0], strict=True))
-        assert not any(verdict.passed for program, verdict in found if program is WRONG)
-        unlucky = [verdict for program, verdict in found if program is RIGHT and not verdict.passed]
+        pairs = list(zip(MIXED, outcome[0], strict=True))
+        assert not any(verdict.passed for program, verdict in pairs if program is WRONG)
+        unlucky = [verdict for program, verdict in pairs if program is RIGHT and not verdict.passed]
         assert len(unlucky) <= 1 and {verdict.status for verdict in unlucky} <= {"memory", "crashed"}
     assert [verdict.status for verdict in sandbox.run([RIGHT, WRONG] * 4)] == ["passed", "failed"] * 4
 
@@ -140,15 +146,16 @@ def test_no_wrong_program_passes_when_anything_is_killed(tier):
 @pytest.mark.parametrize("role", ["candidate", "examiner"])
 def test_a_correct_program_passes_although_its_workers_die(tier, role, monkeypatch):
     """The zygote of each role is killed three times while the program runs."""
-    workers, start = [], Worker.grade
+    workers = []
+    grade = Worker.grade
 
-    def run(worker, program, exam):
+    def grade_and_kill(worker, program, exam):
         workers.append(worker)
         if program.name == "slow" and len(workers) <= 3:
-            threading.Timer(0.2, os.killpg, [worker._processes[role == "examiner"].pid, signal.SIGKILL]).start()
-        return start(worker, program, exam)
+            threading.Timer(0.2, os.killpg, [worker.zygotes[role].process.pid, signal.SIGKILL]).start()
+        return grade(worker, program, exam)
 
-    monkeypatch.setattr(Worker, "grade", run)
+    monkeypatch.setattr(Worker, "grade", grade_and_kill)
     slow = Program("import time\ndef f(x): return time.sleep(0.5) or x * 2", TEST, ("f",), name="slow")
     assert sandbox.run([slow])[0].passed
     assert len(set(workers)) == 4
@@ -167,7 +174,7 @@ def test_a_program_that_closes_its_socket_and_runs_on_costs_no_worker(tier):
 def test_stopped_zygotes_do_not_hold_a_run_for_ever(tier):
     """A stopped process neither replies nor closes its socket, so only a timeout detects it."""
     sandbox.run([RIGHT, WRONG])
-    before = [pid for some in generations(os.getpid()) for pid in some]
+    before = descendants(os.getpid())
     for pid in before:
         os.kill(pid, signal.SIGSTOP)
     thread, outcome = run_aside([WRONG, RIGHT])
@@ -218,8 +225,7 @@ sandbox.run([Program("def f():\\n while True: pass", "assert f()", ("f",))] * 4)
 )
 @pytest.mark.parametrize("tier_name", TIERS)
 def test_nothing_outlives_the_process(tier_name, how, number):
-    if sandbox.pool.missing(tier_name):
-        pytest.skip(sandbox.pool.missing(tier_name))
+    skip_unless_available(tier_name)
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, tier_name, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     )
@@ -228,13 +234,17 @@ def test_nothing_outlives_the_process(tier_name, how, number):
         assert process.stdout.readline() == b"ready\n"
         if how == "busy":
             time.sleep(0.2)
-        below = generations(process.pid)
-        forked = [pid for pid in below[0] if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(how.encode() + b"\0")]
-        others = [pid for some in below for pid in some if pid not in forked]
-        assert len(others) >= 4
+        # A forked child has the command line of its parent, and outlives it.
+        forked = [
+            pid
+            for pid in generations(process.pid)[0]
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(how.encode() + b"\0")
+        ]
+        sandboxed = [pid for pid in descendants(process.pid) if pid not in forked]
+        assert len(sandboxed) >= 4
         assert len(forked) == (how == "with a forked child")
         process.send_signal(number)
-        left = gone_within(3, others)
+        left = gone_within(3, sandboxed)
         process.kill()
         process.wait()
         for pid in forked:
@@ -274,18 +284,18 @@ def grade_well() -> None:
 
 def test_a_fork_has_a_pool_of_its_own(tier):
     grade_well()
-    own = generations(os.getpid())[0]
+    workers = generations(os.getpid())[0]
 
     def child() -> None:
         grade_well()
-        assert alive(own) == own
+        assert alive(workers) == workers
         sandbox.stop()
-        assert alive(own) == own
+        assert alive(workers) == workers
 
     assert in_a_fork(child) == 0
-    assert alive(own) == own
+    assert alive(workers) == workers
     grade_well()
-    assert generations(os.getpid())[0] == own
+    assert generations(os.getpid())[0] == workers
 
 
 def test_fork_and_parent_grade_at_the_same_time(tier):
@@ -300,9 +310,9 @@ def test_fork_and_parent_grade_at_the_same_time(tier):
 
 
 def test_two_threads_grade_at_the_same_time(tier):
-    first, one = run_aside(MIXED)
-    second, two = run_aside(MIXED[::-1])
-    first.join(60)
-    second.join(60)
-    assert [verdict.passed for verdict in one[0]] == [True, False] * 20
-    assert [verdict.passed for verdict in two[0]] == [False, True] * 20
+    first_thread, first_outcome = run_aside(MIXED)
+    second_thread, second_outcome = run_aside(MIXED[::-1])
+    first_thread.join(60)
+    second_thread.join(60)
+    assert [verdict.passed for verdict in first_outcome[0]] == [True, False] * 20
+    assert [verdict.passed for verdict in second_outcome[0]] == [False, True] * 20

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, USED_TIER, skip_unless_available
 
-from lora_grpo import sandbox
-from lora_grpo.sandbox import Program, Settings, launch
+from lora_grpo.sandbox import Program, Settings, library
 from lora_grpo.sandbox.pool import Pool
 
 TRUE = """
@@ -44,9 +43,7 @@ this tkinter tty turtle turtledemo venv
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     pool = Pool(Settings(workers=1), request.param)
     yield pool
     pool.close()
@@ -92,19 +89,19 @@ def test_files_fail_as_on_an_empty_machine(pool, call, status, error):
 
 def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool):
     assert pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))])[0].passed
-    pids = [process.pid for worker in pool.workers for process in worker._processes]
+    pids = [zygote.process.pid for worker in pool.workers for zygote in worker.zygotes.values()]
     for pid in pids:  # grows
         pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     assert {Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in pids} == {"1000\n"}
 
 
 def test_modules_without_compiled_code_are_compiled_in_the_sandbox(monkeypatch):
-    monkeypatch.setattr(launch, "read_code", lambda name, path: (True, Path(path).read_bytes()))
-    launch.collect.cache_clear()
-    pool = Pool(Settings(workers=1), "landlock" if not sandbox.pool.missing("landlock") else "bubblewrap")
+    monkeypatch.setattr(library, "read_code", lambda name, path: (True, Path(path).read_bytes()))
+    library.collect.cache_clear()
+    pool = Pool(Settings(workers=1), USED_TIER)
     try:
         source = "import fractions\ndef f(): return fractions.Fraction(1, 2) * 2"
         assert pool.run([Program(source, "assert f() == 1", ("f",))])[0].passed
     finally:
         pool.close()
-        launch.collect.cache_clear()
+        library.collect.cache_clear()

@@ -17,9 +17,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
-from lora_grpo import sandbox
 from lora_grpo.sandbox import Program, Settings
 from lora_grpo.sandbox.pool import Pool
 
@@ -37,9 +36,7 @@ NUMBERS = iter(range(os.getpid() % 500, 1 << 30))
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request):
-    reason = sandbox.pool.missing(request.param)
-    if reason:
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     pool = Pool(SETTINGS, request.param)
     pool.run([Program("def f(): return 1", "assert f() == 1", ("f",))] * 2)  # starts both workers
     yield pool
@@ -49,7 +46,7 @@ def pool(request):
 def observations(pool, source, bits):
     """Return what the readers report after each bit. The test's message holds the value that `read` returns."""
     live = "\n# live\n" in source
-    found = []
+    observed = []
     for bit in bits:
         n = next(NUMBERS)
         writer = Program(source, f"write({bit}, {n})\nassert True", ("write",))
@@ -62,19 +59,21 @@ def observations(pool, source, bits):
             seen = [pool.run([reader])[0] for _ in range(2)]
         assert wrote.status not in ("failed", "invalid"), wrote
         assert all(EXPECTED.match(verdict.message) for verdict in seen), seen
-        found.append(tuple(verdict.message for verdict in seen))
-    return found
+        observed.append(tuple(verdict.message for verdict in seen))
+    return observed
 
 
-def carries(source, bits, found):
+def carries(source, bits, observed):
     """Return whether the observations tell the bits apart."""
     if "\n# noisy\n" in source:
-        guesses = [observed[0].rpartition("# ")[2] == "1" for observed in found]
-        right = sum(guess == bool(bit) for guess, bit in zip(guesses, bits, strict=True))
-        return max(right, len(bits) - right) >= 18
-    for seen in zip(*found, strict=True):
-        after = [{text for text, bit in zip(seen, bits, strict=True) if bit == value} for value in (0, 1)]
-        if not after[0] & after[1]:
+        guesses = [messages[0].rpartition("# ")[2] == "1" for messages in observed]
+        num_right = sum(guess == bool(bit) for guess, bit in zip(guesses, bits, strict=True))
+        return max(num_right, len(bits) - num_right) >= 18
+    for messages_of_a_reader in zip(*observed, strict=True):
+        seen_after: dict[int, set[str]] = {0: set(), 1: set()}
+        for message, bit in zip(messages_of_a_reader, bits, strict=True):
+            seen_after[bit].add(message)
+        if seen_after[0].isdisjoint(seen_after[1]):
             return True
     return False
 
@@ -85,10 +84,10 @@ def test_a_pair_of_programs_carries_no_bit_unless_it_is_open(pool, source):
     is_open = "\n# open\n" in source
     # On a busy machine, a program may start too late to read an open channel. Guesses are not right by chance twice.
     for _ in range(5 if is_open else 2):
-        found = observations(pool, source, bits)
-        if carries(source, bits, found) == is_open:
+        observed = observations(pool, source, bits)
+        if carries(source, bits, observed) == is_open:
             break
-    assert carries(source, bits, found) == is_open, found
+    assert carries(source, bits, observed) == is_open, observed
 
 
 GUESSER = """
@@ -114,12 +113,11 @@ if the tests end with it. It works if tests end at the first wrong answer: then,
 @pytest.mark.parametrize("tier", TIERS)
 def test_programs_that_pass_guesses_on_do_not_find_the_answers(tier):
     """12 programs for each of up to four answers: the start of the first program is right by chance in 1 of 8 cases."""
-    if reason := sandbox.pool.missing(tier):
-        pytest.skip(reason)
+    skip_unless_available(tier)
     passes = []
     for answers in ("TFFT", "FTTF", "TTFF", "FFFT"):
         pool = Pool(Settings(workers=1, timeout_seconds=3), tier)
-        test = "\n".join(f"assert f({place}) is {answer == 'T'}" for place, answer in enumerate(answers))
+        test = "\n".join(f"assert f({index}) is {answer == 'T'}" for index, answer in enumerate(answers))
         verdicts = pool.run([Program(GUESSER, test, ("f",), name=str(number)) for number in range(12)])
         pool.close()
         assert {verdict.status for verdict in verdicts} <= {"passed", "failed"}

@@ -52,9 +52,9 @@ def verdict(source, test, **more):
     ],
 )
 def test_each_end_has_its_status_and_its_reason(source, status, message):
-    found = verdict(source, "assert f(2) == 3")
-    assert (found.status, found.passed) == (status, status == "passed")
-    assert found.message.startswith(message) and found.message.isprintable() and bool(found.message) == bool(message)
+    result = verdict(source, "assert f(2) == 3")
+    assert (result.status, result.passed) == (status, status == "passed")
+    assert result.message.startswith(message) and result.message.isprintable() and bool(result.message) == bool(message)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +92,19 @@ def test_a_test_that_catches_everything_does_not_save_a_candidate_that_left():
 
 
 def test_an_answer_that_is_too_large_fails_and_says_so(long_timeout):
-    found = verdict("def f(): return 'x' * (80 << 20)", "assert f() == 'x' * (80 << 20)")
-    assert found.status == "failed" and "OverflowError" in found.message
+    result = verdict("def f(): return 'x' * (80 << 20)", "assert f() == 'x' * (80 << 20)")
+    assert result.status == "failed" and "OverflowError" in result.message
 
 
 def test_an_argument_that_is_too_large_fails_and_says_so(long_timeout):
-    found = verdict("def f(x): return 3", "assert f('x' * (80 << 20)) == 3")
-    assert found.status == "failed" and "too large" in found.message
+    result = verdict("def f(x): return 3", "assert f('x' * (80 << 20)) == 3")
+    assert result.status == "failed" and "too large" in result.message
 
 
 def test_keyword_arguments_may_have_any_name():
     names = ("operation", "remote", "self", "function", "args", "kwargs", "link", "key", "value")
-    arguments, sums = ", ".join(f"{name}={i}" for i, name in enumerate(names)), " + ".join(names)
-    source = f"def f({', '.join(names)}): return {sums}"
+    arguments = ", ".join(f"{name}={i}" for i, name in enumerate(names))
+    source = f"def f({', '.join(names)}): return {' + '.join(names)}"
     assert verdict(source, f"assert f({arguments}) == {sum(range(len(names)))}").passed
 
 
@@ -140,13 +140,13 @@ def test_the_calls_do_not_tell_a_candidate_whether_its_answers_are_right(answer)
             return {answer} if len(calls) < 4 else os._exit(0)
     """
     test = "def check(f):\n assert f(9) == 9\n for x in (9, 7):\n  assert f(x) == x\ncheck(f)\nassert f(5) == 5"
-    found = verdict(source, test)
-    assert found.status == "crashed" and "exited with code 0" in found.message
+    result = verdict(source, test)
+    assert result.status == "crashed" and "exited with code 0" in result.message
 
 
 def test_the_message_is_of_the_first_failed_assert():
-    found = verdict("def f(x): return x", "assert f(1) == 1\nassert f(2) == 4, 'two'\nassert f(3) == 9\nf(4)[0]")
-    assert (found.status, found.message) == ("failed", "assert f(2) == 4, 'two'  # two")
+    result = verdict("def f(x): return x", "assert f(1) == 1\nassert f(2) == 4, 'two'\nassert f(3) == 9\nf(4)[0]")
+    assert (result.status, result.message) == ("failed", "assert f(2) == 4, 'two'  # two")
 
 
 def test_functions_wins_over_builtins_and_the_prelude():
@@ -224,15 +224,15 @@ COUNTED = "assert f(1) == 1\nassert f(2) == 4\nfor x in (3, 4):\n    assert f(x)
     ],
 )
 def test_asserts_are_counted_and_a_pass_needs_them_all(source, share):
-    found = verdict(source, COUNTED)
-    assert (found.passed_tests, found.num_tests) == share
-    assert found.passed == (share == (3, 3))
+    result = verdict(source, COUNTED)
+    assert (result.passed_tests, result.num_tests) == share
+    assert result.passed == (share == (3, 3))
 
 
 def test_draws_are_the_same_each_time():
     source = "import random\ndef f(): return random.random()"
-    found = sandbox.run([Program(source, "assert f() < 0, f()", ("f",))] * 4)
-    assert len({one.message for one in found}) == 1
+    verdicts = sandbox.run([Program(source, "assert f() < 0, f()", ("f",))] * 4)
+    assert len({draw.message for draw in verdicts}) == 1
 
 
 def test_sets_are_in_the_same_order_each_time():
@@ -243,7 +243,7 @@ def test_sets_are_in_the_same_order_each_time():
 
 
 def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: "not today")
+    monkeypatch.setattr("lora_grpo.sandbox.isolation.unavailable_reason", lambda tier: "not today")
     with pytest.raises(UserError, match=r"landlock: not today; bubblewrap: not today.*--sandbox\.allow-unsafe"):
         sandbox.start(Settings())
     line = sandbox.start(Settings(allow_unsafe=True, workers=1))
@@ -254,10 +254,9 @@ def test_without_a_safe_tier_nothing_runs_unless_it_is_asked_for(monkeypatch):
 
 
 def test_a_tier_that_lets_something_out_is_not_used(monkeypatch):
-    monkeypatch.setattr("lora_grpo.sandbox.pool.missing", lambda tier: None if tier == "landlock" else "not today")
-    monkeypatch.setattr("lora_grpo.sandbox.pool.Pool.run", lambda self, programs: [PASSED] * len(programs))
+    passed = sandbox.Verdict("passed", "")
+    reasons = {"landlock": None, "bubblewrap": "not today"}
+    monkeypatch.setattr("lora_grpo.sandbox.isolation.unavailable_reason", reasons.get)
+    monkeypatch.setattr("lora_grpo.sandbox.pool.Pool.run", lambda self, programs: [passed] * len(programs))
     with pytest.raises(UserError, match="landlock: reading a file is possible"):
         sandbox.start(Settings())
-
-
-PASSED = sandbox.Verdict("passed", "")

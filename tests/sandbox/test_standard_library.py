@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.small_programs import passed_officially, split, verdicts
-from helpers.tiers import TIERS
+from helpers.tiers import TIERS, skip_unless_available
 
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Settings
@@ -674,21 +674,20 @@ def f():
 
 @pytest.fixture(scope="module", autouse=True, params=TIERS)
 def isolated(request):
-    if reason := sandbox.pool.missing(request.param):
-        pytest.skip(reason)
+    skip_unless_available(request.param)
     sandbox.start(Settings(timeout_seconds=SECONDS), request.param)
     yield
     sandbox.stop()
 
 
 def test_programs_that_use_the_standard_library_pass():
-    found = verdicts([program for _, program in split(ALLOWED)])
-    assert {name: verdict for name, verdict in found.items() if not verdict.passed} == {}
+    results = verdicts([program for _, program in split(ALLOWED)])
+    assert {name: verdict for name, verdict in results.items() if not verdict.passed} == {}
 
 
 def test_programs_that_need_more_than_their_process_are_refused():
-    found = verdicts([program for _, program in split(REFUSED)])
-    assert {verdict.status for verdict in found.values()} <= {"failed", "blocked"}, found
+    results = verdicts([program for _, program in split(REFUSED)])
+    assert {verdict.status for verdict in results.values()} <= {"failed", "blocked"}, results
 
 
 def test_both_tables_pass_officially():
@@ -698,5 +697,5 @@ def test_both_tables_pass_officially():
 
 def test_the_tests_are_real():
     wrong = "def f(*_, **__): return None"
-    found = verdicts([replace(program, source=wrong) for _, program in split(ALLOWED)])
-    assert [name for name, verdict in found.items() if verdict.passed] == []
+    results = verdicts([replace(program, source=wrong) for _, program in split(ALLOWED)])
+    assert [name for name, verdict in results.items() if verdict.passed] == []

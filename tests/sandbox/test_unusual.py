@@ -3,11 +3,13 @@
 Each case is a program and, after the dashes, the tests of its function `f`.
 """
 
+from dataclasses import replace
+
 import pytest
 from helpers.small_programs import passed_officially, split, verdicts
 
 from lora_grpo import sandbox
-from lora_grpo.sandbox import Program, Settings
+from lora_grpo.sandbox import Settings
 
 SECONDS = 5.0  # the large ones take a second on a busy machine
 
@@ -391,19 +393,18 @@ def isolated():
 def test_unusual_correct_programs_pass_here_and_there():
     passed = passed_officially(CASES, SECONDS)
     assert [name for name in CASES if not passed[name]] == []
-    found = verdicts([program for _, program in split(CASES)])
-    assert {name: verdict for name, verdict in found.items() if not verdict.passed} == {}
+    results = verdicts([program for _, program in split(CASES)])
+    assert {name: verdict for name, verdict in results.items() if not verdict.passed} == {}
 
 
 def test_their_tests_are_real():
-    wrong = [
-        Program("def f(*_, **__): return None", program.test, ("f",), name=program.name) for _, program in split(CASES)
-    ]
-    assert [name for name, verdict in verdicts(wrong).items() if verdict.passed] == []
+    wrong = "def f(*_, **__): return None"
+    results = verdicts([replace(program, source=wrong) for _, program in split(CASES)])
+    assert [name for name, verdict in results.items() if verdict.passed] == []
 
 
 def test_the_intended_differences_are_all_there_are():
     passed = passed_officially(DIFFERENT, SECONDS)
     assert [name for name in DIFFERENT if not passed[name]] == []
-    found = verdicts([program for _, program in split(DIFFERENT)])
-    assert [name for name, verdict in found.items() if verdict.passed] == []
+    results = verdicts([program for _, program in split(DIFFERENT)])
+    assert [name for name, verdict in results.items() if verdict.passed] == []
