@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, atomic, json_files, row_blocks, write_tensors
+from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorEntry, atomic, json_files, row_blocks, write_tensors
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import MergePlan
 from lora_grpo.merging.outputs import Output
@@ -56,7 +56,7 @@ def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     with contextlib.closing(Progress(len(shards), "merge")) as progress:
         for num_written, shard in enumerate(shards):
             progress.show(num_written, f"writing {shard.name}")
-            entries = [(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
+            entries = [TensorEntry(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
             blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
             write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
