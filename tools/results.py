@@ -206,7 +206,7 @@ def plotted(name: str, curve: dict[str, Any]) -> Plot:
 
 def drawn(name: str, curve: dict[str, Any]) -> bytes:
     """Return the PNG image of a part's curve. The same curve always gives the same bytes."""
-    return draw(plotted(name, curve))[1]
+    return draw(plotted(name, curve)).png
 
 
 def with_tables(page: str) -> str:

@@ -20,7 +20,7 @@ _SPAM = (
 )
 MARKER = Path(tempfile.gettempdir()) / f"lora-grpo-audit-{os.getpid()}"
 _CODE = f"open({str(MARKER)!r}, 'w').close()"
-"""Creates the file."""
+"""A program that creates the file MARKER, which shows that a grader has run it."""
 
 GOLD = "gold"
 EMPTY = "empty text"
@@ -122,8 +122,8 @@ def _reversed_words(subject: Subject) -> Iterable[str]:
     if not subject.gold or not subject.value:
         return []
     start = max(subject.gold.rfind(mark, 0, subject.value[0]) for mark in "\n>{") + 1
-    found = re.search(r"[\n<}]", subject.gold[subject.value[1] :])
-    end = subject.value[1] + found.start() if found else len(subject.gold)
+    next_mark = re.search(r"[\n<}]", subject.gold[subject.value[1] :])
+    end = subject.value[1] + next_mark.start() if next_mark else len(subject.gold)
     return [subject.gold[:start] + " ".join(reversed(subject.gold[start:end].split())) + subject.gold[end:]]
 
 

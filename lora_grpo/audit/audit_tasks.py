@@ -104,7 +104,7 @@ def find(
     """Attack the checker or the environment of a task.
 
     Args:
-        rows: with their prompts and, with an environment, opened.
+        rows: the task's rows with their prompts. If the task has an Environment, these are the results of its `open`.
         gold_rows: maximum number of rows whose reference answer is tried.
         attacked_rows: maximum number of rows on which each attack is tried.
         seconds_per_call: time limit of a call of `check`, or of a turn of an environment.
@@ -244,8 +244,8 @@ def _report_changes(
 
     Args:
         repeated: the calls that were made again, in reverse order.
-        outcomes: those of the calls, then those of the repeated ones.
-        number_of_calls: how many outcomes are of the calls.
+        outcomes: the outcomes of the first calls, then those of the repeated calls.
+        number_of_calls: number of the first calls.
     """
     first_outcomes = reversed(outcomes[: len(repeated)])
     second_outcomes = outcomes[number_of_calls:]

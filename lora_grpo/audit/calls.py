@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
     seen: int = 0
     """Hash of everything else that must be the same when the call is repeated."""
     text: str = ""
-    """The completion or the conversation; with an error, what the step that failed began with."""
+    """The completion or the conversation; after an error, the text with which the failed step began."""
 
 
 class Call(NamedTuple):
@@ -31,8 +31,8 @@ class Call(NamedTuple):
     attack: Attack
     row: Mapping[str, Any]
     make: Callable[[Callable[[str], None]], Outcome]
-    """Makes the call. It begins each step with a call of its argument, which restarts the time limit. That takes a
-    text, which is shown if the step fails."""
+    """Makes the call. At the beginning of each step, it calls its argument with a text. This restarts the time limit,
+    and the text is shown if the step fails."""
 
 
 def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float) -> list[Outcome]:

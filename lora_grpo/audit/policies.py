@@ -34,7 +34,7 @@ _WORDS = (*"abcd", *map(str, range(11)), "yes", "no", "true", "left", "right", "
 
 Text = Callable[["Game"], str]
 Policy = Callable[["Game"], Message | str] | Sequence[Message]
-"""Returns the model's next message, or its text. Or all messages, after which the conversation ends."""
+"""A function that returns the model's next message, or only its text; or a list of all messages of the model."""
 
 
 class Game:
@@ -115,7 +115,7 @@ def play_reference(
 def compare(
     environment: EnvironmentClass, subject: Subject, neighbor: Subject, begin: Callable[[str], None]
 ) -> Outcome:
-    """Play conversations of two rows side by side, several of them of the same row, and compare with each alone."""
+    """Play four conversations side by side, three of them on one row, and compare each with the same one alone."""
     words: Policy = _random_word
     if environment.schemas:
         words = _calling(environment.schemas, _random_word, _random_word)
@@ -151,7 +151,7 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     ]
 
     def others(subject: Subject) -> list[Sequence[Message]]:
-        """Return those of other rows, first with another last message: others may differ in what does not matter."""
+        """Return references of other rows. Those with the same last message, which may be as correct, are last."""
         golds_of_others = [gold for gold in different if gold != subject.turns]
         return sorted(golds_of_others, key=lambda gold: bool(subject.turns) and gold[-1] == subject.turns[-1])[:20]
 
@@ -223,7 +223,7 @@ _FORMATS = {
     "duration": "PT0S",
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
-"""A text of each format of JSON schemas that is not any text."""
+"""A valid text for each format of JSON schemas that not every text has."""
 
 _PICKS: list[Text] = [partial(_pick, index, words) for index, words in ((0, False), (-1, False), (-1, True))]
 
@@ -268,7 +268,7 @@ def _value(schema: Mapping[str, Any], text: str) -> Any:
 
 
 def _mix(value: Any, others: Sequence[Any]) -> Any:
-    """Return a value in which each text stands among those at its place in other values."""
+    """Return a value in which each text is between the texts that other values have in the same place."""
     others = [other for other in others if isinstance(other, type(value))]
     if isinstance(value, dict):
         mixed = {}

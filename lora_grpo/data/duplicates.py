@@ -28,7 +28,7 @@ def without_problems_of(evaluation: Sequence[Row], train: Sequence[Row], data: D
 
 
 def _problem_keys(row: Row, task: str, data: DataConfig) -> set[Any]:
-    """Return what a row shares with one of the other split that has the same problem."""
+    """Return the keys of a row's problem. Rows of two splits have the same problem if they share a key."""
     keys: set[Any] = {_question(row, task)}
     if "entry_point" in row and data.task != data.evaluation_task:  # MBPP+ has problems of MBPP in other words
         keys.add((row["id"], row["entry_point"]))
@@ -38,7 +38,7 @@ def _problem_keys(row: Row, task: str, data: DataConfig) -> set[Any]:
 def _question(row: Row, task: str) -> str:
     """Return the question of a row: the messages of a task file's row without its system prompt, or the question.
 
-    Rows of an environment often have the same question, so their columns belong to it.
+    Rows of an environment often have the same question and differ in other columns, so all columns count.
     """
     if getattr(get_task(task), "environment", None):
         return _all_columns(row)

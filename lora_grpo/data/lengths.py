@@ -24,11 +24,11 @@ class _SizedRow:
     """Tokens of the prompt."""
     largest_token_id: int
     reference: int = 0
-    """If SFT trains on it, tokens of its reference answer."""
+    """Tokens of the reference answer if SFT trains on the row; otherwise 0."""
 
     @property
     def answered(self) -> int:
-        """If SFT trains on it, tokens of the prompt with its reference answer; otherwise 0."""
+        """Tokens of the prompt and the reference answer if SFT trains on the row; otherwise 0."""
         return self.prompt + self.reference if self.reference else 0
 
 
@@ -109,7 +109,7 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
 def _within_limit(
     sized_rows: Sequence[_SizedRow], lengths: Sequence[int], limit: int, reason: str, least_rows: int
 ) -> list[_SizedRow]:
-    """Return the rows whose length is at most the limit, and print how many are dropped for a reason.
+    """Return the rows whose length is at most the limit. Print how many are dropped, and the reason.
 
     Raises:
         UserError: fewer than `least_rows` are left.

@@ -44,7 +44,7 @@ class Data:
 
 
 def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[str] = ()) -> None:
-    """Start the sandbox if grading these tasks, and others, requires running programs, and print its isolation."""
+    """Start the sandbox if grading the run's tasks or those of `also` runs programs, and print its isolation."""
     if runs_programs(data, also):
         console.note(f"sandbox: {sandbox.start(settings)}")
 
@@ -76,7 +76,10 @@ def load_data(config: RunConfig) -> Data:
 
 
 def other_task(data: DataConfig, task: str, limit: int | None = None) -> DataConfig:
-    """Return the data for an evaluation on another task than that of a run: of the run, only the answer style."""
+    """Return the settings to evaluate a run on another task. Of the run's settings, only `prompt_style` is kept.
+
+    A task of programs has the style `code`. Any other task has the run's style, or `xml` if that is `code`.
+    """
     style: Any = data.prompt_style
     if task in CODE_TASKS:
         style = "code"
@@ -86,10 +89,11 @@ def other_task(data: DataConfig, task: str, limit: int | None = None) -> DataCon
 
 
 def load_evaluation_rows(data: DataConfig, seed: int, train_seed: int) -> Data:
-    """Load the evaluation rows of a run with these settings, with their prompts.
+    """Load the evaluation rows of a run with their prompts, and training rows only if few-shot examples need them.
 
-    Training rows are loaded only if they are needed as few-shot examples; `train_seed` is the seed of the run that
-    sampled them.
+    Args:
+        seed: chooses the evaluation rows if `data.eval_limit` is set.
+        train_seed: the seed of the run, which chose its training rows and so its few-shot examples.
     """
     return _load(data, seed, train_seed=train_seed if data.few_shot else None)
 
@@ -97,16 +101,18 @@ def load_evaluation_rows(data: DataConfig, seed: int, train_seed: int) -> Data:
 def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
     """Load the evaluation rows, and the training rows if `train_seed` is set.
 
-    Repeated rows are dropped, then training rows whose question is in the evaluation set, and rows of code tasks whose
-    reference program fails. The number of dropped rows is printed.
+    Three kinds of rows are dropped, in this order: repeated rows; training rows whose question is in the evaluation
+    set; and rows of code tasks whose reference program fails. The number of dropped rows is printed.
     """
     train: list[Row] = []
     if train_seed is not None:
         train = _load_unique(data, "train")
     evaluation = _load_unique(data, "eval")
 
-    # Before the limits are applied: a few rows of the same set must not be both trained on and evaluated.
-    if train and not without_problems_of(evaluation, train, data):
+    # Refuse to train and evaluate on the same questions. This must be seen before the limits are applied, because two
+    # small samples of the same questions may have none in common.
+    all_are_evaluated = not without_problems_of(evaluation, train, data)
+    if train and all_are_evaluated:
         raise UserError(
             f"all {len(train)} training questions are also in the evaluation set ({len(evaluation)} rows); pass other "
             "rows for one of them"
@@ -147,7 +153,7 @@ def _load(data: DataConfig, seed: int, *, train_seed: int | None) -> Data:
 
 
 def _load_unique(data: DataConfig, split: str) -> list[Row]:
-    """Load a split without rows that repeat an earlier one, and print their number."""
+    """Load a split without rows that repeat an earlier row, and print how many were dropped."""
     rows = load_split(data, split)
     unique = unique_rows(rows, data.task if split == "train" else data.evaluation_task)
     num_dropped = len(rows) - len(unique)
@@ -162,21 +168,23 @@ def _examples(rows: Sequence[Row], data: DataConfig) -> list[tuple[str, str]]:
         return []
     task = get_task(data.task)
     if getattr(task, "environment", None) or not getattr(task, "has_gold", True):
-        raise UserError(f"--data.few-shot shows texts that {Path(data.task).name} does not have: gold(row), with check")
+        name = Path(data.task).name
+        raise UserError(f"--data.few-shot shows reference completions; {name} must define check and gold(row) for them")
     return [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in rows]
 
 
 def _with_prompts(rows: Sequence[Row], task_name: str, style: str, examples: Sequence[tuple[str, str]]) -> list[Row]:
-    """Return rows with their task, their prompts, and what the environment of their task adds."""
+    """Return rows with their task and their prompts, which include what the task's environment adds."""
     prompted_rows = add_prompts([{**row, "task": task_name} for row in rows], style, examples)
     task = get_task(task_name)
     if not isinstance(task, TaskFile):
         return prompted_rows
-    return [task.open(row) for row in prompted_rows]  # for the rows of a run only: it starts games
+    # `open` starts an environment for each row, so it is called only for rows that a run uses.
+    return [task.open(row) for row in prompted_rows]
 
 
 def _common_system_prompt(rows: Sequence[Row]) -> str | None:
-    """Return the system prompt of the rows; None if they have none or not the same."""
+    """Return the system prompt that all rows have; None if they have none or different ones."""
     system_prompts = set()
     for row in rows:
         first_message = row["prompt"][0]

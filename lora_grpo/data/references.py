@@ -17,7 +17,7 @@ _UNLIMITED_TOKENS = 10**9
 
 
 def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ()) -> list[Episode]:
-    """Return the episodes of the rows' reference answers. With an environment, it answers their turns.
+    """Return the episodes of the rows' reference answers. If the task has an Environment, it answers each turn.
 
     Args:
         ends: the tokens that end a completion. A turn ends with the one of the chat template, by default of any.

@@ -21,8 +21,10 @@ def load_split(data: DataConfig, split: str) -> list[Row]:
 def columns_of(data: DataConfig, split: str) -> dict[str, str]:
     """Return the columns that `data.columns` renames in the source of a split, as {our name: the source's name}.
 
-    The task's own dataset has our names. Raises UserError for a malformed pair or an unknown name, or if `data.options`
-    are of no use.
+    The columns of the task's own dataset already have our names.
+
+    Raises:
+        UserError: a pair is malformed, a name is unknown or repeated, or no task of the run takes `data.options`.
     """
     if data.options:
         tasks = [get_task(name) for name in (data.task, data.evaluation_task)]

@@ -17,10 +17,10 @@ from lora_grpo.evaluation.tables import Table, comparison_cells, text_table
 from lora_grpo.files import atomic, markdown, markdown_table, printable
 
 ALSO = Path("joint/also")
-"""Folder of the tasks in `eval.also`, in that of a run's evaluation."""
+"""Folder of the tasks in `eval.also`, inside the folder of a run's evaluation."""
 
 _STATEMENTS = {-1: "worse in", 1: "better in", 0: "no significant change in"}
-"""How the statement calls the tasks of a direction, in its order."""
+"""The words of the statement for the tasks of each `TaskComparison.direction`, in the order of the statement."""
 
 
 class TaskComparison(Comparison):

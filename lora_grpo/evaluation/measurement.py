@@ -26,9 +26,9 @@ UNPARSED = ("empty", "no_answer", "unclosed_answer", "unreadable_answer", "no_co
 _SAMPLED = "sampled"
 """The kind of samples that are not greedy, in `Measurement.sample_stats`."""
 _USUAL_SHARE = 0.9
-"""Fraction of the samples with the same answer from which on it is reported as the usual one."""
+"""An answer of at least this fraction of the samples is reported as the usual one."""
 _USUAL_PROBLEMS = 10
-"""Fewer problems than this may well have the same answer."""
+"""Minimum number of problems for a usual answer. Fewer may have the same answer by chance."""
 _CURVE_KS = (*range(1, 11), *(2**power for power in range(4, 20)))
 """The k of a pass@k curve, as far as there are samples: 1 to 10, 16, 32, 64, ..."""
 
@@ -163,7 +163,7 @@ def _mean_score(results: Sequence[Result], problems: Iterable[str], seed: int, *
     for result in results:
         if with_greedy or not is_greedy(result):
             scores[str(result["task_id"])].append(result.get("score", float(result["passed"])))
-    values = np.array([statistics.fmean(of_problem) for of_problem in scores.values()])
+    values = np.array([statistics.fmean(scores_of_problem) for scores_of_problem in scores.values()])
     return Metric(values, pass_at_k.bootstrap_interval(values, seed=seed), is_one_sample=False)
 
 
@@ -203,7 +203,10 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
     for rule in RULES:
         if rule in results[0]:
             counts[f"{rule} rule"] = sum(result.get(rule) is True for result in results)
-    places = Counter(str(result["read_from"]) for result in results if result["passed"] and "read_from" in result)
+    places: Counter[str] = Counter()
+    for result in results:
+        if result["passed"] and "read_from" in result:
+            places[str(result["read_from"])] += 1
     for place, count in sorted(places.items()):
         counts[f"passed, from a {place}"] = count
     counts |= sorted(Counter(str(result["status"]) for result in results).items())

@@ -60,7 +60,7 @@ class ModelSamples:
         """Everything that determines the samples and verdicts."""
         protocol = self.protocol
         request: dict[str, Any] = {
-            "kit": __version__,  # which grades the samples
+            "kit": __version__,  # the verdicts depend on the version
             "task": protocol.task,
             "task_sha256": protocol.task_sha256,
             "seed": protocol.seed,
@@ -151,7 +151,7 @@ class Loader:
         return sampler
 
     def _start(self, model: Model, settings: EvaluationSettings) -> Sampler:
-        """Load a model after the prompts of all tasks are checked. Their length, seed and template are the same."""
+        """Check the prompts of all tasks, then load a model. All tasks have the same seed, template and limits."""
         max_tokens = settings.sampling.max_tokens
         if isinstance(model, GgufModel):
             all_rows = [row for rows in self.rows for row in rows]

@@ -139,7 +139,8 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     task = _choose_task(options, config if run else None)
 
-    # The rows, prompts and seeds of the run apply to its own rows. Others take only its answer style.
+    # On its own rows, the run's data and sampling settings are the defaults. On other rows, only its answer style,
+    # seed and lengths are.
     is_of_run = (
         run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
     )

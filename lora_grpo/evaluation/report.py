@@ -35,7 +35,7 @@ class Report(Schema):
     fixed: list[ProblemChange]
     regressed: list[ProblemChange]
     gain: list[Part] = Field(default_factory=list)
-    """The difference in pass@1, the part from the answer format and the other; empty if they cannot be separated."""
+    """The gain in pass@1, its part from the answer format, and its other part; empty if they cannot be separated."""
 
     @property
     def models(self) -> list[Measurement]:
@@ -158,7 +158,7 @@ class Report(Schema):
 
 @dataclass(frozen=True)
 class Graded:
-    """One model's graded samples. The label and the source are those of `Measurement`."""
+    """One model's graded samples. For `label` and `source`, see `Measurement`."""
 
     label: str
     results: Sequence[Result]
@@ -212,9 +212,9 @@ def read_as(kind: type[_AnyReport], folder: Path) -> _AnyReport | None:
 
 
 def read_reports(run: Path) -> dict[Path, Report]:
-    """Return the reports of a run's evaluations by their folders. The run's own is first.
+    """Return the reports of a run's evaluations by their folders, beginning with the evaluation that the run made.
 
-    Skip reports of sample files and, with a message, those of fewer rows by `--limit` and damaged ones.
+    Reports of sample files are left out. So are, with a message, damaged reports and those on fewer rows (`--limit`).
     """
     reports = {}
     for folder in (run / "evaluation", *sorted((run / "evaluation").glob("*/"))):

@@ -58,12 +58,14 @@ def is_greedy(result: Mapping[str, Any]) -> bool:
 
 def verdict_entries(verdict: Verdict) -> Result:
     """Return the entries of a result that come from the verdict."""
+    status = verdict.reason
     if verdict.passed:
-        message, status = "passed", "passed"
+        message = "passed"
+        status = "passed"
     elif verdict.reason == "timeout":
-        message, status = "timed out", verdict.reason
+        message = "timed out"
     else:
-        message, status = f"failed: {verdict.detail or verdict.reason}", verdict.reason
+        message = f"failed: {verdict.detail or verdict.reason}"
     entries: Result = {"passed": verdict.passed, "result": message, "status": status}
     if verdict.score is not None:
         entries["score"] = verdict.score

@@ -69,7 +69,11 @@ def evaluate(
 
 
 def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> tuple[Report, Joint | None]:
-    """Compare the samples of a run's base and trained model; write and return the report, and that of `eval.also`."""
+    """Compare the samples of a run's base and trained model, and write the reports.
+
+    Returns:
+        The report, and the joint report of the tasks in `eval.also`; None without such tasks.
+    """
     config = run.config
     data_record = run.record["data"]
     params = _sampling_params(config)

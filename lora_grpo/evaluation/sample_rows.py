@@ -49,7 +49,7 @@ def sample_and_grade(
     if len(finished) == sum(len(unit.keys) for unit in all_units):
         return finished
 
-    # A unit is finished as a whole or not at all, so its first sample tells.
+    # A unit is finished as a whole or not at all, so it is enough to look for its first sample.
     finished_keys = {sample_key(result) for result in finished}
     unfinished = [unit for unit in all_units if unit.keys[0] not in finished_keys]
     share = share_of_this_process(path, unfinished)

@@ -77,7 +77,7 @@ class SampleFile:
 
     @property
     def min_samples(self) -> int:
-        """The smallest number of samples of a problem that has samples. Greedy ones beside them do not count."""
+        """The smallest number of samples of a problem, without greedy samples; 1 if all samples are greedy."""
         counts = Counter(sample.row["id"] for sample in self.samples if not is_greedy(sample.line))
         return min(counts.values(), default=1)
 
@@ -130,16 +130,15 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
     """Read a samples file, which may be gzipped, and the rows of its task."""
     task = settings.task
     data = settings.data
-    samples_of_all_splits = task == "mbpp"
-    rows = (
-        MBPP().load_all_splits(data.eval, columns_of(data, "eval"))
-        if samples_of_all_splits
-        else load_split(data, "eval")
-    )
+    if task == "mbpp":  # a file may have samples of all splits
+        columns = columns_of(data, "eval")
+        rows = MBPP().load_all_splits(data.eval, columns)
+    else:
+        rows = load_split(data, "eval")
     grading: dict[str, Any] = {}
     if task in CODE_TASKS:
         grading = asdict(options.sandbox)
-        del grading["workers"]  # which change no verdict
+        del grading["workers"]  # the number of workers changes no verdict
     else:
         grading["style"] = options.style or ("hashes" if task == "gsm8k" else "xml")
         rows = [{**row, "prompt_style": grading["style"]} for row in rows]

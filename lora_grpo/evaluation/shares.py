@@ -1,7 +1,7 @@
 """The results of an evaluation that one process or several (ranks) write.
 
-Of R ranks, each samples every R-th unit, and appends the results to its own file next to that of the evaluation:
-`results.jsonl.rank1`. Rank 0 merges these files, also those that a killed evaluation has left. A single process appends
+Each of R ranks samples every R-th unit, and appends the results to its own file next to the file of the evaluation:
+`results.jsonl.rank1`. Rank 0 merges these files, also files that a killed evaluation has left. A single process appends
 to the file of the evaluation itself.
 """
 

@@ -39,8 +39,8 @@ def split_units(rows: Sequence[Row], params: SamplingParams, *, greedy: bool, st
     """Split the work into units of rows with similar length, so that batches need little padding.
 
     Args:
-        params: of the numbered samples; with `num_samples` 0 there are none.
-        greedy: whether each row also has a greedy sample. They come first.
+        params: how the numbered samples are sampled. With `num_samples` 0, there are none.
+        greedy: whether each row also has a greedy sample. The units of greedy samples come first.
         streams: whether the sampler schedules rows by itself. A unit then is one row.
     """
     by_length = sorted(rows, key=lambda row: (len(row["question"]), row["id"]))

@@ -24,6 +24,7 @@ from lora_grpo.files.tensors import (
     ITEM_SIZES,
     Rows,
     StoredTensor,
+    TensorEntry,
     file_tensors,
     model_tensors,
     row_blocks,

@@ -12,6 +12,7 @@ from typing import Any
 from lora_grpo.files import disk
 
 MANIFEST = "manifest.json"
+"""File in a published folder with the SHA-256 digests of its other files."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -21,8 +22,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON. NaN and infinity raise ValueError."""
-    # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
+    """Write a value as indented JSON; see `new_file`. NaN and infinity raise ValueError."""
+    # In ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
@@ -63,8 +64,10 @@ def publish(staging: Path, path: Path) -> None:
     for file in sorted(staging.rglob("*")):
         if file.is_file() and file != staging / MANIFEST:
             sync(file)
-            digests[file.relative_to(staging).as_posix()] = sha256(file)
+            name = file.relative_to(staging).as_posix()
+            digests[name] = sha256(file)
     write_json(staging / MANIFEST, {"sha256": digests})
+
     if path.exists():
         shutil.rmtree(path)
     staging.rename(path)
@@ -74,13 +77,15 @@ def publish(staging: Path, path: Path) -> None:
 def damage(folder: Path) -> str | None:
     """Return the first difference between a published folder and its manifest, or None."""
     try:
-        digests = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sha256"])
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        digests = dict(manifest["sha256"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"no readable {MANIFEST}"
     for name, digest in digests.items():
-        if not (folder / name).is_file():
+        file = folder / name
+        if not file.is_file():
             return f"{name} is missing"
-        if sha256(folder / name) != digest:
+        if sha256(file) != digest:
             return f"{name} has changed since it was written"
     return None
 

@@ -8,7 +8,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ def validated(value: Any, kind: Any, wrong: str, fix: str) -> Any:
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UserError(f"{wrong}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {fix}") from None
+        mistake = error.errors(include_url=False)[0]
+        location = ".".join(map(str, mistake["loc"]))
+        raise UserError(f"{wrong}: {location}: {mistake['msg']}; {fix}") from None
 
 
 def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
@@ -57,36 +58,38 @@ def read_lines(path: Path, expected: str) -> Iterator[tuple[str, Any]]:
     text = read_text(path, expected)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            try:
-                yield f"{path}:{number}", json.loads(line, object_pairs_hook=_without_repeats)
-            except _RepeatedKey as error:
-                raise UserError(
-                    f"{path}:{number}: the key {error.key!r:.60} occurs twice; rename one of them"
-                ) from None
-            except (ValueError, RecursionError) as error:
-                where = ""
-                if isinstance(error, json.JSONDecodeError):
-                    where = f" (column {error.colno}: {error.msg})"
-                raise UserError(
-                    f"{path}:{number}: not JSON; expected one object per line, got {line[:60]!r}{where}"
-                ) from None
+            location = f"{path}:{number}"
+            yield location, _parse_line(line, location)
 
 
-class _RepeatedKey(Exception):
+def _parse_line(line: str, location: str) -> Any:
+    """Return the JSON value of a user's line, or raise a UserError with its location."""
+    try:
+        return json.loads(line, object_pairs_hook=_object_without_repeats)
+    except _RepeatedKeyError as error:
+        raise UserError(f"{location}: the key {error.key!r:.60} occurs twice; rename one of them") from None
+    except (ValueError, RecursionError) as error:
+        details = ""
+        if isinstance(error, json.JSONDecodeError):
+            details = f" (column {error.colno}: {error.msg})"
+        raise UserError(f"{location}: not JSON; expected one object per line, got {line[:60]!r}{details}") from None
+
+
+class _RepeatedKeyError(Exception):
     """A JSON object has a key twice."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these pairs. Python would silently take the last value of a key that occurs twice."""
-    found: dict[str, Any] = {}
+    json_object: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise _RepeatedKey(key)
-        found[key] = value
-    return found
+        if key in json_object:
+            raise _RepeatedKeyError(key)
+        json_object[key] = value
+    return json_object
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -96,7 +99,9 @@ def read_text(path: Path, expected: str) -> str:
         UserError: the file cannot be read, is not UTF-8, or contains only whitespace.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
@@ -112,24 +117,39 @@ def read_text(path: Path, expected: str) -> str:
 def read_finished_lines(path: Path, **required: type | tuple[type, ...]) -> list[dict[str, Any]]:
     """Return the objects in a JSON Lines file that may still be growing; [] if there is no file.
 
-    A last line without a newline is incomplete and skipped. Every other line must be an object with the `required`
-    keys, with values of these types, else UserError names the line.
+    Args:
+        path: the file. A last line without a newline is incomplete and skipped.
+        required: keys that every object must have, with the types of their values.
+
+    Raises:
+        UserError: a line is not such an object. The error names the line.
     """
-    values: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
+    if not path.is_file():
+        return []
+    objects = []
+    finished_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(finished_lines, start=1):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), kind) for name, kind in required.items()):
+        if not _has_keys(value, required):
             keys = f" with {', '.join(required)}" if required else ""
             raise UserError(f"{path}:{number}: expected an object{keys}, got {line[:60]!r}; delete the line")
-        values.append(value)
-    return values
+        objects.append(value)
+    return objects
+
+
+def _has_keys(value: Any, required: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Return whether a JSON value is an object with these keys, and values of these types."""
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(value.get(key), kind) for key, kind in required.items())
 
 
 def dump_lines(values: Iterable[Any]) -> str:
-    # ASCII, because a model's text may contain a lone surrogate, which UTF-8 cannot encode.
+    """Return values as the text of a JSON Lines file, in ASCII."""
+    # A model's text may contain a lone surrogate, which UTF-8 cannot encode.
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
@@ -138,13 +158,14 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     data = dump_lines(values).encode()
     # Unbuffered, because closing a buffered file would write the rest after the file was truncated.
     with disk.writing(path), path.open("ab", buffering=0) as file:
-        before = file.tell()
+        original_size = file.tell()
         try:
-            while data:
-                data = data[file.write(data) :]
+            while data:  # a write may be short
+                num_written = file.write(data)
+                data = data[num_written:]
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(before)
+            file.truncate(original_size)
             raise
 
 

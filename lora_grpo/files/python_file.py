@@ -13,11 +13,23 @@ from types import ModuleType
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic
 
+_loaded_modules: set[str] = set()
+"""Names in `sys.modules` of the files and of the modules of their folders."""
+_added_folders: list[str] = []
+"""Folders that were added to `sys.path`."""
+
+# Import
+
 
 def load(path: Path, expected: str) -> ModuleType:
-    """Run a user's file, once per process. It may import modules of its folder.
+    """Run a user's file, once per process, and return its module. It may import modules of its folder.
 
-    Raises UserError if the file, which is `expected` to be, for example, "a task file", cannot be read or run.
+    Args:
+        path: the file.
+        expected: what the file should be, for the error: "a task file".
+
+    Raises:
+        UserError: the file does not exist or raises an exception, or a module of its folder has the name of another.
     """
     path = path.expanduser().resolve()
     if not path.is_file():
@@ -25,44 +37,24 @@ def load(path: Path, expected: str) -> ModuleType:
     return _load(path)
 
 
-def forget() -> None:
-    """Forget the files that were run, and the modules of their folders, so that the next call reads them again."""
-    for name in list(sys.modules):
-        if name in _loaded_modules or name.partition(".")[0] in _loaded_modules:
-            del sys.modules[name]
-    _loaded_modules.clear()
-    for folder in _added_folders:
-        if folder in sys.path:
-            sys.path.remove(folder)
-    _added_folders.clear()
-    _load.cache_clear()
-
-
-_loaded_modules: set[str] = set()
-"""Names in `sys.modules` of the files and of the modules of their folders."""
-_added_folders: list[str] = []
-"""Folders that were added to `sys.path`."""
-
-
 @functools.cache
 def _load(path: Path) -> ModuleType:
-    name = f"user_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    # Its folder goes last, so that nothing in the folder replaces an installed package.
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        _added_folders.append(folder)
+    for name in _imported_names(path):
+        if name not in sys.modules:
+            _loaded_modules.add(name)
+        _check_is_in_folder(name, path)
+
+    module_name = f"user_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that nothing in this folder replaces an installed package
-        _added_folders.append(str(path.parent))
-    for helper in sorted({file.relative_to(path.parent).parts[0].removesuffix(".py") for file in files(path)[1:]}):
-        other = importlib.util.find_spec(helper)
-        if helper not in sys.modules:
-            _loaded_modules.add(helper)
-        own = {(path.parent / each).resolve() for each in (f"{helper}.py", f"{helper}/__init__.py")}
-        if other is None or other.origin is None or Path(other.origin).resolve() not in own:
-            origin = other and other.origin
-            raise UserError(f"{path} imports {helper!r}, which would be {origin} instead of its own; rename the file")
-    sys.modules[name] = module  # required by dataclasses and pickle
-    _loaded_modules.add(name)
+    sys.modules[module_name] = module  # required by dataclasses and pickle
+    _loaded_modules.add(module_name)
     try:
         with keeping_directory():
             spec.loader.exec_module(module)
@@ -72,31 +64,37 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def files(path: Path) -> list[Path]:
-    """Return a file and the files of its folder that it imports, directly or indirectly. Runs nothing."""
-    found = [path.expanduser().resolve()]
-    for file in found:  # the list grows meanwhile
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):  # importing it reports the error
-            continue
-        imported: list[str] = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                imported += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                imported.append(str(node.module))
-        for name in sorted({name.partition(".")[0] for name in imported} - {"lora_grpo"}):
-            package, module = found[0].parent / name, found[0].parent / f"{name}.py"
-            helpers = sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else [module]
-            found += [helper for helper in helpers if helper.is_file() and helper not in found]
-    return found
+def _imported_names(path: Path) -> list[str]:
+    """Return the names of the modules and packages of a file's folder that it imports, directly or indirectly."""
+    names = set()
+    for file in files(path)[1:]:
+        top_level = file.relative_to(path.parent).parts[0]
+        names.add(top_level.removesuffix(".py"))
+    return sorted(names)
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file or, if it imports files of its folder, of the digests of all of them."""
-    digests = [atomic.sha256(file) for file in files(path)]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+def _check_is_in_folder(name: str, path: Path) -> None:
+    """Raise a UserError if importing `name` would not give the module or package beside the user's file."""
+    spec = importlib.util.find_spec(name)
+    origin = spec.origin if spec else None
+    module = (path.parent / f"{name}.py").resolve()
+    package = (path.parent / name / "__init__.py").resolve()
+    if origin is None or Path(origin).resolve() not in (module, package):
+        raise UserError(f"{path} imports {name!r}, which would be {origin} instead of its own; rename the file")
+
+
+def forget() -> None:
+    """Forget the files that were run, and the modules of their folders, so that the next call reads them again."""
+    for name in list(sys.modules):
+        package = name.partition(".")[0]
+        if name in _loaded_modules or package in _loaded_modules:
+            del sys.modules[name]
+    _loaded_modules.clear()
+    for folder in _added_folders:
+        if folder in sys.path:
+            sys.path.remove(folder)
+    _added_folders.clear()
+    _load.cache_clear()
 
 
 def keeping_directory() -> contextlib.AbstractContextManager[None]:
@@ -104,8 +102,56 @@ def keeping_directory() -> contextlib.AbstractContextManager[None]:
     return contextlib.chdir(Path.cwd())
 
 
+# What belongs to a file
+
+
+def files(path: Path) -> list[Path]:
+    """Return a file and the files of its folder that it imports, directly or indirectly. Runs nothing."""
+    path = path.expanduser().resolve()
+    project_files = [path]
+    for file in project_files:  # the list grows meanwhile
+        for name in _imports(file):
+            for helper in _files_of_module(path.parent, name):
+                if helper not in project_files:
+                    project_files.append(helper)
+    return project_files
+
+
+def _imports(file: Path) -> list[str]:
+    """Return the top-level names of a file's absolute imports, sorted."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # importing it reports the error
+        return []
+    modules: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules.append(str(node.module))
+    names = {module.partition(".")[0] for module in modules}
+    return sorted(names - {"lora_grpo"})
+
+
+def _files_of_module(folder: Path, name: str) -> list[Path]:
+    """Return the files of a package or module in a folder; [] if it has none of this name."""
+    if (folder / name / "__init__.py").is_file():
+        return [file for file in sorted((folder / name).rglob("*.py")) if file.is_file()]
+    module = folder / f"{name}.py"
+    return [module] if module.is_file() else []
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file or, if it imports files of its folder, of the digests of all of them."""
+    digests = [atomic.sha256(file) for file in files(path)]
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def line_of(error: BaseException, path: Path) -> str:
     """Return "file:line" of the last line of a file that an exception passed through, or only the file."""
     path = path.expanduser().resolve()
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)

@@ -16,12 +16,15 @@ from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import json_files
 
 INDEX = "model.safetensors.index.json"
+"""File of a model with several shards: the shard of each tensor."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Map the safetensors names of the dtypes of unquantized weights to the torch names."""
 ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Bytes per element of these dtypes."""
 BLOCK_ELEMENTS = 2**20
 """Elements to process at a time: 4 MiB in float32, which fits in a CPU cache."""
+_LENGTH_BYTES = 8
+"""Size of the number at the start of a file, which is the length of its header."""
 
 
 class Rows(Protocol):
@@ -29,21 +32,26 @@ class Rows(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def rows(self, start: int, stop: int) -> Any: ...
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Return entries `start` to `stop` of the first dimension, as a torch tensor."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk. `dtype` is the safetensors name, such as `BF16`."""
+    """A tensor on disk."""
 
     name: str
     dtype: str
+    """The safetensors name, such as `BF16`."""
     shape: tuple[int, ...]
     path: Path
+    """The file that contains it."""
     start: int
     """Where its data starts in the file, in bytes."""
 
     def read(self) -> Any:
+        """Return the tensor as a torch tensor."""
         from safetensors import safe_open
 
         with safe_open(self.path, "pt") as file:
@@ -57,27 +65,36 @@ class StoredTensor:
         """
         import torch
 
-        rows = torch.empty((stop - start, *self.shape[1:]), dtype=getattr(torch, DTYPES[self.dtype]))
-        data = rows.view(-1).view(torch.uint8).numpy()
+        row_shape = self.shape[1:]
+        rows = torch.empty((stop - start, *row_shape), dtype=getattr(torch, DTYPES[self.dtype]))
+        data = rows.view(-1).view(torch.uint8).numpy()  # the memory of `rows`, as bytes
+        row_bytes = math.prod(row_shape) * ITEM_SIZES[self.dtype]
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start + start * math.prod(self.shape[1:]) * ITEM_SIZES[self.dtype])
-            if (size := file.readinto(data)) != len(data):
-                raise UserError(f"{self.path} ends in {self.name}: read {size} bytes, expected {len(data)}")
+            file.seek(self.start + start * row_bytes)
+            num_read = file.readinto(data)
+        if num_read != len(data):
+            raise UserError(f"{self.path} ends in {self.name}: read {num_read} bytes, expected {len(data)}")
         return rows
 
 
 def row_blocks(shape: tuple[int, ...], elements: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows. Each range has at most `elements` elements (default: BLOCK_ELEMENTS) or is one row."""
-    step = max(1, (elements or BLOCK_ELEMENTS) // max(1, math.prod(shape[1:])))
-    for start in range(0, shape[0], step):
-        yield start, min(start + step, shape[0])
+    num_rows = shape[0]
+    row_elements = max(1, math.prod(shape[1:]))
+    block_rows = max(1, (elements or BLOCK_ELEMENTS) // row_elements)
+    for start in range(0, num_rows, block_rows):
+        yield start, min(start + block_rows, num_rows)
 
 
 def same_values(first: Rows, second: Rows) -> bool:
     """Return whether two tensors have the same shape and values. Both are read in blocks."""
-    return first.shape == second.shape and all(
-        bool((first.rows(*rows).float() == second.rows(*rows).float()).all()) for rows in row_blocks(first.shape)
-    )
+    if first.shape != second.shape:
+        return False
+    for start, stop in row_blocks(first.shape):
+        is_equal = first.rows(start, stop).float() == second.rows(start, stop).float()
+        if not is_equal.all():
+            return False
+    return True
 
 
 def file_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -85,24 +102,28 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "np") as file:
+        with safe_open(path, "np") as file:  # also checks the header, and that no data is missing
             names = file.offset_keys()
-        with path.open("rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-            header = json.loads(raw.read(length))  # safetensors has checked it
-        parts = ((name, header[name]) for name in names)
-        return {
-            name: StoredTensor(name, part["dtype"], tuple(part["shape"]), path, 8 + length + part["data_offsets"][0])
-            for name, part in parts
-        }
+        with path.open("rb") as raw_file:
+            header_bytes = int.from_bytes(raw_file.read(_LENGTH_BYTES), "little")
+            header = json.loads(raw_file.read(header_bytes))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is not a complete safetensors file ({first_line(error)})") from None
+
+    data_start = _LENGTH_BYTES + header_bytes
+    tensors = {}
+    for name in names:
+        entry = header[name]
+        start = data_start + entry["data_offsets"][0]
+        tensors[name] = StoredTensor(name, entry["dtype"], tuple(entry["shape"]), path, start)
+    return tensors
 
 
 def unquantized(tensors: dict[str, StoredTensor], source: Path, fix: str) -> dict[str, StoredTensor]:
     """Return the tensors of a file or folder, or raise a UserError that ends with `fix` if some are not in DTYPES."""
-    if odd := next((tensor for tensor in tensors.values() if tensor.dtype not in DTYPES), None):
-        raise UserError(f"{source} is quantized ({odd.name} is {odd.dtype}, not {', '.join(DTYPES)}); {fix}")
+    for tensor in tensors.values():
+        if tensor.dtype not in DTYPES:
+            raise UserError(f"{source} is quantized ({tensor.name} is {tensor.dtype}, not {', '.join(DTYPES)}); {fix}")
     return tensors
 
 
@@ -114,45 +135,67 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         UserError: a shard or tensor listed in the index is missing, or there are no safetensors files.
     """
-    index, single = folder / INDEX, folder / "model.safetensors"
-    file_of: Any = {}
-    if single.is_file():  # transformers also prefers the single file
-        paths = [single]
+    index = folder / INDEX
+    single_file = folder / "model.safetensors"
+    shard_of: Any = {}  # by name of the tensor
+    if single_file.is_file():  # transformers also prefers the single file
+        paths = [single_file]
     elif index.is_file():
-        file_of = json_files.read_object(index).get("weight_map", {})
-        paths = [folder / file for file in sorted(set(file_of.values()))]
+        shard_of = json_files.read_object(index).get("weight_map", {})
+        paths = [folder / shard for shard in sorted(set(shard_of.values()))]
     else:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise UserError(f"{folder} has no .safetensors weights; other formats, such as pickled .bin, are not read")
-    tensors = {name: tensor for path in paths for name, tensor in file_tensors(path).items()}
-    if missing := sorted(file_of.keys() - tensors.keys()):
+
+    tensors: dict[str, StoredTensor] = {}
+    for path in paths:
+        tensors |= file_tensors(path)
+    missing = sorted(shard_of.keys() - tensors.keys())
+    if missing:
         raise UserError(f"{folder} has no {missing[0]}, which {INDEX} lists; download or copy it again")
     return tensors
 
 
-def write_tensors(path: Path, entries: Sequence[tuple[str, str, tuple[int, ...]]], blocks: Iterable[Any]) -> None:
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor to write to a file."""
+
+    name: str
+    dtype: str
+    """The safetensors name, a key of DTYPES."""
+    shape: tuple[int, ...]
+
+
+def write_tensors(path: Path, entries: Sequence[TensorEntry], blocks: Iterable[Any]) -> None:
     """Write a safetensors file incrementally.
 
     Args:
-        entries: name, safetensors dtype, and shape of each tensor, in write order.
-        blocks: tensors with the elements of these tensors, in the same order. Each block is written in another thread
-            while the next one is computed.
+        path: the file.
+        entries: the tensors, in write order.
+        blocks: torch tensors with the elements of these tensors, in the same order. Each block is written in another
+            thread while the next one is computed.
     """
     import torch
 
+    # The header, with the bytes of each tensor in the data.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, dtype, shape in entries:
-        start, end = end, end + math.prod(shape) * ITEM_SIZES[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    data_bytes = 0
+    for entry in entries:
+        start = data_bytes
+        data_bytes += math.prod(entry.shape) * ITEM_SIZES[entry.dtype]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [start, data_bytes]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data must be 8-byte aligned
+    prefix = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
     with path.open("wb") as file, ThreadPoolExecutor(1) as thread:
-        pending = thread.submit(file.write, len(text).to_bytes(8, "little") + text)
+        pending = thread.submit(file.write, prefix)
         for block in blocks:
-            pending.result()
-            pending = thread.submit(file.write, block.contiguous().reshape(-1).view(torch.uint8).numpy())
+            pending.result()  # at most two blocks are in memory: one is written while the next is computed
+            data = block.contiguous().reshape(-1).view(torch.uint8).numpy()
+            pending = thread.submit(file.write, data)
         pending.result()
-        if file.tell() != 8 + len(text) + end:
-            raise RuntimeError(f"{path} has {file.tell()} bytes, expected {8 + len(text) + end}")
+        expected_bytes = len(prefix) + data_bytes
+        if file.tell() != expected_bytes:
+            raise RuntimeError(f"{path} has {file.tell()} bytes, expected {expected_bytes}")

@@ -6,16 +6,27 @@ from collections.abc import Iterable, Sequence
 
 def printable(text: str) -> str:
     """Escape control characters and characters that cannot be encoded, because names come from files."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(map(_printable_character, text))
+
+
+def _printable_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def markdown(text: str) -> str:
     """Escape text so that GitHub shows it literally on one line, without markup, mentions, or links."""
     line = printable(" ".join(str(text).split()))
-    # GitHub would notify mentioned users, and would link issue numbers and URLs. No tag begins with a digit: "<0.001".
-    line = re.sub(r"[&>]|<(?!\d)|(?<!\w)[@#]", lambda found: f"&#{ord(found[0])};", line)
+    # Characters of HTML tags and entities, and the marks at which GitHub would notify a user or link an issue. No tag
+    # begins with a digit: "<0.001" stays.
+    line = re.sub(r"[&>]|<(?!\d)|(?<!\w)[@#]", _html_entity, line)
+    # GitHub would turn these into links.
     line = line.replace("://", "&#58;//").replace("www.", "www&#46;")
+    # Marks of code, emphasis, tables and links. An underscore inside a word is no mark.
     return re.sub(r"([\\`*|~]|(?<!\w)_|_(?!\w)|(?<=\])[(\[])", r"\\\1", line)
+
+
+def _html_entity(match: re.Match[str]) -> str:
+    return f"&#{ord(match[0])};"
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | None = None) -> list[str]:
@@ -28,6 +39,8 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left:
     if left is None:
         left = 1 if len(headings) > 2 else len(headings)
     alignment = ["---"] * left + ["---:"] * (len(headings) - left)
-    cells = [list(map(markdown, row)) for row in (headings, *rows)]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return [lines[0], f"|{'|'.join(alignment)}|", *lines[1:], ""]
+    return [_table_line(headings), f"|{'|'.join(alignment)}|", *map(_table_line, rows), ""]
+
+
+def _table_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(markdown(cell) for cell in cells)} |"

@@ -1,6 +1,6 @@
 """A chat template as Ollama's Go template.
 
-Ollama ignores the chat template of a GGUF file unless it recognizes it. This module renders conversations with
+Ollama ignores the chat template of a GGUF file unless it knows this template. This module renders conversations with
 placeholder messages and converts the fixed text around them to a Go template. The template is kept only if it renders
 other conversations the same way as the original.
 """
@@ -98,7 +98,7 @@ def _fixed_text(template: _Template) -> Turns:
 
     Raises:
         UserError: the template rejects a conversation.
-        ValueError: it omits a message or repeats one.
+        ValueError: the template omits a message or repeats one.
     """
     before_system, after_system, before_answer, next_turn, generation = template.around(
         "#a#", "#b#", "#c#", "#d#", has_system=True
@@ -121,7 +121,7 @@ def _fixed_text(template: _Template) -> Turns:
 
 
 def _conversation(contents: Sequence[str], *, has_system: bool) -> list[chat.Message]:
-    """Return messages of a system, if there is one, and of a user and an assistant by turns."""
+    """Return messages with these contents: of the system if `has_system`, then of user and assistant by turns."""
     roles = ["user", "assistant"] * len(contents)
     if has_system:
         roles = ["system", *roles]
@@ -129,7 +129,7 @@ def _conversation(contents: Sequence[str], *, has_system: bool) -> list[chat.Mes
 
 
 def _go(text: str) -> str:
-    """Return a Go template that writes a text. What a template or a Modelfile cannot contain is a quoted string."""
+    """Return a Go template that writes a text. Parts that a template or a Modelfile cannot contain become strings."""
     unprintable = {character for character in text if not character.isprintable()} - set("\t\r\n")
     pattern = "|".join([r"\{\{", '"{3,}', *map(re.escape, sorted(unprintable))])
     return re.sub(pattern, _quoted, text)

@@ -1,6 +1,6 @@
 """The metadata that describe a model in its GGUF file: license, base model, data sets, sampling settings.
 
-They are those of README.md, config.json and generation_config.json, without local paths.
+The values come from README.md, config.json and generation_config.json, without local paths.
 """
 
 from pathlib import Path
@@ -25,8 +25,8 @@ def read_metadata(folder: Path, name: str, size_label: str) -> Any:
 
     Args:
         folder: a transformers model.
-        name: its name in the file.
-        size_label: its number of parameters, such as `1.5B`.
+        name: the model's name in the GGUF file.
+        size_label: the model's number of parameters, such as `1.5B`.
 
     Raises:
         UserError: generation_config.json or README.md has a value that a GGUF file cannot have.
@@ -52,7 +52,7 @@ def read_metadata(folder: Path, name: str, size_label: str) -> Any:
 
 
 def _check_texts(metadata: Any) -> None:
-    """Raise a ValueError if one of the texts is none. The gguf package (0.19) accepts any value until it writes it."""
+    """Raise a ValueError if a value that must be a text is not. The gguf package (0.19) checks only when it writes."""
     import gguf
 
     writer: Any = gguf.GGUFWriter(None, "llama")

@@ -95,7 +95,7 @@ def write_modelfiles(
         if content:
             atomic.write_text(path, content)
         else:
-            path.unlink(missing_ok=True)  # of an older export
+            path.unlink(missing_ok=True)  # a file of an older export
     return notes
 
 
@@ -115,7 +115,9 @@ def _template_and_system(turns: Turns | None, system_prompt: str | None) -> list
 
 
 def _value(text: str, preferred: str = '"""') -> str | None:
-    """Return a text as a value of a Modelfile in the preferred quotes, or others; None if none are read back unchanged.
+    """Return a text as a value of a Modelfile, in the preferred quotes if Ollama reads the text back, or in others.
+
+    None if Ollama reads another text in all quotes.
 
     Ollama drops characters that are not printable, and a value ends at the first line end where it is complete: bare,
     or with the quotes that it starts with. There are no escapes. Source: ParseFile in Ollama's parser/parser.go

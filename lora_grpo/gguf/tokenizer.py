@@ -168,7 +168,7 @@ def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
         if steps == [replace_spaces]:
             return False
 
-    # A newer one has a pre-tokenizer that does the same.
+    # A newer tokenizer.json has a pre-tokenizer that does the same.
     is_metaspace = pre_tokenizer is not None and pre_tokenizer["type"] == "Metaspace" and not pre_tokenizer["split"]
     if normalizer is not None or not is_metaspace:
         raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")

@@ -79,6 +79,8 @@ def write_gguf(
     encoded = {path: [Encoded.of(tensor, file_type) for tensor in model.tensors] for path, file_type in files.items()}
 
     num_bytes = {path: sum(tensor.nbytes for tensor in tensors) for path, tensors in encoded.items()}
+    # Half of the lossless file is an upper limit: Q6_K, the largest type that llama-quantize writes here, has 6.6 bits
+    # per weight.
     quantized_bytes = len(quantized_types) * (num_bytes.get(lossless, 0) // 2)
     header_bytes = len(outputs) * HEADER_BYTES
     disk.check_free_space(first_output.parent, sum(num_bytes.values()) + quantized_bytes + header_bytes)

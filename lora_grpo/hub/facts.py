@@ -83,14 +83,14 @@ class Facts:
     example: Mapping[str, str] | None = None
     """`question`, `before` and `after` of the first problem that the run's own evaluation lists as fixed.
 
-    All texts are of a data set or a model, and must not be rendered.
+    All texts come from a data set or a model, and must not be rendered.
     """
     also: Joint | None = None
-    """What else changed, if the evaluations have that of the run itself."""
+    """The report on the tasks in `eval.also`, if the card has the evaluation that the run itself made."""
     ggufs: GgufSection | None = None
     """The GGUF files, if any of them was measured."""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `generate` with which the model ends and samples as here, where its own settings differ."""
+    """Arguments of `generate` with which the model samples and ends as in lora_grpo, if its own settings differ."""
 
 
 def gather(folder: Path, kind: str) -> Facts:
@@ -106,7 +106,7 @@ def gather(folder: Path, kind: str) -> Facts:
         adapter = json_files.read_object(adapter_folder / ADAPTER_CONFIG)
     merge = read_merge_report(folder)
 
-    # Evaluations. GGUF files have a table of their own, and other cards have none of them.
+    # Evaluations. Those of GGUF files are in a table of their own, and only on the card of GGUF files.
     reports = read_reports(run) if run else {}
     ggufs = None
     if kind == "gguf":
@@ -148,7 +148,7 @@ def gather(folder: Path, kind: str) -> Facts:
 
 
 def _run_of(folder: Path, kind: str) -> Path | None:
-    """Return the run that produced a model. An adapter in another folder of a run was not produced by it."""
+    """Return the run that produced a model. Of the adapters in a run, only `adapter` and `best` were produced by it."""
     is_output = kind != "adapter" or folder.name in ("adapter", BEST)
     if is_output and (folder.parent / "run.json").is_file():
         return folder.parent
@@ -176,11 +176,12 @@ def _base_folder(policy: Mapping[str, Any], adapter: Mapping[str, Any]) -> Path 
 def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
     """Return the arguments of `generate` that the example needs, by reading the settings of the model that it loads.
 
-    The tokens that end a completion, if the model declares other ones, and no repetition penalty, with which nothing
-    here samples. Nothing for files that cannot be read: the card is still right about everything else.
+    These are the tokens that end a completion, if the model does not declare all of them, and no repetition penalty,
+    if the model has one, because lora_grpo samples without it. There are none for files that cannot be read: the card
+    is still right about everything else.
 
     Raises:
-        WrongTokenId: the model's configuration declares an end that is none of its tokens.
+        WrongTokenId: the model's configuration declares an end that is not one of its tokens.
     """
     is_adapter = (folder / ADAPTER_CONFIG).is_file()
     if is_adapter and base is None:
@@ -225,7 +226,7 @@ def _example(run: Path, report: Report) -> dict[str, str] | None:
 
 
 def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | None:
-    """Return the question or the completion in the first line of a file that is of a problem, with a verdict."""
+    """Return the question or the completion in the first line of a file with this problem and this verdict."""
     for line in json_files.read_finished_lines(path):
         if str(line.get("task_id")) == problem_id and line.get("passed") == passed:
             return str(line.get("question") or line.get("completion"))
@@ -241,7 +242,7 @@ def own_dataset(task: str | None, source: str | None) -> str | None:
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
-    """Describe the base by the merge, else the run, else the adapter."""
+    """Describe the base as the merge report records it, else the run, else the adapter."""
     name: Any
     recorded: Mapping[str, Any]
     if merge:

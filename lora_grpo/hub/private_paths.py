@@ -98,8 +98,8 @@ def without_paths(value: Any) -> Any:
 def without_path_settings(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the JSON of a settings file in `folder` without paths of this machine.
 
-    Those are the values of settings that hold paths, and private paths in all other settings except tokens and
-    templates. Any other text may look like a path and is none: the token `/nothink`, a regular expression.
+    Removed are the values of settings that hold paths, and private paths in all other settings except tokens and
+    templates. Other texts only look like paths and stay: the token `/nothink`, a regular expression.
     """
     public: dict[str, Any] = {}
     for name, value in settings.items():
@@ -118,7 +118,7 @@ def _without_path(value: Any, folder: Path, field: str) -> Any:
     if isinstance(value, list):
         return [_without_path(entry, folder, field) for entry in value]
     if isinstance(value, dict):
-        if field == _CODE_FIELD or _PATH_FIELD.fullmatch(field):  # every value is of the same sort
+        if field == _CODE_FIELD or _PATH_FIELD.fullmatch(field):  # every entry is such a value
             return {name: _without_path(entry, folder, field) for name, entry in value.items()}
         return without_path_settings(value, folder)
     if not isinstance(value, str) or "\n" in value:

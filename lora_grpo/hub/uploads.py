@@ -43,7 +43,7 @@ class Kind:
     library: str
     """The `library_name` of its card, which decides the code that the Hub shows."""
     verb: str | None
-    """The command that makes it from a run; None for the run itself."""
+    """The command that makes such a model from a run; None for the adapter, which training makes."""
 
     @property
     def uploaded(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ KINDS = {
         verb="export-gguf",
     ),
 }
-"""The kinds by name, which is also that of their folder in a run."""
+"""The kinds by name. A folder of a run has the name of the kind that it contains."""
 
 
 @dataclass(frozen=True)

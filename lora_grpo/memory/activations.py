@@ -123,17 +123,17 @@ def _saved_by_attention(layer: Layer, step: Step) -> int:
     more_norms = 4 * layer.hidden * (layer.norms - 2) + 4 * normed_heads + 4 * normed_heads // layer.head_width
     gates = 12 * layer.layer_input
     if layer.gated:
-        gates += 4 * layer.queries + layer.hidden
+        gates += 4 * layer.total_query_width + layer.hidden
     scores = _SCORE_BYTES * _scores_per_token(layer, step)
 
     if step.on_cpu:
         norms = 16 * layer.hidden
-        attention = 16 * layer.queries
+        attention = 16 * layer.total_query_width
         feed_forward = 16 * layer.inner
         gates = 2 * gates
     else:
         norms = 18 * layer.hidden
-        attention = 10 * layer.queries
+        attention = 10 * layer.total_query_width
         feed_forward = 8 * layer.inner
     adapters = step.float_bytes * _adapter_outputs(layer, step)
     return norms + attention + feed_forward + adapters + more_norms + _statistics(layer) + gates + scores
@@ -167,17 +167,17 @@ def _saved_by_unsloth(layer: Layer) -> int:
     """
     normed_heads = _normed_heads(layer)
     head_norms = 2 * normed_heads + 4 * normed_heads // layer.head_width
-    return 8 * layer.hidden + 10 * layer.queries + 4 * layer.inner + head_norms + _statistics(layer)
+    return 8 * layer.hidden + 10 * layer.total_query_width + 4 * layer.inner + head_norms + _statistics(layer)
 
 
 def _normed_heads(layer: Layer) -> int:
     """Return the total width of the heads that have norms."""
-    return layer.queries + layer.keys if layer.head_norms else 0
+    return layer.total_query_width + layer.total_key_width if layer.head_norms else 0
 
 
 def _statistics(layer: Layer) -> int:
     """Return the bytes per token of attention's log-sum-exp, one float32 for each head, and of the RMS of two norms."""
-    return 4 * layer.queries // layer.head_width + 2 * 4
+    return 4 * layer.total_query_width // layer.head_width + 2 * 4
 
 
 def _adapter_outputs(layer: Layer, step: Step) -> int:
@@ -187,7 +187,7 @@ def _adapter_outputs(layer: Layer, step: Step) -> int:
 
 def _scores_per_token(layer: Layer, step: Step) -> int:
     """Return the number of attention scores per token that a layer computes outside of a fused kernel."""
-    heads = layer.queries // layer.head_width
+    heads = layer.total_query_width // layer.head_width
     return heads * step.trained_length if layer.capped else 0
 
 
@@ -203,11 +203,11 @@ def _gates_per_token(shape: Shape) -> int:
 def _copies_of_packed_layer(shape: Shape, step: Step) -> int:
     """Return the bytes that a layer of a packed micro-batch saves in addition.
 
-    The keys and values that a completion reads are copies of those of its prompt, and so are the outputs.
+    Each completion reads its own copy of the prompt's keys and values. The outputs of attention are copied too.
     """
     if not step.packed:
         return 0
-    queries = max(layer.queries for layer in shape.kinds)
+    queries = max(layer.total_query_width for layer in shape.kinds)
     copied_keys_and_values = 2 * (step.padded_tokens - step.tokens)
     copied_outputs = step.tokens
     return step.float_bytes * queries * (copied_keys_and_values + copied_outputs)
@@ -235,7 +235,7 @@ def _added_by_backward(shape: Shape, step: Step, dequantized_matrix: int) -> int
         return added
     # Attention's backward pass adds the gradients of the copies of keys and values when the four tensors of the
     # feed-forward block are gone.
-    queries = max(layer.queries for layer in shape.kinds)
+    queries = max(layer.total_query_width for layer in shape.kinds)
     gradients = queries * (2 * step.padded_tokens + step.tokens)
     released = 4 * inner * step.tokens
     return max(added, step.float_bytes * (gradients - released))

@@ -18,7 +18,7 @@ Change = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
 
 _MIN_TOKENS = 32
-"""Shortest suggested prompt and completion. Below this minimum and the next two, a run learns very little, and a
+"""Shortest suggested prompt and completion. Below this or the next two minimums, a run learns very little, and a
 smaller model is a better choice."""
 _MIN_RANK = 4
 _MIN_ROWS = 16
@@ -47,7 +47,7 @@ def refusal(planner: Planner, config: RunConfig) -> str:
 
 
 def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
-    """Return changes that need less memory, for each setting those with decreasing memory.
+    """Return changes that need less memory: a list for each setting, in which the memory decreases.
 
     Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
     """
@@ -101,7 +101,7 @@ def _limits(prompt: int, completion: int) -> Change:
 
 
 def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
-    """Return the cheapest changes with which the run fits: one setting if one is enough; none if nothing is."""
+    """Return the cheapest changes with which the run fits, of one setting if possible; empty if it never fits."""
     if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
         config = _changed(config, [{"train.micro_batch_size": planner.smallest(config).micro_batch_size}])
     options = memory_saving_options(planner, config)
@@ -121,7 +121,8 @@ def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
     if not fits(chosen):
         return []
 
-    # Then each as high as the run still fits, the most expensive first: as it was, or its highest value that fits.
+    # Then raise each setting as far as the run still fits, beginning with the most expensive change: to its requested
+    # value (None: no change) or, if the run does not fit with that, to the highest value that fits.
     for index in reversed(range(len(options))):
         for higher in (None, *options[index]):
             trial = [*chosen[:index], higher, *chosen[index + 1 :]]

@@ -44,14 +44,33 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
 
 PARTS = (
-    *("weights", "adapter", "gradients", "optimizer"),  # in every phase
-    *("activations", "one_layer", "logits", "fragmentation"),  # training
-    *("kv_cache", "token_selection", "merged_copy"),  # sampling
-    *("vllm_weights", "vllm_adapter", "vllm_workspace", "cuda_graphs"),  # sampling with vLLM
-    *("context", "workspace", "libraries"),  # the process
-    "scoring",  # logprobs with Unsloth
+    # Parameters
+    "weights",
+    "adapter",
+    "gradients",
+    "optimizer",
+    # Forward and backward pass
+    "activations",
+    "one_layer",
+    "logits",
+    "fragmentation",
+    # The built-in sampler
+    "kv_cache",
+    "token_selection",
+    "merged_copy",
+    # vLLM, which also has a `kv_cache`
+    "vllm_weights",
+    "vllm_adapter",
+    "vllm_workspace",
+    "cuda_graphs",
+    # The process
+    "context",
+    "workspace",
+    "libraries",
+    # Logprobs with Unsloth
+    "scoring",
 )
-"""The parts of a step, in the order in which plans and run.json list them."""
+"""The parts of a step, in the order in which plans and run.json list them. `phases` says when each exists."""
 
 
 def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
@@ -176,7 +195,7 @@ def host_bytes(shape: Shape, step: Step, sizes: Mapping[str, int]) -> int:
 
 
 def reserved_rank(rank: int) -> int:
-    """Return the rank that vLLM must reserve memory for, or raise a UserError if it does not serve this rank."""
+    """Return the rank for which vLLM reserves memory, or raise a UserError if vLLM does not serve this rank."""
     largest = _VLLM_RANKS[-1]
     if rank > largest:
         raise UserError(f"vLLM serves ranks up to {largest}, not rank {rank}; select the transformers backend")
@@ -203,6 +222,7 @@ def _layer_cache_bytes(layer: Layer, step: Step, sequences: int) -> int:
         convolution = step.float_bytes * delta.kernel * delta.convolved
         return sequences * (state + convolution)
     tokens = sequences * step.length
-    if step.uses_vllm:  # it needs room for a sequence of the maximum length
+    if step.uses_vllm:
+        # vLLM does not start without room for one sequence of the maximum length.
         tokens = max(tokens, step.config.model.max_sequence_tokens)
-    return tokens * 2 * step.float_bytes * layer.keys
+    return tokens * 2 * step.float_bytes * layer.total_key_width

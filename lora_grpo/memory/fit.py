@@ -70,7 +70,7 @@ class MemoryEstimate:
     gpu_memory_share: float | None = None
     """vLLM's `gpu_memory_utilization`, a fraction of the GPU's total memory. None without vLLM."""
     min_gpu_memory_share: float = 0.0
-    """The smallest such fraction with room for the parallel completions."""
+    """The smallest `gpu_memory_share` with room for the parallel completions."""
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
@@ -151,12 +151,15 @@ class Planner:
         plans = []
         for sizes in self._candidates(config):
             plans.append(self.estimate(config, sizes.micro_batch_size, sizes.sequences))
-        fitting = [plan for plan in plans if plan.fits]
+        usable = [plan for plan in plans if plan.fits]
 
+        # A smaller micro-batch than the requested one would fit: take the request, and only see that sampling fits.
         is_requested = config.train.micro_batch_size is not None
-        if not fitting and is_requested and self.estimate(config, 1, 1).fits:
-            fitting = [plan for plan in plans if plan.sampling_fits] or plans[-1:]
-        return max(fitting, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
+        if not usable and is_requested and self.estimate(config, 1, 1).fits:
+            usable = [plan for plan in plans if plan.sampling_fits]
+            if not usable:
+                usable = [plans[-1]]  # the fewest parallel completions
+        return max(usable, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
 
     def smallest(self, config: RunConfig) -> MemoryEstimate:
         """Return the plan that needs the least memory."""
@@ -164,7 +167,11 @@ class Planner:
         return self.estimate(config, sizes.micro_batch_size, sizes.sequences)
 
     def longest_context(self, config: RunConfig) -> int:
-        """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion."""
+        """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion.
+
+        Returns:
+            0 if not even a prompt of one token fits.
+        """
         completion = config.sampling.max_completion_tokens
         planner = dataclasses.replace(self, row_lengths=None)
 
@@ -175,8 +182,10 @@ class Planner:
         # Memory grows with the context, so the first length that does not fit can be found by bisection. The shortest
         # has a prompt of one token.
         lengths = range(completion + 1, _MAX_CONTEXT)
-        fitting = bisect.bisect_left(lengths, True, key=is_too_long)
-        return completion + fitting if fitting else 0
+        num_fitting = bisect.bisect_left(lengths, True, key=is_too_long)
+        if num_fitting == 0:
+            return 0
+        return lengths[num_fitting - 1]
 
     def estimate(self, config: RunConfig, micro_batch_size: int, sequences: int) -> MemoryEstimate:
         """Return the memory with a micro-batch size and a number of parallel completions, even if it does not fit."""
@@ -256,7 +265,11 @@ class Planner:
         return min(power_of_two, MAX_BATCH_SIZE, rows * max(1, config.eval.num_samples))
 
     def _sampler(self, config: RunConfig) -> SamplerKind:
-        """Return the planner's sampler, unless the configuration, which may be a suggestion, names another backend."""
+        """Return the sampler to plan for: the planner's, unless the configuration selects the transformers backend.
+
+        The configuration may be a suggestion of `advice`, which tries another backend than the run's.
+        """
+        # On a CPU, the transformers backend already is the planner's sampler: it samples from a merged copy.
         if config.sampling.backend == "transformers" and self.sampler != "merged":
             return "transformers"
         return self.sampler

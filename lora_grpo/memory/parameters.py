@@ -12,7 +12,7 @@ _NF4_BLOCK = 64
 _NF4_LEVELS = 16
 """Float32 entries of the table that an NF4 matrix has."""
 _SCALE_BLOCK = 256
-"""Scales that share a float32, if they are quantized too. Also the elements of an 8-bit state that do."""
+"""Quantized scales that share one float32 scale. Also the elements of an 8-bit optimizer state that share one."""
 _SCALE_LEVELS = 256
 """Float32 entries of the table of quantized scales."""
 _LEAST_8BIT_ELEMENTS = 4096

@@ -62,7 +62,7 @@ class Plan:
     can_unquantize: bool = False
     """Whether a base in 16 bits is an alternative on a GPU."""
     disk_bytes: int | None = None
-    """The size of checkpoints and adapters; None if the memory is not planned, because the adapter's is unknown."""
+    """The size of checkpoints and adapters; None if the memory is not planned: the adapter's size is then unknown."""
     vocabulary: int | None = None
     """The number of tokens that the model has embeddings of; None if its configuration does not say."""
     too_large: str | None = None
@@ -168,7 +168,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
 
 
 def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[RunConfig, Plan]:
-    """Plan the memory of a run, and return its configuration with the settings resolved that depend on the GPU's.
+    """Plan the memory of a run. Return its configuration, with the settings that depend on it, and the plan.
 
     Args:
         plan: the result of `draft_plan`.
@@ -187,7 +187,8 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
     estimate = planner.choose(config)
     if estimate is None:
         raise UserError(refusal(planner, config))
-    adapter, optimizer = estimate.parts["adapter"], estimate.parts["optimizer"]
+    adapter = estimate.parts["adapter"]
+    optimizer = estimate.parts["optimizer"]
     plan = dataclasses.replace(
         plan,
         planner=planner,
@@ -207,9 +208,9 @@ class _Model:
     """The configuration of the model."""
 
     values: Mapping[str, Any]
-    """Those of its config.json."""
+    """The content of its config.json."""
     assumptions: tuple[str, ...] = ()
-    """That they are those that lora_grpo contains, if so."""
+    """One line if the values come from the copy in lora_grpo, because the model's file cannot be read."""
 
 
 def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
@@ -258,7 +259,7 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
         host_total, host = machine.machine_memory()
         processes = distributed.world_size()
         if processes > 1:
-            # They start at different times and see different free memory, but must compute the same plan.
+            # The processes start at different times and see different free memory, but must compute the same plan.
             free = total
             host = host_total // processes
         return Device(gpu.name, total, free, host=host)

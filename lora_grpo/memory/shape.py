@@ -38,7 +38,7 @@ class DeltaNet:
     value_width: int
     """Width of one value head."""
     kernel: int
-    """Tokens that the convolution before it reads."""
+    """Tokens that the convolution before the delta net reads."""
 
     @property
     def convolved(self) -> int:
@@ -62,9 +62,9 @@ class Layer:
     """The dimensions of a layer: attention or a delta net, a gated feed-forward block, and RMS norms."""
 
     hidden: int
-    queries: int
+    total_query_width: int
     """Total width of all query heads."""
-    keys: int
+    total_key_width: int
     """Total width of all key heads, which equals that of all value heads."""
     head_width: int
     """Width of one head."""
@@ -118,14 +118,17 @@ class Layer:
         return norms + biases
 
     def _attention(self) -> dict[str, LinearSize]:
-        output = {"self_attn.o_proj": LinearSize(self.queries, self.hidden)}
+        output = {"self_attn.o_proj": LinearSize(self.total_query_width, self.hidden)}
         if self.fused:
-            return {"self_attn.qkv_proj": LinearSize(self.hidden, self.queries + 2 * self.keys), **output}
-        query_outputs = 2 * self.queries if self.gated else self.queries
+            return {
+                "self_attn.qkv_proj": LinearSize(self.hidden, self.total_query_width + 2 * self.total_key_width),
+                **output,
+            }
+        query_outputs = 2 * self.total_query_width if self.gated else self.total_query_width
         linears = {"self_attn.q_proj": LinearSize(self.hidden, query_outputs)}
         if not self.shares_keys:
-            linears["self_attn.k_proj"] = LinearSize(self.hidden, self.keys)
-            linears["self_attn.v_proj"] = LinearSize(self.hidden, self.keys)
+            linears["self_attn.k_proj"] = LinearSize(self.hidden, self.total_key_width)
+            linears["self_attn.v_proj"] = LinearSize(self.hidden, self.total_key_width)
         return linears | output
 
     def _feed_forward(self) -> dict[str, LinearSize]:
@@ -343,7 +346,7 @@ def _read_layers(config: _Config) -> list[Layer]:
 
 
 def _read_layer(config: _Config) -> Layer:
-    """Return a layer as most of the model's are."""
+    """Return a layer with the dimensions that most layers of the model have."""
     family = config.family
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
@@ -358,8 +361,8 @@ def _read_layer(config: _Config) -> Layer:
         norms = 4
     return Layer(
         hidden=hidden,
-        queries=heads * head_width,
-        keys=config.size("num_key_value_heads", heads) * head_width,
+        total_query_width=heads * head_width,
+        total_key_width=config.size("num_key_value_heads", heads) * head_width,
         head_width=head_width,
         inner=config.size("intermediate_size"),
         biases=_read_biases(config),
@@ -394,9 +397,14 @@ def _with_wider_heads(layer: Layer, config: _Config) -> Layer:
             if isinstance(values, Mapping) and isinstance(values.get("head_dim"), int):
                 head_width = values["head_dim"]
                 break
-    heads = layer.queries // layer.head_width
-    key_heads = layer.keys // layer.head_width
-    return dataclasses.replace(layer, queries=heads * head_width, keys=key_heads * head_width, head_width=head_width)
+    heads = layer.total_query_width // layer.head_width
+    key_heads = layer.total_key_width // layer.head_width
+    return dataclasses.replace(
+        layer,
+        total_query_width=heads * head_width,
+        total_key_width=key_heads * head_width,
+        head_width=head_width,
+    )
 
 
 def _read_delta_net(config: _Config) -> DeltaNet:
@@ -412,7 +420,7 @@ def _read_delta_net(config: _Config) -> DeltaNet:
 def _alternating(config: _Config, full_attention: Layer, other: Layer, default_interval: int) -> list[Layer]:
     """Return the layers of a model with two kinds: those with full attention, and the others.
 
-    `layer_types` says which, or every `full_attention_interval`-th layer has full attention.
+    `layer_types` lists the kinds. Without it, every `full_attention_interval`-th layer has full attention.
     """
     number = config.size("num_hidden_layers")
     interval = config.size("full_attention_interval", default_interval)

@@ -78,7 +78,7 @@ def _settings(plan: Plan) -> Iterator[str]:
     yield _line("length", _length_text(plan))
     yield _line("work", work_text(plan.work, config, plan.length))
     if plan.disk_bytes is not None:
-        free = disk.size(disk.free_space(config.folder)[1])
+        free = disk.size(disk.free_space(config.folder).num_bytes)
         saved = f"about {disk.size(plan.disk_bytes)} of checkpoints and adapters"
         yield _line("disk", f"{saved} in {config.folder}; {free} are free")
 

@@ -14,7 +14,7 @@ engine, which shares the base with the trainer. `merged`: on a CPU, a dequantize
 
 @dataclass(frozen=True)
 class Step:
-    """One GRPO step as its memory depends on it. The optimizer step is cut into micro-batches of equal size."""
+    """What the memory of a GRPO step depends on. The optimizer step is cut into micro-batches of equal size."""
 
     config: RunConfig
     micro_batch_size: int
@@ -29,7 +29,7 @@ class Step:
     packed: bool = False
     """Each prompt of a micro-batch is read once for its group."""
     free: int = 0
-    """Bytes of the GPU that are free before the run, by which Unsloth chooses the rows that it scores at once."""
+    """Bytes of the GPU that are free before the run. They decide how many rows Unsloth scores at once."""
     row_lengths: RowLengths | None = None
     """The lengths of the run's rows; None if every row has the maximum length."""
 

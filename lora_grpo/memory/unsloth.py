@@ -13,7 +13,7 @@ LEAST_OFFLOADED = 512
 _HOST_BUFFERS = 200
 """Host buffers that the gradient checkpointing allocates at the start."""
 _HOST_BUFFER_BYTES = 2 * 128 * 1024
-"""Their size before they grow."""
+"""Size of a host buffer before it grows."""
 
 
 def host_bytes(shape: Shape, tokens: int) -> int:
@@ -47,7 +47,7 @@ def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
     chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
     # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
     whole_row = 2 * length * shape.vocabulary
-    # The gradient of the completions' states, with zeros for the prompts'.
+    # The gradient of the hidden states of completions, padded with zeros for the prompts.
     padded_gradient = 4 * tokens * shape.hidden
     return states + max(chunk, whole_row, padded_gradient)
 
@@ -55,8 +55,9 @@ def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
 def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
     """Return the bytes of a forward pass without gradients over as many of the step's rows as Unsloth takes at once.
 
-    It takes the most for which its own estimate is at most 0.8 of the free memory (`autotune_batch_and_chunks`), in
-    equal parts. With long contexts the estimate is below what the pass needs.
+    Unsloth takes the largest number of rows for which its own estimate is at most 0.8 of the free memory
+    (`autotune_batch_and_chunks`), and cuts the step into equal parts. With long contexts, Unsloth's estimate is below
+    what the pass needs.
 
     Args:
         rows: completions of the step.

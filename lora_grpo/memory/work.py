@@ -34,7 +34,7 @@ class Work:
             record = json_files.read_object(path)
             if hours is not None:
                 hours = max(0.0, hours - record.get("seconds_worked", 0.0) / 3600)
-            if hours == 0 or Run(config, record).seems_trained():
+            if hours == 0 or Run(config, record).is_trained_here:
                 steps = 0
             elif steps is not None:
                 steps = max(0, steps - newest_step(config.folder / "checkpoints"))
@@ -54,7 +54,7 @@ def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int)
 
     Args:
         adapter: bytes of the adapter.
-        optimizer: bytes of its optimizer's state.
+        optimizer: bytes of the state of the adapter's optimizer.
         vocabulary: number of entries of the tokenizer.
     """
     adapter_folder = adapter + _VOCABULARY_BYTES * vocabulary

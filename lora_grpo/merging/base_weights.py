@@ -64,7 +64,7 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
 
 
 def by_module(tensors: Mapping[str, StoredTensor], model: Any) -> dict[str, StoredTensor]:
-    """Return tensors by their names in the model. transformers renames those of some checkpoints when it loads them."""
+    """Return tensors by their names in the model. transformers renames the tensors of some checkpoints on loading."""
     return dict(zip(current_names(tensors, model), tensors.values(), strict=True))
 
 

@@ -34,7 +34,7 @@ _COMPLETION_TOKENS = 64
 _PLAIN_TEXT = (
     "A pen costs 3 dollars, so 4 pens cost 4 * 3 = 12 dollars. Tom has 15 apples and eats 6 of them, so he has 9 left."
 )
-"""The text for an adapter that has no completions. Its prompts are unknown, so this has none."""
+"""The text for an adapter without completions. The prompts of such an adapter are unknown, so the text has none."""
 _PLAIN_TOKENS = 32
 
 
@@ -90,7 +90,7 @@ class _Texts:
 
 
 def _texts(tokenizer: Any, run: Path | None) -> _Texts:
-    """Return two prompts with completions of the last steps of a run. Without any, this is a plain text."""
+    """Return two prompts with completions of the last steps of a run, or a plain text if there are none."""
     ids = _completions(tokenizer, run) if run else []
     if not ids:
         ids = [tokenizer(_PLAIN_TEXT)["input_ids"][:_PLAIN_TOKENS]]
@@ -104,7 +104,7 @@ def _completions(tokenizer: Any, run: Path) -> list[list[int]]:
         for _, row in json_files.read_lines(path, "completions"):
             row_of_completion[row["id"], row["completion"]] = row
     rows = list(row_of_completion.values())
-    # A step has many completions for each of its few questions, so the rows are taken from all over.
+    # A step has many completions for each of its few questions, so the rows are taken at equal distances.
     stride = max(1, len(rows) // _TEXTS)
     rows = rows[::stride][:_TEXTS]
 
@@ -251,7 +251,9 @@ def between(models: Mapping[str, States], pairs: Sequence[tuple[str, str]]) -> d
     difference_sum = {(first, second): torch.zeros_like(exp_sum[first]) for first, second in pairs}
     head_shape = next(iter(models.values())).head.shape
     for start, stop in row_blocks(head_shape):
-        logits, exps, shrink = {}, {}, {}
+        logits = {}
+        exps = {}
+        shrink = {}
         for name, model in models.items():
             values = (model.head.rows(start, stop).float() @ model.hidden.T).double()  # (rows of the block, T)
             before = largest[name]

@@ -38,7 +38,7 @@ class DtypeChoice:
     reason: str
     """Why it was chosen, for the report."""
     retained: Retained | None
-    """What it keeps; None if the adapter changes nothing."""
+    """How much of the update the dtype keeps; None if the adapter changes nothing."""
 
 
 def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> DtypeChoice:
@@ -77,7 +77,7 @@ def choose(requested: Dtype | Literal["auto"], plan: MergePlan) -> DtypeChoice:
 class _Rounding:
     """Sums over the elements of a tensor, with its update D and its rounding error E = W' - W - D.
 
-    They are Python's numbers: small tensors would fragment the heap between large ones.
+    The sums are Python floats, because small tensors would fragment the heap between large ones.
     """
 
     dot: float

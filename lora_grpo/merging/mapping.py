@@ -68,7 +68,7 @@ def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Me
     head = weight_name(model, model.get_output_embeddings())
     changes = _with_current_names(_by_base_tensor(weights), {*base, head}, model)
 
-    # A tied head is the embedding, and is no output unless the adapter changes it.
+    # A tied head has the weights of the embedding. It is a tensor of its own only if the adapter changes it.
     if embedding not in base:
         raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
     is_declared_tied = model.config.get_text_config().tie_word_embeddings
@@ -139,16 +139,18 @@ def _by_base_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, Parts]:
 
 
 def _with_current_names(changes: Mapping[str, Parts], known: Collection[str], model: Any) -> dict[str, Parts]:
-    """Return the changes by the names of today, where those in the adapter are not among the `known` ones of the model.
+    """Return the changes by the model's names of their tensors. Names that are not `known` are replaced if possible.
 
-    An adapter has the names of the transformers that it was trained with. PEFT renames it as transformers renames the
-    checkpoint of a base, by the same rules.
+    An adapter has the names of the version of transformers that it was trained with. PEFT translates these names to
+    those of the installed version by the rules that transformers has for the checkpoint of a base.
     """
     renamed = {name: parts for name, parts in changes.items() if name in known}
     unknown = [name for name in changes if name not in known]
     for name, current in zip(unknown, current_names(unknown, model), strict=True):
-        is_free = current in known and current not in renamed
-        renamed[current if is_free else name] = changes[name]  # a name that stays unknown is reported as it is
+        if current in known and current not in renamed:
+            renamed[current] = changes[name]
+        else:
+            renamed[name] = changes[name]  # `plan_merge` reports the name as it is in the adapter
     return renamed
 
 
@@ -160,7 +162,12 @@ def _with_change(output: Output, parts: Parts, adapter: SavedAdapter) -> tuple[O
         del unused["base"]
 
     is_embedding = "embedding_A" in parts
-    part_a, part_b = ("embedding_A", "embedding_B") if is_embedding else ("A", "B")
+    if is_embedding:
+        part_a = "embedding_A"
+        part_b = "embedding_B"
+    else:
+        part_a = "A"
+        part_b = "B"
     if part_a not in parts or part_b not in parts:
         return output, list(unused.values())
     a = unused.pop(part_a)  # (r, in)
@@ -188,9 +195,9 @@ def _with_change(output: Output, parts: Parts, adapter: SavedAdapter) -> tuple[O
 
 
 def _module_of(tensor: StoredTensor) -> str:
-    """Return the module of an adapter's tensor by its name in the adapter, which may be older than that of the base.
+    """Return the name of a tensor's module in the adapter, which may differ from the name in the base.
 
-    Patterns of ranks and alphas are for this name.
+    The patterns of ranks and alphas in adapter_config.json are for the name in the adapter.
     """
     lora_key = _LORA_KEY.fullmatch(tensor.name.removeprefix(_KEY_PREFIX))
     assert lora_key is not None
@@ -198,9 +205,10 @@ def _module_of(tensor: StoredTensor) -> str:
 
 
 def _settle_tie(outputs: dict[str, Output], embedding: str, head: str) -> bool | None:
-    """Return False if a tied head and embedding must be written as two tensors. Otherwise drop the head.
+    """Return `tie_word_embeddings` of the merged model: False if its head differs from its embedding, otherwise None.
 
-    In the unmerged model, an update to one does not change the other.
+    A tied head and embedding share one weight, but each has its own LoRA update. With different updates, `outputs` gets
+    both tensors; with equal ones, only the embedding.
     """
     embedding_output = outputs[embedding]
     if head not in outputs and not embedding_output.low_rank:

@@ -96,7 +96,11 @@ def _identity(target: ModelSpec, options: MergeOptions) -> dict[str, str]:
 
 
 def merged_model(folder: Path, check: Callable[[Path], object] | None = None) -> Path:
-    """Return a model folder, or the merged model of a run or adapter. Before a merge, `check` gets the base."""
+    """Return the folder itself if it is a model, otherwise the merged model of its run or adapter.
+
+    Args:
+        check: called with the folder of the base before a merge. It may refuse the base with an error.
+    """
     if (folder / "run.json").is_file():
         adapter = folder / "adapter"
     elif (folder / ADAPTER_CONFIG).is_file():
@@ -112,7 +116,7 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
         check(Path(base.name))
     try:
         return merge(MergeOptions(str(folder)))
-    except UserError as error:  # names flags of merge, which the caller's command does not have
+    except UserError as error:  # the message names flags of merge, which the caller's command does not have
         raise UserError(f"{command('merge', folder)}: {error}") from error
 
 
@@ -193,10 +197,11 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
 
 
 def _return_freed_memory() -> None:
-    """Have glibc return the memory of freed weights to the system; it would keep that of many."""
+    """Have glibc return the memory of freed weights to the system. By default, it keeps much of this memory."""
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 8 << 20)
-        # A fixed threshold resets this one to 128 kB: the kernel would zero the memory of almost every block again.
+        # Setting the first threshold resets this one to 128 kB. glibc would then return almost every block, and the
+        # kernel would zero its memory again.
         ctypes.CDLL(None).mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
@@ -212,14 +217,14 @@ class _SpecialTokens:
 def _special_tokens(target: ModelSpec) -> _SpecialTokens:
     """Return the tokens that end a completion of the merged model, and its padding token.
 
-    They are unknown for a base without a tokenizer, or without a token that ends a completion, which is merged as it
-    is.
+    The tokens are unknown for a base without a tokenizer, or without a token that ends a completion. Such a base is
+    merged all the same.
 
     Raises:
         UserError: the base's generation config cannot be read, or declares what is not the id of a token.
     """
     unknown = _SpecialTokens([], None)
-    stop_tokens.generation_config(target.base, target.base_name)  # its ids are checked also without a tokenizer
+    stop_tokens.generation_config(target.base, target.base_name)  # checks the ids, also without a tokenizer
     try:
         tokenizer = tokenizer_of(target)
     except UserError:
@@ -235,7 +240,8 @@ def _special_tokens(target: ModelSpec) -> _SpecialTokens:
 def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
     """Raise a UserError if the adapter's tokenizer adds tokens for which the merged model has no embedding.
 
-    The base's own tokens may exceed it: Gemma 3's tokenizer has a token for images that its text models cannot embed.
+    A token of the base's own tokenizer may lack an embedding: Gemma 3's tokenizer has a token for images that its text
+    models cannot embed.
     """
     if target.tokenizer != target.adapter:
         return

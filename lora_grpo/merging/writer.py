@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, atomic, json_files, row_blocks, write_tensors
+from lora_grpo.files import DTYPES, INDEX, ITEM_SIZES, TensorEntry, atomic, json_files, row_blocks, write_tensors
 from lora_grpo.merging.fidelity import STORED
 from lora_grpo.merging.mapping import MergePlan
 from lora_grpo.merging.outputs import Output
@@ -56,7 +56,7 @@ def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     with contextlib.closing(Progress(len(shards), "merge")) as progress:
         for num_written, shard in enumerate(shards):
             progress.show(num_written, f"writing {shard.name}")
-            entries = [(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
+            entries = [TensorEntry(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
             blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
             write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
@@ -106,10 +106,10 @@ def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> Non
 
 
 def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequence[int], pad: int | None) -> None:
-    """Write generation_config.json: the base's, with all tokens that end a completion, and a padding token.
+    """Write generation_config.json: the base's settings, all tokens that end a completion, and a padding token.
 
-    The file is the base's to the byte if it has both, and absent if the base has none and config.json implies them.
-    The base's sampling defaults, such as a temperature, stay.
+    If the base's file already has both, it is copied byte for byte. If the base has no such file and config.json
+    implies the tokens that end a completion, none is written. The base's sampling defaults stay, such as a temperature.
 
     Args:
         config: the base's configuration.

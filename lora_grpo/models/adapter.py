@@ -98,8 +98,8 @@ def read_adapter(folder: Path) -> SavedAdapter:
 def _check_expressions(values: Mapping[str, Any], path: Path) -> None:
     """Raise a UserError if a field of an adapter_config.json has a text that is no regular expression and must be one.
 
-    As in PEFT, the keys of patterns are expressions. `target_modules`, `exclude_modules` and `layers_pattern` are, if
-    they are a text; `layers_pattern` is also in a list.
+    As in PEFT, these are expressions: the keys of patterns; `target_modules`, `exclude_modules` and `layers_pattern` if
+    they are a text; and the entries of `layers_pattern` if it is a list.
     """
     for field in (*PATTERNS, "target_modules", "exclude_modules", "layers_pattern"):
         value = values.get(field)

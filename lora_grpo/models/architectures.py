@@ -19,10 +19,10 @@ TRAINABLE = (
 """Values of `model_type` that passed the tests."""
 
 ONLY_PEFT = ("gemma3", "gemma4", "gemma4_text", "granitemoehybrid", "lfm2", "mistral3", "qwen3_5", "qwen3_5_text")
-"""Those that were not tested with Unsloth."""
+"""Types that were not tested with Unsloth."""
 
 NOT_IN_VLLM = ("ministral3", "mistral3")
-"""Those that vLLM 0.27 does not load, or with other logits (docs/models.md)."""
+"""Types that vLLM 0.27 does not load, or for which it computes other logits (docs/models.md)."""
 
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one

@@ -61,7 +61,7 @@ def compute_dtype() -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """Return transformers' class for a configuration. vLLM expects the names of the multimodal one, if there is one."""
+    """Return transformers' class for a configuration: the multimodal class, if any, because vLLM expects its names."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     is_multimodal = type(config) in AutoModelForImageTextToText._model_mapping
@@ -105,7 +105,10 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 
 
 def is_float32(model: Any) -> bool:
-    """Return whether a model computes in float32. Layers in bitsandbytes' 4 bits can; others also round activations."""
+    """Return whether a model computes in float32.
+
+    Layers in bitsandbytes' 4 bits can compute in float32. Other quantized layers also round their activations.
+    """
     quantization = getattr(model.config, "quantization_config", None)
     rounds_activations = quantization is not None and not getattr(quantization, "load_in_4bit", False)
     return not rounds_activations and model.get_output_embeddings().weight.dtype.itemsize == 4
@@ -114,8 +117,8 @@ def is_float32(model: Any) -> bool:
 def keep_frozen(model: Any) -> None:
     """Prevent bitsandbytes (0.50) from repacking 4-bit weights in place.
 
-    On a CPU with AVX512-BF16, its first forward pass in eval mode permanently rounds all block scales to bfloat16, and
-    switches the layer to a kernel without a backward pass.
+    On a CPU with AVX512-BF16, the first forward pass of a 4-bit layer in eval mode permanently rounds its block scales
+    to bfloat16, and switches the layer to a kernel without a backward pass.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

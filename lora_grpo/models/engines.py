@@ -21,7 +21,7 @@ def prepare_torch(seed: int) -> None:
     silence_libraries()
     is_first_import = "torch" not in sys.modules
     if is_first_import:
-        gc.disable()  # it takes an eighth of the import time of transformers
+        gc.disable()  # garbage collection takes an eighth of the import time of transformers
     import torch
     from transformers import set_seed
     from transformers.utils import logging as transformers_logging
@@ -82,9 +82,9 @@ def hide_flashinfer() -> None:
     """Have vLLM find no FlashInfer. Call this before vLLM is imported.
 
     FlashInfer's sampler is never used, as requests have seeds or logprobs, and its kernels are compiled with nvcc. On
-    Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start. Unsloth hides it too late:
-    vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner. Unless its sampler is
-    off, vLLM imports it without asking whether it is there.
+    Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start. Unsloth also hides
+    FlashInfer, but too late: vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner.
+    The variable turns FlashInfer's sampler off, because vLLM would import it without asking whether it is installed.
     """
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]  # Python's mark for "cannot be imported"

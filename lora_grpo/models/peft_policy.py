@@ -29,7 +29,7 @@ def load_peft(config: RunConfig) -> tuple[Any, Any]:
         has_experts = base.config.model_type in HAVE_EXPERTS
         targets = list(ATTENTION) if has_experts else "all-linear"
     adapter = LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **lora_options(config))
-    torch.manual_seed(config.seed)  # of A
+    torch.manual_seed(config.seed)  # for the random A
     flag = f"--lora.targets {' '.join(config.lora.targets)}"
     try:
         model = get_peft_model(base, adapter)

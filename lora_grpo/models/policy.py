@@ -43,7 +43,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
 
     Args:
         config: the checked configuration of the run.
-        resumed: whether the output folder contains the run, with its copy of the adapter that it starts from.
+        resumed: whether the output folder already contains the run and a copy of the adapter that it starts from.
 
     Raises:
         UserError: a file is missing or damaged, or the adapter does not fit the base.
@@ -73,13 +73,13 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
             "for chat prompts, pass an instruct model"
         )
 
-    # Weights: those of the adapter that the run starts from replace the new ones.
+    # Weights: the adapter that the run starts from replaces the weights of the new adapter.
     if start:
         load_adapter(model, start)
     base_model.keep_frozen(model)
 
-    # Ends: TRL reads them from the model. The one that Unsloth builds from vLLM's weights has only the token in
-    # config.json.
+    # Tokens that end a completion: TRL reads them from the model's `generation_config`. They are set here, because a
+    # model that Unsloth builds from vLLM's weights knows only the token in config.json.
     eos_token_ids = stop_tokens.eos_token_ids(local.model, tokenizer, config.model.name)
     model.get_base_model().generation_config.eos_token_id = eos_token_ids
     _warn_of_another_end(config.model.name, tokenizer, eos_token_ids)
@@ -111,12 +111,13 @@ def check_model(config: RunConfig) -> None:
     model_files.check_folder(config.model.name, "--model.name")
     starts_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
     if starts_vllm and not vllm_available():
-        flag, value = "--sampling.backend", "vllm"
-    elif config.model.engine == "unsloth" and not find_spec("unsloth"):
-        flag, value = "--model.engine", "unsloth"
-    else:
-        return
-    raise UserError(
+        raise _not_installed("--sampling.backend", "vllm")
+    if config.model.engine == "unsloth" and not find_spec("unsloth"):
+        raise _not_installed("--model.engine", "unsloth")
+
+
+def _not_installed(flag: str, value: str) -> UserError:
+    return UserError(
         f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "
         f"engines`), or pass {flag} auto"
     )
@@ -125,7 +126,9 @@ def check_model(config: RunConfig) -> None:
 def load_tokenizer(config: RunConfig, *, dry_run: bool = False, resumed: bool = False) -> Any:
     """Return the tokenizer of a run before its model is loaded, with the chat template of `prepare_tokenizer`.
 
-    `dry_run`: no model follows, so that the engine need not be installed. `resumed`: as in `load_policy`.
+    Args:
+        dry_run: whether no model will be loaded. The engine need not be installed then.
+        resumed: as in `load_policy`.
     """
     if not dry_run:
         _import_engine(config)
@@ -135,7 +138,7 @@ def load_tokenizer(config: RunConfig, *, dry_run: bool = False, resumed: bool = 
 
 
 def _import_engine(config: RunConfig) -> str:
-    """Import and seed the libraries of the training engine, in the order that they need, and return its name."""
+    """Import and seed the libraries of the training engine in the order that they require. Return the engine's name."""
     use_one_gpu()
     engine = choose_engine(config)
     if engine == "unsloth":
@@ -198,14 +201,16 @@ def load_adapter(model: Any, path: Path) -> None:
 
     try:
         weights = load_file(path / ADAPTER_WEIGHTS)
-        problems = [f"{name} is NaN or infinite" for name, weight in weights.items() if not weight.isfinite().all()]
+        non_finite = [f"{name} is NaN or infinite" for name, weight in weights.items() if not weight.isfinite().all()]
         loaded = set_peft_model_state_dict(model, weights)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
 
+    # PEFT also lists the weights of the base as missing. Those of the adapter that is loaded have LoRA's prefix and the
+    # adapter's name.
     missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
-    problems = [*missing, *loaded.unexpected_keys, *problems]
+    problems = [*missing, *loaded.unexpected_keys, *non_finite]
     if problems:
         raise UserError(
             f"the adapter in {path} does not fit this base or is damaged: {problems[0]}; pass another adapter or its "

@@ -23,7 +23,7 @@ class WrongTokenId(UserError):
 def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]:
     """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
 
-    They are those of the model's generation config, or those that its config.json implies, and the tokenizer's.
+    These are the tokens of the generation config (without this file, of config.json) and the tokenizer's EOS token.
 
     Raises:
         UserError: the generation config cannot be read, or declares what is not the id of a token.
@@ -100,7 +100,7 @@ def check_token_ids(ids: Mapping[str, Any], vocab_size: int | None, file: Path |
         file: where the values are from.
 
     Raises:
-        WrongTokenId: a value is none; the message has the file, the field and the value.
+        WrongTokenId: a value is not the id of a token; the message has the file, the field and the value.
     """
     for field, value in ids.items():
         if value is None or (field == "pad_token_id" and value == NO_PAD):

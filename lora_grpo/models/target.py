@@ -202,7 +202,7 @@ class _Training:
     record: Mapping[str, Any] | None = None
     """run.json."""
     start: Path | None = None
-    """The adapter that the run started from, unless this is that adapter."""
+    """The adapter that the run started from; None for that adapter itself, and for a run with a new one."""
 
 
 def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
@@ -240,8 +240,8 @@ def _has_tokenizer(adapter: Path) -> bool:
 def _with_template(spec: ModelSpec) -> ModelSpec:
     """Return a model with an adapter and the chat template that the adapter was trained with.
 
-    That is the adapter's own, also if it is the only file of a tokenizer that the adapter has. A tokenizer without a
-    template takes the base's, except in a run: there, it was saved by a training without one.
+    If the adapter has a template, it is used, even if the adapter has no other file of a tokenizer. Otherwise the
+    base's is used, except for a run that saved its tokenizer: this run was trained without a template.
     """
     assert spec.adapter is not None
     adapter_templates = model_files.chat_templates(spec.adapter)
@@ -284,7 +284,7 @@ def choose_adapter(name: str, what: str | None) -> str:
 
 
 def source_adapter(folder: Path) -> Path:
-    """Return the adapter of a run that a folder in it is, or was made from: `best-merged` and `best-gguf` from `best`.
+    """Return the adapter that a folder of a run is, or was made from: `best-merged` and `best-gguf` from `best`.
 
     The merged model and the GGUF files of the last adapter are in `merged` and `gguf`.
     """

@@ -28,7 +28,7 @@ def import_unsloth() -> None:
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
     # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
-    # 8.0 (T4). It is never used, as requests have seeds or logprobs.
+    # 8.0 (T4). That sampler is never used, because requests have seeds or logprobs.
     os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")
     os.environ.setdefault("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")  # see sampling/vllm_engine.py
     # Otherwise Unsloth counts users: each start downloads files named after the machine's kind and memory.
@@ -60,7 +60,7 @@ def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     """Return the base model with a new, seeded adapter, and its tokenizer. If vLLM samples, it is started here.
 
     Raises:
-        UserError: there is no compiler for its kernels.
+        UserError: there is no compiler for Unsloth's kernels.
         RunError: vLLM has memory for fewer tokens of context than the run needs.
     """
     import torch
@@ -82,7 +82,7 @@ def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     )
     vllm = getattr(model, "vllm_engine", None)
     if vllm is not None:
-        # By its arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, and 1.5 GiB more for 32B.
+        # By Unsloth's arithmetic, vLLM needs about 0.4 GiB more than planned for 14B parameters, 1.5 GiB more for 32B.
         context_tokens = vllm.model_config.max_model_len
         if context_tokens < config.model.max_sequence_tokens:
             raise RunError(

@@ -30,7 +30,9 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])
         console.result(f"--- reference answer\n{gold.text}")
-        if (length := len(gold.token_ids)) > (limit := config.sampling.max_completion_tokens):
+        length = len(gold.token_ids)
+        limit = config.sampling.max_completion_tokens
+        if length > limit:
             console.note(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}")
     if config.method == "sft" and gold:
         console.result(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")

@@ -6,10 +6,17 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lora_grpo.evaluation import Report
+from lora_grpo.report.metrics import is_number, reward_metric, reward_names, training_method
 from lora_grpo.runs import Line, RunFiles
+
+_PLOTS = Path(__file__).parent / "page" / "plots.toml"
+
+LEARNING = "Is it learning?"
+"""The heading of the first section."""
+EVALUATION = "How good is it with more samples?"
+"""The heading of the last section. The others are in page/plots.toml."""
 
 
 @dataclass(frozen=True)
@@ -18,35 +25,46 @@ class Curve:
 
     name: str
     x: list[float]
+    """Training steps, or k of pass@k."""
     y: list[float]
     low: list[float] | None = None
+    """Lower end of a band around the curve, at each x."""
     high: list[float] | None = None
+    """Upper end of the band."""
     band: str = ""
     """Meaning of the band from `low` to `high`."""
 
 
 @dataclass(frozen=True)
 class Plot:
+    """A plot of one or more curves over the same x."""
+
     key: str
     """The name of the plot's file."""
     group: str
     """The heading of the plot's section."""
     title: str
     unit: str
+    """Unit of y."""
     look_for: str
+    """What a reader should look for."""
     metrics: dict[str, str] = field(default_factory=dict)
     """The metric of each curve, by the curve's name."""
     curves: list[Curve] = field(default_factory=list)
+    """The curves of a run; empty in a plot that only says what to draw."""
     x_unit: str = "step"
     methods: Sequence[str] = ("grpo",)
     """The training methods with these metrics: `grpo`, `sft`."""
     stacked: bool = False
+    """Whether the curves are parts of a sum, drawn as areas on top of each other."""
 
     @property
     def caption(self) -> str:
         """A caption with a hint for reading the plot."""
-        band = f"The band is {self.curves[0].band}." if self.curves[0].band else ""
-        return f"{self.look_for} {band}".strip()
+        band = self.curves[0].band
+        if not band:
+            return self.look_for
+        return f"{self.look_for} The band is {band}.".strip()
 
     @property
     def alt(self) -> str:
@@ -58,77 +76,107 @@ class Plot:
         return f"{self.title}, {self.unit} by {self.x_unit}: {curves}"
 
 
-LEARNING, EVALUATION = "Is it learning?", "How good is it with more samples?"
-"""The headings of the first and the last section. The others are in page/plots.toml."""
-
-
 def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
     """Return the plots for which a run has values, by group."""
-    lines = [*_base(run.validation), *run.metrics]
-    known = tomllib.loads((Path(__file__).parent / "page" / "plots.toml").read_text(encoding="utf-8"))["plots"]
-    shown = [plot for plot in (Plot(**entry) for entry in known) if method(run) in plot.methods]
-    sections = [*dict.fromkeys(plot.group for plot in shown), EVALUATION]
+    method = training_method(run)
+    metrics = [*_base_validation(run.validation), *run.metrics]
+
+    # What to plot: the table of plots, and one plot for each reward.
+    table = tomllib.loads(_PLOTS.read_text(encoding="utf-8"))["plots"]
+    candidates = [Plot(**entry) for entry in table]
+    candidates = [plot for plot in candidates if method in plot.methods]
+    sections = list(dict.fromkeys(plot.group for plot in candidates))
+    sections.append(EVALUATION)
+    if method == "grpo":
+        candidates += _reward_plots(metrics)
+
+    # Keep the plots with values. Areas can be stacked only over the same steps.
     plots = []
-    for plot in [*shown, *(_reward_plots(lines) if method(run) == "grpo" else ())]:
-        curves = [curve for name, metric in plot.metrics.items() if (curve := _curve(lines, metric, name))]
-        if curves and not (plot.stacked and len({tuple(curve.x) for curve in curves}) > 1):
-            plots.append(dataclasses.replace(plot, curves=curves))
+    for plot in candidates:
+        curves = _curves(plot, metrics)
+        if not curves:
+            continue
+        if plot.stacked and any(curve.x != curves[0].x for curve in curves):
+            continue
+        plots.append(dataclasses.replace(plot, curves=curves))
+
     if evaluation and all(len(model.curve) > 1 for model in evaluation.models):
-        plots.append(_pass_at_k(evaluation))
+        plots.append(_pass_at_k_plot(evaluation))
     return sorted(plots, key=lambda plot: sections.index(plot.group))
 
 
-def _base(validation: Sequence[Line]) -> Iterator[Line]:
-    """Yield the validation results of the base model as metrics of step 0."""
-    lines = [line for line in validation if line["step"] == 0]
-    for metric, name in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
-        values = [line[name] for line in lines if line.get(name) is not None]
+def _base_validation(validation: Sequence[Line]) -> Iterator[Line]:
+    """Yield the mean validation results of the base model as metrics of step 0."""
+    base_lines = [line for line in validation if line["step"] == 0]
+    for metric, entry in (("validation/reward", "reward"), ("validation/accuracy", "passed")):
+        values = [line[entry] for line in base_lines if line.get(entry) is not None]
         if values:
             yield {"step": 0, metric: sum(values) / len(values)}
 
 
-def method(run: RunFiles) -> str:
-    """Return the training method, `grpo` or `sft`."""
-    return str(run.record["config"]["method"])
+def _reward_plots(metrics: Sequence[Line]) -> Iterator[Plot]:
+    """Yield a plot for each reward. Only the first explains what to look for."""
+    look_for = "One of the rewards, before its weight; if it never moves, it has no effect."
+    for number, name in enumerate(reward_names(metrics), start=1):
+        file_name_part = re.sub("[^A-Za-z0-9]+", "-", name)[:40].strip("-")
+        yield Plot(
+            key=f"reward-{number}-{file_name_part}",
+            group=LEARNING,
+            title=name,
+            unit="mean",
+            look_for=look_for,
+            metrics={name: reward_metric(name)},
+        )
+        look_for = ""
 
 
-def reward_names(lines: Sequence[Line]) -> list[str]:
-    """Return the names of the rewards in the metrics."""
-    names = dict.fromkeys(name for line in lines for name in line if name.startswith("rewards/"))
-    return [name.removeprefix("rewards/").removesuffix("/mean") for name in names if name.endswith("/mean")]
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a line's value can be plotted. It is None if a reward graded no row of the step."""
-    return isinstance(value, int | float) and not abs(value) > 1e99
-
-
-def _reward_plots(lines: Sequence[Line]) -> Iterator[Plot]:
-    for number, name in enumerate(reward_names(lines), start=1):
-        key = f"reward-{number}-" + re.sub("[^A-Za-z0-9]+", "-", name)[:40].strip("-")
-        look_for = "One of the rewards, before its weight; if it never moves, it has no effect." if number == 1 else ""
-        yield Plot(key, LEARNING, name, "mean", look_for, {name: f"rewards/{name}/mean"})
-
-
-def _pass_at_k(evaluation: Report) -> Plot:
-    curves = []
-    for model in evaluation.models:
-        points = [(point.k, point.value, *point.interval) for point in model.curve]
-        k, value, low, high = (list(column) for column in zip(*points, strict=True))
-        curves.append(Curve(model.label, k, value, low, high, "the 95% interval"))
+def _pass_at_k_plot(evaluation: Report) -> Plot:
     look_for = "Curves that meet at the right: training made correct answers more likely, but solved no new problems."
-    return Plot("pass-at-k", EVALUATION, "pass@k", "fraction", look_for, curves=curves, x_unit="k, samples")
+    curves = [
+        Curve(
+            model.label,
+            x=[point.k for point in model.curve],
+            y=[point.value for point in model.curve],
+            low=[point.interval[0] for point in model.curve],
+            high=[point.interval[1] for point in model.curve],
+            band="the 95% interval",
+        )
+        for model in evaluation.models
+    ]
+    return Plot(
+        key="pass-at-k",
+        group=EVALUATION,
+        title="pass@k",
+        unit="fraction",
+        look_for=look_for,
+        curves=curves,
+        x_unit="k, samples",
+    )
 
 
-def _curve(lines: Sequence[Line], metric: str, name: str) -> Curve | None:
-    """Return the curve of a metric over the lines that have it. A reward has a band of one standard deviation."""
-    having = [line for line in lines if is_number(line.get(metric))]
-    if not having:
-        return None
-    x, y = [line["step"] for line in having], [line[metric] for line in having]
-    spread = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
-    if not all(is_number(line.get(spread)) for line in having):
-        return Curve(name, x, y)
-    low = [line[metric] - line[spread] for line in having]
-    high = [line[metric] + line[spread] for line in having]
-    return Curve(name, x, y, low, high, "one standard deviation")
+def _curves(plot: Plot, metrics: Sequence[Line]) -> list[Curve]:
+    """Return the curves of the plot's metrics that have values."""
+    curves = []
+    for name, metric in plot.metrics.items():
+        lines = [line for line in metrics if is_number(line.get(metric))]
+        if lines:
+            curves.append(_curve(name, metric, lines))
+    return curves
+
+
+def _curve(name: str, metric: str, lines: Sequence[Line]) -> Curve:
+    """Return a metric's curve over lines that have it. A reward has a band of one standard deviation."""
+    steps = [line["step"] for line in lines]
+    values = [line[metric] for line in lines]
+
+    deviation = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
+    if not all(is_number(line.get(deviation)) for line in lines):
+        return Curve(name, steps, values)
+    return Curve(
+        name,
+        steps,
+        values,
+        low=[line[metric] - line[deviation] for line in lines],
+        high=[line[metric] + line[deviation] for line in lines],
+        band="one standard deviation",
+    )

@@ -38,14 +38,18 @@ def write_report(folder: Path) -> Path:
     Raises:
         UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
-    run, evaluation, also = read_run(folder), read_report(folder / "evaluation"), read_also(folder / "evaluation")
-    charts, ggufs = [draw(plot) for plot in plots_of(run, evaluation)], gguf_sections(folder)
+    run = read_run(folder)
+    evaluation = read_report(folder / "evaluation")
+    also = read_also(folder / "evaluation")
+    charts = [draw(plot) for plot in plots_of(run, evaluation)]
+    page = report_html(run, evaluation, also, charts, gguf_sections(folder))
+
     output = folder / "report"
     try:
         with atomic.new_folder(output) as staging:
-            (staging / "report.html").write_text(report_html(run, evaluation, also, charts, ggufs), encoding="utf-8")
-            for plot, image in charts:
-                (staging / f"{plot.key}.png").write_bytes(image)
+            (staging / "report.html").write_text(page, encoding="utf-8")
+            for chart in charts:
+                (staging / f"{chart.plot.key}.png").write_bytes(chart.png)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from None
     return output / "report.html"

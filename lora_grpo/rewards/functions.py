@@ -2,9 +2,10 @@
 
 **To add a reward**, write its function here and a line in `REWARDS`, at the end of this file.
 
-A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings or
-conversations that end with the answer, with what the prompt has begun of it, such as `<think>`. `columns` are the rows'
-columns, with one value per completion, and the grader's `verdicts`. None means that the row cannot be graded.
+A reward function has TRL's signature `(completions, **columns) -> list[float | None]`. `completions` are strings, or
+conversations that end with the answer. If the prompt contains the beginning of the answer, such as `<think>`, the
+completion begins with it. `columns` are the rows' columns, with one value per completion, and the grader's `verdicts`.
+None means that the row cannot be graded.
 
 Built-in rewards are between 0 and 1, unless their docstring says otherwise, and are multiplied by their weight, as in
 `--rewards correct_answer=2.0`. The logged mean is unweighted and is therefore a rate. The default weights match the
@@ -54,7 +55,7 @@ def _for_each_text(rate: Callable[[str], float]) -> RewardFunction:
 
 
 def _for_each_answer(rate: Callable[[str], float]) -> RewardFunction:
-    """Return a reward for what follows the model's thoughts: 0 if a thought is not closed, as for graders."""
+    """Return a reward function that rates the text after the model's thoughts; 0 if a thought is not closed."""
 
     @functools.wraps(rate)
     def rate_answer(text: str) -> float:

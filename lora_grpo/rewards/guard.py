@@ -52,10 +52,13 @@ class GuardedReward:
             raise self._failed(error, batch) from error
 
     def numbers(self, returned: Any, batch: Mapping[str, Any]) -> list[float | None]:
-        """Return the numbers in what the function returned; an exception if it is one that an `async` function raised.
+        """Return the numbers that the function returned: a finite number or None for each completion.
+
+        Args:
+            returned: the result of the function, or the exception that an `async` function raised.
 
         Raises:
-            RewardError: these are not as many finite numbers as completions.
+            RewardError: the function raised an exception, or returned something else.
         """
         completions = batch["completions"]
         expected = f"expected a list of {len(completions)} numbers, one for each completion"
@@ -111,7 +114,7 @@ def call_together(rewards: Sequence[GuardedReward], batch: Mapping[str, Any]) ->
 
 
 def _as_list(returned: Any) -> list[Any] | None:
-    """Return the values that a reward returned, of a list, an array, a tensor or a generator; None for anything else.
+    """Return the values of the list, array, tensor or generator that a reward returned; None for anything else.
 
     The values of a dictionary or a text are no rewards, and those of a set have no order.
     """
@@ -125,7 +128,7 @@ def _as_list(returned: Any) -> list[Any] | None:
 
 
 def _as_number(value: Any) -> float:
-    """Return a value as a number; NaN if it is none. An element of a tensor or an array is a number, too."""
+    """Return a value as a number, also an element of a tensor or an array; NaN if it is not a number."""
     if isinstance(value, (str, bytes)):
         return math.nan
     if hasattr(value, "item") and getattr(value, "size", None) == 1:  # NumPy converts no array with a dimension

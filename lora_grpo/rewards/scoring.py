@@ -64,9 +64,11 @@ class Scorer:
             self._column_names.update(dict.fromkeys(columns))
 
     def score_episodes(self, episodes: Sequence[Episode], **extra_arguments: Any) -> ScoredBatch:
-        """Score B episodes. Rewards get their conversations as `completions`, and the tokens that the model sampled.
+        """Score B episodes; see `score`.
 
-        With environments, they also get them as `environments`, and verdicts are theirs. See `score`.
+        Rewards get the conversation of each episode as its completion, and the tokens that the model sampled. If the
+        task has an Environment, rewards also get the B environments as `environments`, and the verdicts come from the
+        environments.
         """
         sessions = [episode.session for episode in episodes]
         if all(sessions):
@@ -82,7 +84,7 @@ class Scorer:
         return replace(batch, texts=[episode.text for episode in episodes], episodes=episodes)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of completions that the trainer sampled: with what the prompts of the rows have begun."""
+        """Return the texts of completions that the trainer sampled; see `completion_texts`."""
         return completion_texts(self._tokenizer, [self.rows[row_id] for row_id in ids], token_ids)
 
     def score(
@@ -98,7 +100,7 @@ class Scorer:
         Args:
             completions: texts, or conversations that end with the answer.
             token_ids: the token ids of the completions, with the EOS token.
-            verdicts: their grades; by default, those of the task's `check`.
+            verdicts: the verdicts on the B completions; by default, those of the task's `check`.
             extra_arguments: further arguments that the trainer passes to rewards, such as `trainer_state`.
 
         Raises:
@@ -109,24 +111,24 @@ class Scorer:
         """
         rows = [self.rows[row_id] for row_id in ids]
         prompts = [self._prompts[row_id] for row_id in ids]
-        completions = [
+        completions_of_trl = [
             trl_completion(completion, prompt, row)
             for completion, prompt, row in zip(completions, prompts, rows, strict=True)
         ]
 
-        # One grader answers, once for each completion.
-        texts = [completion_text(completion) for completion in completions]
+        # Each completion is graded once, and all rewards read the same verdicts.
+        texts = [completion_text(completion) for completion in completions_of_trl]
         if verdicts is None:
             verdicts = grade_all(rows[0]["task"], texts, rows)
 
-        # Rewards get the columns of the rows, each as a list of B values, and what TRL passes.
+        # Rewards get each column of the rows as a list of B values, and the arguments that TRL passes.
         arguments: dict[str, Any] = {}
         for name in self._column_names:
             arguments[name] = [self._columns[row_id].get(name) for row_id in ids]
         arguments |= _WITHOUT_TRAINER
         arguments |= {
             "prompts": prompts,
-            "completions": completions,
+            "completions": completions_of_trl,
             "completion_ids": list(token_ids),
             "verdicts": verdicts,
         }
@@ -146,7 +148,10 @@ class Scorer:
 
 
 def completion_texts(tokenizer: Any, rows: Sequence[Row], token_ids: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of B completions of B rows, each with what its prompt has begun; see `prompts/thoughts.py`."""
+    """Return the texts of B completions of B rows.
+
+    If the prompt of a row contains the beginning of the answer, the text begins with it; see `prompts/thoughts.py`.
+    """
     begun_texts = [chat.begun_in(chat.render_row(tokenizer, row), row) for row in rows]
     sampled_texts = thoughts.decode(tokenizer, token_ids)
     return [begun + sampled for begun, sampled in zip(begun_texts, sampled_texts, strict=True)]

@@ -74,7 +74,7 @@ def parse_reward_specs(items: Sequence[str]) -> tuple[RewardSpec, ...]:
 
 
 def beside(items: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the specs in a file of this folder with paths that hold in the current one: `my_rewards.py:brief=0.5`."""
+    """Return the specs of a task file in this folder, with the folder before relative paths of reward files."""
     moved_items = []
     for item in items:
         file = RewardSpec(item.rpartition("=")[0] or item, weight=1.0).file
@@ -172,7 +172,7 @@ def _arguments(argument: Argument, name: str, text: str) -> list[int | str]:
 
 
 def _pattern_reward(name: str, pattern: str) -> RewardFunction:
-    if not pattern:  # it would match everything
+    if not pattern:  # an empty pattern would match everything
         raise UserError(r"reward 'pattern' needs a regular expression; write 'pattern:^\d+$=1.0'")
     try:
         return matches_pattern(pattern)
@@ -201,7 +201,7 @@ def _users_function(file: Path, function_name: str) -> RewardFunction:
 
 
 def _takes_columns(function: RewardFunction) -> bool:
-    """Return whether a function takes arguments with any name. Of a decorated one, only its wrapper counts."""
+    """Return whether a function takes arguments with any name. Of a decorated function, only the wrapper counts."""
     try:
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     except ValueError:  # some functions in C have no signature

@@ -31,7 +31,7 @@ def training_set(tokenizer: Any, rows: Sequence[Row], order: Sequence[int]) -> A
     """Build the dataset for TRL's trainer: ids and prompts in the order of training, which lists row indices.
 
     The dataset itself holds the ids only, and prompts are looked up. Arrow has one type for a column, so it would
-    reject messages whose tool calls have arguments of different types, and add None for keys that others have.
+    reject messages whose tool calls have arguments of different types, and add None for keys that only other rows have.
     """
     from datasets import Dataset
 

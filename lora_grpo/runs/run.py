@@ -144,10 +144,11 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Whether all steps are done and the adapter is saved; the same on every rank."""
-        return distributed.broadcast_from_main(self.seems_trained)
+        return distributed.broadcast_from_main(lambda: self.is_trained_here)
 
-    def seems_trained(self) -> bool:
-        """Return `is_trained` as this process sees the folder, also before the ranks are connected."""
+    @property
+    def is_trained_here(self) -> bool:
+        """`is_trained` as this process sees the folder. It can be read before the ranks are connected."""
         has_all_steps = self.record.get("trained_steps") == self.config.train.max_steps
         has_ended = has_all_steps or self.stopped_early_at is not None or self.out_of_time_at is not None
         return has_ended and self.adapter.is_dir()
@@ -182,7 +183,7 @@ class Run:
 
     @staticmethod
     def clock() -> float:
-        """Return the seconds of a monotonic clock."""
+        """Return the time in seconds since an arbitrary moment. Tests replace it."""
         return time.monotonic()
 
     def _check_policy(self, policy_record: Mapping[str, Any]) -> None:

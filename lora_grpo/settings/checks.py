@@ -24,10 +24,10 @@ def check(config: RunConfig) -> None:
 
 def _check_tasks(config: RunConfig) -> None:
     task = config.data.task
-    found = get_task(task)
+    definition = get_task(task)
     if task in ("humaneval", "humaneval-plus"):
         raise UserError(f"--data.task {task} has no training split; pass mbpp, and {task} as --data.eval-task")
-    if config.method == "sft" and not getattr(found, "has_gold", True):
+    if config.method == "sft" and not getattr(definition, "has_gold", True):
         raise UserError(
             f"{task} has no reference answers, and SFT needs them; add gold(row) to a task of your own, or train with "
             f"GRPO: {command('train task', '--task', task)}"
@@ -45,7 +45,8 @@ def _check_tasks(config: RunConfig) -> None:
 
 
 def _check_sampling(config: RunConfig) -> None:
-    sampling, url = config.sampling, config.sampling.server_url
+    sampling = config.sampling
+    url = sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
     if sampling.backend == "vllm" and not url and not vllm_serves(config):
@@ -84,11 +85,14 @@ def _check_training(config: RunConfig) -> None:
                 f"{iterations} times, and neither a run nor a checkpoint can end in between"
             )
     if config.step_limit is None:  # only the time limits the number of steps
-        of_steps = [] if config.train.lr_scheduler.startswith("constant") else ["--train.lr-scheduler"]
-        of_steps += ["--data.filter-by-difficulty"] * config.data.filter_by_difficulty
-        if of_steps:
+        flags_that_need_steps = []
+        if not config.train.lr_scheduler.startswith("constant"):
+            flags_that_need_steps.append("--train.lr-scheduler")
+        if config.data.filter_by_difficulty:
+            flags_that_need_steps.append("--data.filter-by-difficulty")
+        if flags_that_need_steps:
             raise UserError(
-                f"{of_steps[0]} depends on the number of steps, and --hours alone does not set it; pass "
+                f"{flags_that_need_steps[0]} depends on the number of steps, and --hours alone does not set it; pass "
                 "--train.max-steps too, or leave it out"
             )
     if config.lora.from_ and config.train.beta and choose_engine(config) == "unsloth":

@@ -95,7 +95,7 @@ def settle(
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)
     check(config)
-    if not (invocation.plan or invocation.audit):  # which need neither weights nor engines
+    if not (invocation.plan or invocation.audit):  # a plan and an audit need neither weights nor engines
         check_model(config)
     console.note(f"{reason}; task {task_title(config.data.task)}, model {config.model.name}")
     return config
@@ -117,7 +117,7 @@ def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) ->
 
 
 def _with_recipe_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings with the path of a recipe that is named as `lora-grpo tasks` prints it, in another folder."""
+    """Return the settings with a task such as `recipes/x.py`, as `lora-grpo tasks` prints it, found from any folder."""
     task = Path(given.get("data", {}).get("task") or "")
     if task.parent == Path("recipes") and not task.exists():
         path = recipe_file("task").with_name(task.name)
@@ -137,7 +137,8 @@ def _check_invocation(invocation: Invocation) -> None:
 def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = None) -> RunConfig:
     """Return a configuration with the defaults of its task file, or of `task`; unchanged for built-in tasks.
 
-    These are its `REWARDS`; in SFT, the model and limits that GRPO continues with, and micro-batches that fit both.
+    In GRPO, the defaults are the `REWARDS` of the file. In SFT, they are the model and the limits of the file's preset,
+    with which GRPO continues, and a micro-batch size that divides those of SFT and of GRPO.
     """
     name = task or config.data.task
     if not is_own_task(name):
@@ -146,10 +147,11 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     if config.method == "grpo":
         return replace(config, {"rewards": beside(file.constants.REWARDS, Path(name).parent)})
     presets = getattr(file.module, "PRESETS", {})
-    of_task = presets.get(preset, {})
-    limits = {name: of_task[name] for name in ("model", "sampling") if name in of_task}
-    sizes = (of_task.get("train", {}).get("micro_batch_size"), config.train.micro_batch_size)
-    common_size = math.gcd(*(size or 0 for size in sizes)) or None
+    grpo_preset = presets.get(preset, {})
+    limits = {name: grpo_preset[name] for name in ("model", "sampling") if name in grpo_preset}
+    grpo_size = grpo_preset.get("train", {}).get("micro_batch_size")
+    sft_size = config.train.micro_batch_size
+    common_size = math.gcd(grpo_size or 0, sft_size or 0) or None  # a size that is not set is 0: it divides nothing
     return replace(config, {**limits, "train": {"micro_batch_size": common_size}})
 
 
@@ -194,7 +196,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
     """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU.
 
     Args:
-        recipe: the recipe that resumes the run, which must be its own.
+        recipe: the recipe with which the run is resumed. It must be the one that began the run.
     """
     import yaml
 

@@ -68,7 +68,7 @@ def refuse_unnamed_code(config: RunConfig, named: RunConfig, files: str) -> None
 
 def user_files(config: RunConfig) -> dict[str, str]:
     """Return the SHA-256 of the task file, the reward files and the modules beside them that they import, by path."""
-    # As they are named: run.json is published, and an absolute path would be with it.
+    # Paths stay as the user wrote them, because run.json is published, and an absolute path would be published with it.
     tasks = (config.data.task, config.data.evaluation_task, *config.eval.also)
     names = [task for task in tasks if is_task_file(task)]
     names += [spec.file for spec in parse_reward_specs(config.rewards) if spec.file]

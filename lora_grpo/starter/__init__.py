@@ -25,5 +25,6 @@ def model_path() -> Path:
 
 def problems(task: str, split: str) -> list[dict[str, Any]]:
     """Return the rows of a task ("starter" or "starter-code") and split ("train" or "eval")."""
-    with gzip.open(_FOLDER / "data" / f"{task}-{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+    path = _FOLDER / "data" / f"{task}-{split}.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -189,7 +189,7 @@ class TaskFile(Task):
         return {**row, "question": row["question"] + text, "prompt": prompt, "reset_text": text, "tools": tools}
 
     def _row(self, columns: dict[str, Any], split: str, index: int) -> Row:
-        """Return the row of the columns that `load` has returned, which stay as they are in `loaded_row`."""
+        """Return the row with these columns, which `load` has returned. Its `loaded_row` keeps them as they are."""
         row_id = str(columns["id"]) if is_id(columns.get("id")) else f"{self.path.stem}/{split}/{index}"
         where = f"{self.path}: row {row_id}"
         check_names(columns, where)
@@ -197,7 +197,7 @@ class TaskFile(Task):
             _check_json(value, f"{where}: the column {name!r}")
 
         messages = self._messages(columns, where)
-        if not self.environment:  # whose `reset` may ask
+        if not self.environment:  # with an Environment, the question may come from `reset`
             check_asks(messages, f"{where}: its prompt")
         _check_json(messages, f"{where}: its prompt")
         question = "\n".join(message["content"] for message in messages if message["role"] != "system")
@@ -205,6 +205,8 @@ class TaskFile(Task):
         if system_prompt and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system_prompt}, *messages]
 
+        # The functions of the file get `loaded_row`, with the `id` that `load` returned, which may be a number. The row
+        # itself has an `id` that is always a text.
         loaded_row = {"id": row_id, "question": question, "answer": "", **columns}
         return {
             **without_row_entries(loaded_row),
@@ -215,7 +217,7 @@ class TaskFile(Task):
         }
 
     def _messages(self, columns: dict[str, Any], where: str) -> list[dict[str, Any]]:
-        """Return the messages that a row asks: those of `prompt(row)`, or of its columns `question` or `prompt`."""
+        """Return the messages that ask the question: from `prompt(row)`, or from the column `prompt` or `question`."""
         question = columns.get("question")
         prompt = columns.get("prompt")
         if hasattr(self.module, "prompt"):
@@ -232,7 +234,7 @@ class TaskFile(Task):
             asked = prompt if question is None else question
             asked_by = "question"
 
-        if self.environment and asked is None:  # `reset` may ask
+        if self.environment and asked is None:  # the question may come from `reset`
             asked = ""
         if isinstance(asked, str) and (asked.strip() or self.environment):
             return [{"role": "user", "content": asked}]
@@ -260,7 +262,7 @@ def _copied_columns(row: Mapping[str, Any]) -> Any:
 
 
 def _check_json(value: Any, what: str) -> None:
-    """Raise UserError unless a value can be written as JSON, as rows are compared by it."""
+    """Raise UserError unless a value can be written as JSON. Rows are compared by their JSON."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -319,7 +321,8 @@ def _with_constants(path: Path, module: Any) -> TaskFile:
     defined = {name: getattr(module, name) for name in Constants.__annotations__ if hasattr(module, name)}
     try:
         return TaskFile(path, module, TypeAdapter(Constants).validate_python(defined))
-    except ValidationError as errors:
-        error = errors.errors()[0]
-    name = str(error["loc"][0])
-    raise UserError(f"{path}: {name} is {defined[name]!r:.60}; {error['msg'].replace('Input should be', 'expected')}")
+    except ValidationError as error:
+        first_problem = error.errors()[0]
+        name = str(first_problem["loc"][0])
+        expected = first_problem["msg"].replace("Input should be", "expected")
+        raise UserError(f"{path}: {name} is {defined[name]!r:.60}; {expected}") from None

@@ -21,7 +21,7 @@ from lora_grpo.files import atomic, lock
 from lora_grpo.flags import read_flags
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report import html
-from lora_grpo.report.html import sampled_texts
+from lora_grpo.report.completions import COLUMNS, completion_table
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
 from lora_grpo.runs import open_run
@@ -172,11 +172,12 @@ def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, 
     sizes = ((1, 2), (2, 40), (3, 40))
     lines = [completion(step, f"{step}.{place}", 0.0) for step, size in sizes for place in range(size)]
     run = write_run(tmp_path / "run", completions=lines, evaluated=False)
-    found = sampled_texts(read_run(run), max_shown=20)
-    steps = [row[found["columns"].index("step")] for row in found["rows"]]
-    assert [steps.count(step) for step in (1, 2, 3)] == [1, 10, 10] and found["total"] == 82
-    assert [row[4] for row in found["rows"][1:4]] == ["2.0", "2.4", "2.8"]
-    monkeypatch.setattr(html, "sampled_texts", lambda run: sampled_texts(run, max_shown=20))
+    table = completion_table(read_run(run), max_shown=20)
+    shown = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    steps = [row["step"] for row in shown]
+    assert [steps.count(step) for step in (1, 2, 3)] == [1, 10, 10] and table.total == 82
+    assert [row["completion"] for row in shown[1:4]] == ["2.0", "2.4", "2.8"]
+    monkeypatch.setattr(html, "completion_table", lambda run: completion_table(run, max_shown=20))
     assert "21 of 82 completions, sampled evenly" in page_of(run)
 
 
