@@ -2,7 +2,7 @@
 
 TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. Everything else that leans on
 TRL's private parts is here: functions that read or set attributes of TRL's trainers.
-tests/training/test_trl_compat.py has one test for each item, or test_drop_in.py for what only scripts use.
+Its tests, in tests/training, are test_trl_compat.py, and test_drop_in.py for what only scripts use.
 """
 
 import itertools
