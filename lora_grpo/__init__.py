@@ -15,28 +15,28 @@
 api.py is this Python API. Start reading with `pipeline.py`, which runs every recipe. The `__init__.py` of each folder
 describes its files.
 
-api.py         train, evaluate, merge, ...: every command as a function
+api.py         train, evaluate, merge, ...: functions, as notebooks call them
 pipeline.py    plan, load, evaluate the base, train, evaluate again, report
 cli/           command line -> settings; exceptions -> one line and an exit code
 settings/      preset, files and given settings -> checked configuration
 config/        every setting with its unit; presets, batch arithmetic
 hardware/      GPUs, drivers, and what `auto` chooses for this machine
-prompts/       chat templates, prompt styles, turns, thoughts
+prompts/       the text around answers: chat templates, prompt styles, turns, thoughts
 grading/       answers and programs of completions -> verdicts
 tasks/         GSM8K, HumanEval, MBPP, bundled problems, other packages' tasks, a user's file
 data/          splits, their order and fingerprints
 starter/       the bundled 2-million-parameter model and its problems
 sandbox/       runs programs that a model wrote, isolated from their tests and from this machine
 rewards/       NAME=WEIGHT -> functions that score completions
-models/        resolves names (run, adapter, folder, Hub id); base model, adapter, policy
+models/        a model: what its name stands for (run, adapter, folder, Hub id), and the policy loaded from it
 memory/        the memory that a run needs, and the settings that make it fit: --plan
-sampling/      completions from a policy or a GGUF file: built-in sampler, vLLM in this process, vLLM server, llama.cpp
+sampling/      completions from a policy or a GGUF file: built-in sampler, Unsloth, vLLM here or on a server, llama.cpp
 rollouts/      episodes: completions and conversations, and the loop that plays them
 loss/          the exact loss pass: logprobs from fewer tokens, in less memory
 monitoring/    metrics of steps, alarms, validation and the best adapter, --hours, trackers
 training/      TRL's GRPO and SFT trainers, the run, the logprob check
 audit/         attacks on a grader: --audit
-preview/       what the model answers before training, and whether GRPO can learn from it: --preview, --dry-run
+preview/       what a run would do, before it trains: --preview, --dry-run
 gpu_check/     which engine is the fastest on this GPU
 runs/          the run folder: run.json, metrics.jsonl, checkpoints
 evaluation/    samples, verdicts, pass@k, paired tests, reports
@@ -47,8 +47,9 @@ hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
 __main__.py is `lora-grpo`, commands.py the table of its commands. python_objects.py holds what Python code gives in
-place of a name, process_state.py puts back what a call changes in its process. asynchronous.py, console.py, flags.py,
-distributed.py, progress.py and errors.py are used by all folders.
+place of a name, process_state.py says what a command or a call changes in its process, workers.py calls functions
+in a process with a time limit. asynchronous.py, console.py, flags.py, distributed.py, progress.py and errors.py belong
+to no folder.
 
 Code imports from another folder only the names that its `__init__.py` provides, and only from folders listed before its
 own in `LINES` of tests/test_structure.py. Heavy packages (torch, transformers, trl, peft, unsloth, vllm, datasets) are

@@ -1,11 +1,12 @@
-"""The Python API: every command of `lora-grpo` as a function that takes objects and returns numbers and paths.
+"""The Python API: what `lora-grpo` does, as functions that take objects and return numbers and paths.
 
     run = train("my_task.py", config=Config(train={"max_steps": 200}), rewards=[brief])
     evaluate(run, compare="base").scores
     merged = merge(run)
 
-Every function calls what the command calls. It raises UserError or RunError, prints nothing unless `progress` is set,
-and leaves nothing behind in the process: no process, thread, environment variable or setting.
+The functions call the folders that the commands call; `chat`, `tasks` and `check-gpu` have none. Each raises UserError
+or RunError, prints nothing unless `progress` is set, and leaves nothing behind in the process: no process, thread,
+environment variable or setting.
 """
 
 import contextlib
@@ -18,7 +19,6 @@ from typing import Any, Literal
 
 from lora_grpo import commands, console, distributed, process_state, python_objects
 from lora_grpo.audit import Findings
-from lora_grpo.cli import do_not_track, limit_spinning
 from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
 from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
@@ -446,8 +446,8 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         console.listening(listener),
         python_objects.known(objects),
     ):
-        limit_spinning()
-        do_not_track()
+        process_state.limit_spinning()
+        process_state.do_not_track()
         try:
             yield resources
             distributed.leave()

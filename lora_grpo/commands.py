@@ -71,7 +71,7 @@ the bundled model, which knows only tasks with this label; for another `train ta
         options="EvaluateOptions",
         function="evaluate_and_report",
         help="""\
-Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or grade a file of samples.
+Evaluate a run, an adapter or a model on built-in tasks or your own, or grade a file of samples.
 
     lora-grpo evaluate outputs/gsm8k_lora --compare base
     lora-grpo evaluate Qwen/Qwen2.5-Coder-0.5B-Instruct --task humaneval --k 1 10 --temperature 0.8
@@ -79,7 +79,8 @@ Evaluate a run, an adapter or a model on GSM8K, HumanEval, MBPP or your task, or
     lora-grpo evaluate samples.jsonl --task humaneval
     lora-grpo evaluate outputs/gsm8k_lora --task math500 ifeval humaneval --compare base
 
-Reports pass@k with 95% intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
+`lora-grpo tasks` lists the tasks, such as gsm8k, math500, ifeval and humaneval. The command reports pass@k with 95%
+intervals and, for two models, a paired test. If the evaluation is interrupted, run the same
 command to continue; for a finished evaluation, the command prints the stored results. Several tasks get one table,
 with p-values adjusted for their number. A file of samples has one JSON object per line with `task_id` and
 `completion`, the format of HumanEval's harness.

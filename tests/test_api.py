@@ -295,7 +295,7 @@ def test_what_a_call_changes_is_put_back(monkeypatch):
     from helpers.process_traces import traces
 
     from lora_grpo import asynchronous, sandbox
-    from lora_grpo.models import base_model
+    from lora_grpo.models import engines
 
     async def value():
         return 1
@@ -303,7 +303,7 @@ def test_what_a_call_changes_is_put_back(monkeypatch):
     sandbox.stop()
     before = traces()
     with process_state.restored():
-        base_model.prepare_torch(0)
+        engines.prepare_torch(0)
         os.environ["LEFT_BEHIND"] = "1"
         del os.environ["CUDA_VISIBLE_DEVICES"]
         sandbox.start()

@@ -118,7 +118,7 @@ def checked_out(commit: str | None) -> Iterator[Path | None]:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    from lora_grpo.cli import limit_spinning  # the tree of `before` may have none
+    from lora_grpo.process_state import limit_spinning  # the tree of `before` may have none
 
     limit_spinning()  # all sides wait as this tree does
     return {**os.environ, "PYTHONPATH": str(tree), "TRL_EXPERIMENTAL_SILENCE": "1"}

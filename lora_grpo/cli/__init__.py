@@ -12,5 +12,5 @@ main.py        runs a command, sets the exit code, and closes an unfinished run
 """
 
 from lora_grpo.cli.arguments import parse
-from lora_grpo.cli.main import do_not_track, limit_spinning, run_command
+from lora_grpo.cli.main import run_command
 from lora_grpo.cli.verbs import run_front_door, run_verb

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from lora_grpo import console, distributed
+from lora_grpo import console, distributed, process_state
 from lora_grpo.commands import to_start_again
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
@@ -27,8 +27,8 @@ def run_command(main: Callable[[], None]) -> int:
     Returns:
         0 on success, 2 for a user error, 1 for a failed run, 128 + signal for an interrupted run.
     """
-    do_not_track()
-    limit_spinning()
+    process_state.do_not_track()
+    process_state.limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
@@ -50,25 +50,6 @@ def run_command(main: Callable[[], None]) -> int:
         _handle_sigterm(signal.SIG_DFL)
     distributed.leave()
     return 0
-
-
-def do_not_track() -> None:
-    """Keep huggingface_hub, TRL and vLLM from sending usage statistics.
-
-    huggingface_hub (1.33) also requests a list of agents before anything else, for 3 s if there is no answer.
-    """
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-
-
-def limit_spinning() -> None:
-    """Let waiting OpenMP threads spin for a few microseconds before they sleep. Call this before torch is imported.
-
-    With the default of GCC's OpenMP library, which PyTorch's wheels include, a training step takes 1.8 times as long on
-    busy cores, and 1.4 times as long on idle ones if threads sleep at once (docs/results.md). Settings of the user
-    are kept.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _end(error: BaseException) -> int | None:

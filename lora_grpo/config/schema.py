@@ -42,6 +42,12 @@ UNUSED_BY_SFT = (
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
 
+ResolvedBackend = Literal["vllm", "transformers"]
+Backend = Literal["auto", ResolvedBackend]
+"""The setting, which `auto` leaves to the machine."""
+PromptStyle = Literal["xml", "hashes", "boxed", "think", "code"]
+"""lora_grpo/prompts/styles.py has the system prompt of each."""
+
 Fraction = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
@@ -97,9 +103,9 @@ class LoraSettings:
 @dataclass(frozen=True)
 class DataConfig:
     task: Annotated[str, Flag("--data.task", "--task")] = "starter"
-    """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or `gsm8k`, `mbpp`,
-    `humaneval`, the bundled `starter` and `starter-code`, `reasoning-gym:GENERATOR` or `textarena:GAME`. `--task` is
-    short for this flag."""
+    """Task of the training rows: your own file, such as my_task.py (see docs/your-task.md), or a name that `lora-grpo
+    tasks` lists, such as `gsm8k`, `mbpp`, `math`, `starter` (bundled), `reasoning-gym:GENERATOR` or `textarena:GAME`.
+    `--task` is short for this flag."""
     train: str | None = None
     """Training set: a JSON Lines, CSV or Parquet file, or a Hub dataset as owner/name, owner/name:config,
     owner/name@split or owner/name:config@split. By default, uses the task's own dataset."""
@@ -113,7 +119,7 @@ class DataConfig:
     """Number of training rows, sampled with the run's seed. By default, uses all."""
     eval_limit: PositiveInt | None = None
     """Number of evaluation rows. By default, uses all."""
-    prompt_style: Literal["xml", "hashes", "boxed", "think", "code"] = "xml"
+    prompt_style: PromptStyle = "xml"
     """Answer format requested in the system prompt: `xml`, `hashes` (####), `boxed` (LaTeX), `think`, or `code` (a
     fenced block)."""
     eval_task: str | None = None
@@ -142,7 +148,7 @@ class SamplingConfig:
     """Sampling temperature of the training rollouts and of the validation set."""
     top_p: Fraction = 1.0
     """Nucleus sampling probability of the rollouts. 1 keeps the full distribution, as GRPO's gradient assumes."""
-    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    backend: Backend = "auto"
     """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
     if it is installed and a GPU is available, else transformers."""
     server_url: str | None = None

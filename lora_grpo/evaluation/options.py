@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
-from lora_grpo.config import DataConfig, RunConfig, replace
+from lora_grpo.config import Backend, DataConfig, PromptStyle, RunConfig, replace
 from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
@@ -67,14 +67,14 @@ class EvaluateOptions(ModelFlags):
     """Nucleus probability; default: the run's value, else 1."""
     max_completion_tokens: PositiveInt | None = None
     """Maximum completion length in tokens; default: the run's value, else 512."""
-    style: Literal["xml", "hashes", "boxed", "think", "code"] | None = None
+    style: PromptStyle | None = None
     """Answer format that the prompt requests and that GSM8K's strict rule expects; default: the run's style, `code`
     for programs, `hashes` (a final line such as `#### 18`) for GSM8K samples from a file, else `xml`."""
     few_shot: NonNegativeInt | None = None
     """Worked examples before each question, from the task's training rows; default: the run's value, else 0."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     """Seed for rows, samples and intervals; default: the run's seed, else 0."""
-    backend: Literal["auto", "vllm", "transformers"] = "auto"
+    backend: Backend = "auto"
     """Sampling engine. `auto`: vLLM if it is installed and a GPU is available, else transformers."""
     bits: Literal[4, 16] | None = None
     """Precision of the weights: 4 (NF4, as in training) or 16; default: the run's value, else 16."""

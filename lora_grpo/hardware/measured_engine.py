@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from lora_grpo import console
-from lora_grpo.config import RunConfig
+from lora_grpo.config import ResolvedBackend, RunConfig
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import atomic, json_files
 from lora_grpo.hardware.machine import supports_unsloth, uses_gpu
@@ -28,7 +28,7 @@ class MeasuredEngine:
     """The fastest engine and sampling backend that `check-gpu` measured."""
 
     engine: Literal["peft", "unsloth"]
-    backend: Literal["transformers", "vllm"]
+    backend: ResolvedBackend
     date: str
     """Day of the measurement, e.g. 2026-11-28."""
     machine: dict[str, str]
@@ -41,9 +41,7 @@ def measured_engine_file() -> Path:
     return Path(cache).expanduser() / "lora_grpo" / "check-gpu.json"
 
 
-def save_measured_engine(
-    engine: Literal["peft", "unsloth"], backend: Literal["transformers", "vllm"], gpu: str
-) -> Path:
+def save_measured_engine(engine: Literal["peft", "unsloth"], backend: ResolvedBackend, gpu: str) -> Path:
     """Save the fastest engine and backend for this user's runs on a GPU with this name, and return the file."""
     path = measured_engine_file()
     measured = MeasuredEngine(engine, backend, date.today().isoformat(), _describe_machine(gpu))

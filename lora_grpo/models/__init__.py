@@ -1,4 +1,4 @@
-"""Models: resolve names, load the base model and the trainable policy.
+"""A model: what its name stands for, and the policy that is loaded from it.
 
     spec = resolve("outputs/run", ModelFlags())   # a run, an adapter, a model folder or a Hub id
     policy = load_policy(config)                  # frozen base model + LoRA adapter, tokenizer, eos_token_ids

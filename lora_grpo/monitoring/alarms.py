@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_grpo.config import AlarmName
 from lora_grpo.evaluation import mcnemar_exact
 from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH
 
@@ -54,7 +55,7 @@ class Alarm:
     """The problem, and the suggested change."""
 
     step: int
-    name: str
+    name: AlarmName
     message: str
 
 
@@ -106,7 +107,7 @@ class Alarms:
     _passes: list[ValidationPass] = field(default_factory=list)
     _overflows: int = 0
     """Consecutive steps with a non-finite gradient norm."""
-    _raised: set[str] = field(default_factory=set)
+    _raised: set[AlarmName] = field(default_factory=set)
     """Names of the alarms that were raised."""
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
@@ -115,7 +116,7 @@ class Alarms:
         finite_numbers = {name: value for name, value in numbers.items() if math.isfinite(value)}
         self._steps.append(finite_numbers)
 
-        messages = {
+        messages: dict[AlarmName, str | None] = {
             "nan": self._not_finite(numbers),
             "logprob_mismatch": self._logprob_mismatch(numbers),
             "policy_ratio": self._policy_ratio(numbers),
@@ -148,7 +149,7 @@ class Alarms:
         self.hacked = message is not None
         return self._new_alarms(step, {"hacking": message})
 
-    def _new_alarms(self, step: int, messages: Mapping[str, str | None]) -> list[Alarm]:
+    def _new_alarms(self, step: int, messages: Mapping[AlarmName, str | None]) -> list[Alarm]:
         """Return the alarms that were not raised before. `messages` maps names to None where there is no problem."""
         alarms = []
         for name, message in messages.items():

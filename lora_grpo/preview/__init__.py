@@ -1,4 +1,4 @@
-"""`--preview` and `--dry-run`: what the model answers before training, and whether GRPO can learn from it.
+"""What a run would do, before it trains: `--preview` with the base model's answers, `--dry-run` without weights.
 
     preview(config, data).diagnosis      # samples 8 groups from the base model
     dry_run(config, data, tokenizer)     # one prompt, and the rewards of its reference answer

@@ -1,4 +1,4 @@
-"""Prompts: chat messages and templates, answer formats, and what belongs to a model's thoughts.
+"""The text around an answer: what a prompt asks for, and which part of a completion is the answer.
 
     prompted = chat.add_prompts(rows, "xml")             # messages that ask for <answer>...</answer>
     text = chat.render_row(tokenizer, prompted[0])       # the text that the model continues

@@ -4,9 +4,9 @@
     run.begin(policy.record)                                         # writes run.json
     run.append_metrics({"step": 1, "reward": 0.5})
     run.finish({"reward": ...})
-    run.release()                                                    # another run may use the folder and the process
+    leave_run()                                                      # another run may use the folder and the process
 
-run.py          the life of a run's folder: open, begin, update, finish, close, release
+run.py          the life of a run's folder: open, begin, update, finish, close, leave
 resuming.py     which settings, rows and files may differ when a run is resumed
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
 failure.py      errors of the disk as errors of this package

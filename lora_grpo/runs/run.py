@@ -1,8 +1,8 @@
-"""The life of a run's folder: open (create or resume), begin, update, finish, close, release.
+"""The life of a run's folder: open (create or resume), begin, update, finish, close, leave.
 
 `open_run` locks the folder and changes nothing in it. `Run.begin` writes run.json, after everything that can refuse the
 run. Each event updates run.json. `Run.finish` marks the run complete; `close_run` records any other end. Until the
-process ends or calls `Run.release`, no other process can use the folder.
+process ends or calls `leave_run`, no other process can use the folder.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ _POLICY_ENTRIES = ("base_model", "revision", "fingerprint", "engine", "bits", "s
 """Entries of a policy's record that a resumed run must share."""
 
 _opened: list["Run"] = []
-"""The run that this process opened last and that has not been closed or released: one or none."""
+"""The run that this process opened last and that has not been closed or left: one or none."""
 
 
 class Run:
@@ -124,15 +124,6 @@ class Run:
     def finish(self, results: dict[str, Any]) -> None:
         """Mark the run complete."""
         self.update(status="complete", ended=now(), results=results)
-
-    def release(self) -> None:
-        """Let other runs use this folder and this process. Call it once the run has ended, however it ended.
-
-        The end of the process has the same effect.
-        """
-        if self in _opened:
-            _opened.remove(self)
-        lock.release(self.folder)
 
     # What is known about it
 
@@ -264,8 +255,12 @@ def close_run(status: str, error: str | None = None) -> None:
 
 
 def leave_run() -> None:
-    """Forget the open run, which is complete, so that this process can open another one."""
-    _opened.clear()
+    """Let other runs use the folder of the open run, which is complete, and this process.
+
+    The end of the process has the same effect. Without an open run, do nothing.
+    """
+    while _opened:
+        lock.release(_opened.pop().folder)
 
 
 def begun_run() -> Run | None:

@@ -1,7 +1,7 @@
 """The table of built-in tasks, and lookup of tasks by name.
 
 To add a task, write a module with a class like `GSM8K` in gsm8k.py and a function `make_task`, add a line to `TASKS`,
-and add an entry to cli/tasks.toml, which `lora-grpo tasks` and docs/tasks.md list.
+and add an entry to cli/tasks.toml, which `lora-grpo tasks` and docs/tasks.md list. CONTRIBUTING.md has all steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Code that depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
 
 TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. What reads or sets private
-attributes of TRL's trainers is here.
-tests/training/test_trl_compat.py has one test for each item, or test_drop_in.py for what only scripts use.
+attributes of TRL's trainers is here. Its tests, in tests/training, are test_trl_compat.py, and test_drop_in.py for what
+only scripts use.
 """
 
 import itertools

@@ -4,9 +4,11 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from lora_grpo.config import AlarmName
 from lora_grpo.monitoring.alarms import LONG_WINDOW, WINDOW, Alarms
 from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH as DRIFT
 
@@ -37,6 +39,33 @@ def alarms(*steps, health=None):
 
 def raised(*steps, **kwargs):
     return [(alarm.name, alarm.step) for alarm in alarms(*steps, **kwargs)]
+
+
+def run_with(**changes):
+    """Return 60 steps with the same failure, from step 31 on."""
+    return [fine(number, **(changes if number > 30 else {})) for number in range(1, 61)]
+
+
+FAILURES = {
+    "nan": run_with(loss=float("nan")),
+    "logprob_mismatch": run_with(**{DRIFT: 2e-4}),
+    "policy_ratio": run_with(**{"clip_ratio/region_mean": 0.1}),
+    "collapse": run_with(reward=0.1),
+    "zero_variance": run_with(frac_reward_zero_std=1.0),
+    "entropy": run_with(reward=2.5, entropy=0.001),
+    "truncated": run_with(**{"completions/clipped_ratio": 0.95}),
+}
+"""The steps of a run with each failure. Type checkers hold that no alarm has a name that is not an AlarmName."""
+
+
+def test_every_alarm_that_settings_can_name_is_raised():
+    names = {*FAILURES, "hacking"}  # a validation pass raises hacking: below
+    page = (Path(__file__).parents[2] / "docs" / "while-it-trains.md").read_text(encoding="utf-8")
+    assert names == {*get_args(AlarmName)}
+    assert [name for name in names if f"\n| `{name}` |" not in page] == []
+    for name, steps in FAILURES.items():
+        health = Alarms(FULL, max_mismatch=1e-4, checks_ratio=True)
+        assert [alarm.name for alarm in alarms(*steps, health=health)] == [name]
 
 
 @pytest.mark.parametrize("name", ["loss", "reward", "kl", "entropy"])

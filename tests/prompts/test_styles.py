@@ -1,8 +1,18 @@
 """Prompt styles: completions are written and read back, and what leaves the format is not read."""
 
+from typing import get_args
+
 import pytest
 
+from lora_grpo.config import PromptStyle
+from lora_grpo.prompts import styles
 from lora_grpo.prompts.styles import read_completion, write_completion
+
+
+def test_every_style_that_settings_can_name_has_a_prompt_and_a_form():
+    names = {*get_args(PromptStyle)}
+    assert styles.SYSTEM_PROMPTS.keys() == styles._COMPLETIONS.keys() == names
+    assert styles.DEFAULT_STYLE in names
 
 
 @pytest.mark.parametrize("style", ["xml", "hashes", "think"])

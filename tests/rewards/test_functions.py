@@ -1,9 +1,13 @@
 import math
+import re
+from pathlib import Path
 
 import pytest
 from trl import rewards as of_trl
 
 from lora_grpo import sandbox
+from lora_grpo.config import RunConfig
+from lora_grpo.flags import read_flags
 from lora_grpo.grading import programs
 from lora_grpo.rewards import functions, parse_reward_specs, resolve
 from lora_grpo.tasks import grade_all
@@ -24,6 +28,22 @@ def rewards_of_tests(completion, **row):
         reward([completion], verdicts=verdicts)[0]
         for reward in (functions.passes_tests, functions.share_of_tests_passed)
     ]
+
+
+def help_of_rewards(capsys):
+    """Return what `--help` says of `--rewards`, on one line."""
+    with pytest.raises(SystemExit):
+        read_flags(RunConfig, ["--help"], None)
+    text = " ".join(capsys.readouterr().out.split())
+    return text.partition("Rewards as NAME")[2].partition("Use my_file.py")[0]
+
+
+def test_every_reward_is_in_the_help_and_in_the_docs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "your-task.md").read_text(encoding="utf-8")
+    in_table = set(re.findall(r"`(\w+)", page.partition("| reward |")[2].partition("\n\n")[0]))
+    in_help = set(re.findall(r"\w+", help_of_rewards(capsys)))
+    assert functions.REWARDS.keys() - in_help == set()
+    assert functions.REWARDS.keys() - in_table == set()
 
 
 FOR_ANY_TASK = [name for name, reward in functions.REWARDS.items() if not (reward.argument or reward.needs_tests)]

@@ -10,7 +10,7 @@ import pytest
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
-from lora_grpo.runs import begun_run, close_run, open_run, read_record, versions
+from lora_grpo.runs import begun_run, close_run, leave_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
 ROWS = {
@@ -262,13 +262,13 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     assert second.returncode == 1
 
 
-def test_a_released_run_can_be_resumed_in_the_same_process(tmp_path):
+def test_a_run_that_was_left_can_be_resumed_in_the_same_process(tmp_path):
     config = RunConfig(output_dir=str(tmp_path / "run"))
     first = open_run(config, NEW, "gsm8k_lora", ROWS)
     first.begin(BASE)
     with pytest.raises(UserError, match="another process is using"):
         open_run(config, RESUME, "gsm8k_lora", ROWS)
-    first.release()
+    leave_run()
     assert begun_run() is None and not lock.is_held(first.folder)
     second = open_run(config, RESUME, "gsm8k_lora", ROWS)
     second.begin(BASE)

@@ -1,4 +1,4 @@
-"""What depends on private methods of TRL: one test for each item of trl_compat.py.
+"""What depends on private methods of TRL: the functions of trl_compat.py, some of them together.
 
 Calls of Unsloth's generated trainer are checked in tests/gpu_rig.
 """
