@@ -125,6 +125,32 @@ def test_advantages_are_those_of_trl(lesson):
     assert advantages.tolist() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("<reasoning>\n2 + 3 = 5\n</reasoning>\n<answer>\n5\n</answer>", 3.0),
+        ("The answer is 5.", 2.0),
+        ("<reasoning>\n2 + 3 = 6\n</reasoning>\n<answer>\n6\n</answer>", 0.0),  # the format alone
+        ("", 0.0),
+    ],
+)
+def test_rewards(lesson, completion, reward):
+    row = {"id": "sum", "question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5", "prompt_style": "xml"}
+    assert lesson.score([completion], [row]).tolist() == [reward]
+
+
+def test_the_token_that_ends_a_completion_is_trained_on(batch):
+    _, tokenizer, rollouts, _ = batch
+    completions = rollouts.tokens_RL[:, rollouts.prompt_length :]
+    ended = 0
+    for token_ids, mask in zip(completions.tolist(), rollouts.completion_mask_RT.tolist(), strict=True):
+        if tokenizer.eos_token_id in token_ids:
+            length = token_ids.index(tokenizer.eos_token_id) + 1
+            assert mask == [1] * length + [0] * (len(mask) - length)
+            ended += 1
+    assert ended
+
+
 def test_a_clipped_token_has_no_gradient(lesson):
     """PPO's clip: only a token that has already moved in the direction of its advantage is left alone."""
     sampled = torch.zeros(1, 4)
