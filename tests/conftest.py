@@ -59,7 +59,7 @@ def no_run_is_open(monkeypatch):
     monkeypatch.setattr(commands, "_start", [])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def messages_are_printed():
     """Rooms tell their messages as on the command line: results on stdout, notes on stderr."""
     with console.listening(console.Terminal()):
