@@ -18,7 +18,7 @@ cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
 newest) lock=/dev/null cuda=0;;
 *) echo "error: EXTRA=$EXTRA is unknown; pass EXTRA=,gpu, EXTRA=cuda12 or EXTRA= for the CPU" >&2; exit 2;;
 esac
-[ -n "${ANY_DRIVER-}" ] || "$PYTHON" lora_grpo/config/nvidia.py "$cuda" || exit 2
+[ -n "${ANY_DRIVER-}" ] || "$PYTHON" lora_grpo/hardware/nvidia.py "$cuda" || exit 2
 
 if [ -n "$VENV" ]; then
     mkdir -p "$VENV"
