@@ -217,18 +217,18 @@ TWO = """
 import runpy, sys
 from lora_grpo import distributed
 from lora_grpo.runs import Run
-from lora_grpo.training.completions import StepMetrics
+from lora_grpo.monitoring import StepMetrics
 
 class Clock:
     now = 0.0
 
-generate = StepMetrics.generate_rollouts
+add_rollouts = StepMetrics.add_rollouts
 
-def slow(self, prompts):
+def slow(self, token_ids, logprobs):
     Clock.now += 10.0 * (1 + distributed.rank())  # the clock of rank 1 would end the run earlier
-    return generate(self, prompts)
+    add_rollouts(self, token_ids, logprobs)
 
-StepMetrics.generate_rollouts = slow
+StepMetrics.add_rollouts = slow
 Run.clock = staticmethod(lambda: Clock.now)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
