@@ -8,6 +8,7 @@ settings -> data -> plan -> policy, sampler, trainer -> evaluate base -> train -
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -121,26 +122,39 @@ def audit_run(config: RunConfig) -> dict[str, Findings]:
 
 def preview_run(config: RunConfig, invocation: Invocation) -> Preview:
     """Sample the base model on 8 prompts, and judge whether GRPO can learn from the rewards."""
-    draft = _draft(config, invocation)
-    data = load_data(draft.config)
-    tokenizer = load_tokenizer(draft.config)
-    data = fit_data(data, tokenizer, draft.config)
-    config, _ = complete_plan(draft, data.row_lengths)
-    return preview(config, data)
+    prepared = _prepare_without_folder(config, invocation)
+    return preview(prepared.config, prepared.data)
 
 
 def dry_run_of(config: RunConfig, invocation: Invocation) -> None:
     """Tell the settings, one prompt, and the rewards of its reference answer."""
     if invocation.resume:
         check_settings(config)
+    prepared = _prepare_without_folder(config, invocation)
+    console.note("\n".join(summary(prepared.plan)))
+    show_settings(prepared.config)
+    dry_run(prepared.config, prepared.data, prepared.tokenizer)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a run would train with."""
+
+    config: RunConfig
+    plan: Plan
+    data: Data
+    """The rows that fit the context."""
+    tokenizer: Any
+
+
+def _prepare_without_folder(config: RunConfig, invocation: Invocation) -> _Prepared:
+    """Load the data and plan as a run does, but without a folder."""
     draft = _draft(config, invocation)
     data = load_data(draft.config)
-    tokenizer = load_tokenizer(draft.config, dry_run=True, resumed=invocation.resume)
+    tokenizer = load_tokenizer(draft.config, dry_run=invocation.dry_run, resumed=invocation.resume)
     data = fit_data(data, tokenizer, draft.config)
     config, plan = complete_plan(draft, data.row_lengths)
-    console.note("\n".join(summary(plan)))
-    show_settings(config)
-    dry_run(config, data, tokenizer)
+    return _Prepared(config, plan, data, tokenizer)
 
 
 def _draft(config: RunConfig, invocation: Invocation) -> Plan:

@@ -110,17 +110,16 @@ def find(
         seconds_per_call: time limit of a call of `check`, or of a turn of an environment.
     """
     task = get_task(name)
-    environment = getattr(task, "environment", None)
+    environment = task.environment
     findings = Findings(grader="Environment" if environment else "check")
     ignored = _ignored_attacks(name, task, has_environment=environment is not None)
-    has_gold = getattr(task, "has_gold", True)
-    if not has_gold:
+    if not task.has_gold:
         findings.notes.append(f"{task_title(name)} defines no gold(row), so only texts without an answer are tried")
 
     # The references of many rows are checked, and some of these rows are attacked.
     number_of_rows = len(rows)
     rows = _spread(rows, gold_rows)
-    golds = [task.gold(row) if has_gold else None for row in rows]
+    golds = [task.gold(row) if task.has_gold else None for row in rows]
     empty_golds = sum(_is_empty(gold) for gold in golds if gold is not None)
     if empty_golds:
         findings.problems[GOLD] = f"{GOLD}: it is empty for {empty_golds} of {len(rows)} rows"

@@ -40,7 +40,7 @@ def _question(row: Row, task: str) -> str:
 
     Rows of an environment often have the same question and differ in other columns, so all columns count.
     """
-    if getattr(get_task(task), "environment", None):
+    if get_task(task).environment:
         return _all_columns(row)
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
     return "\n".join(messages or [row["question"]]).strip()

@@ -167,7 +167,7 @@ def _examples(rows: Sequence[Row], data: DataConfig) -> list[tuple[str, str]]:
     if not rows:
         return []
     task = get_task(data.task)
-    if getattr(task, "environment", None) or not getattr(task, "has_gold", True):
+    if task.environment or not task.has_gold:
         name = Path(data.task).name
         raise UserError(f"--data.few-shot shows reference completions; {name} must define check and gold(row) for them")
     return [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in rows]

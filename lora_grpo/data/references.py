@@ -80,7 +80,7 @@ def sft_command(config: RunConfig) -> str | None:
 
     None if the task has none, or if the run already starts from an adapter.
     """
-    has_references = getattr(get_task(config.data.task), "has_gold", True)
+    has_references = get_task(config.data.task).has_gold
     if config.lora.from_ or not has_references:
         return None
     preset = ["--preset", "laptop"] if config.preset == "laptop" else []  # `auto` would choose another

@@ -54,7 +54,7 @@ def _renameable(data: DataConfig, split: str) -> tuple[str, ...]:
     task_name, source = _task_and_source(data, split)
     if not source:
         return ()
-    return tuple(getattr(get_task(task_name), "COLUMNS", ()))
+    return get_task(task_name).COLUMNS
 
 
 def _task_and_source(data: DataConfig, split: str) -> tuple[str, str | None]:

@@ -237,7 +237,7 @@ def own_dataset(task: str | None, source: str | None) -> str | None:
     """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
     if task not in TASK_NAMES:
         return None
-    dataset = getattr(get_task(task), "HUB_DATASET", "")
+    dataset = get_task(task).HUB_DATASET
     return dataset if source in (None, dataset) else None
 
 

@@ -25,7 +25,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     task = get_task(config.data.task)
     console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
     gold = None
-    if not getattr(task, "has_gold", True):
+    if not task.has_gold:
         console.result(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
     else:
         [gold] = gold_episodes(tokenizer, rows[:1])

@@ -7,9 +7,8 @@ from lora_grpo.commands import RECIPES, recipe_file
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.settings.layers import Recipe
-from lora_grpo.tasks import CODE_TASKS
+from lora_grpo.tasks import CODE_TASKS, MATH_TASKS
 
-_MATH_TASKS = ("aime24", "aime25", "math", "math500")
 _EXPECTED = "a recipe: a file with PRESETS"
 
 
@@ -21,7 +20,7 @@ def recipe_of_task(task: str | None, method: Literal["grpo", "sft"]) -> str:
         return "gsm8k"
     if task in CODE_TASKS:
         return "code"
-    if task in _MATH_TASKS:
+    if task in MATH_TASKS:
         return "math"
     return "task"
 

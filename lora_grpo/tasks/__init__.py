@@ -40,6 +40,7 @@ from lora_grpo.tasks.mbpp import MBPP
 from lora_grpo.tasks.reasoning_gym import Generator
 from lora_grpo.tasks.registry import (
     CODE_TASKS,
+    MATH_TASKS,
     TASK_NAMES,
     get_task,
     grade_all,

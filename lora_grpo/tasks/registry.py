@@ -68,6 +68,8 @@ FAMILIES = {
 TASK_NAMES = tuple(TASKS)
 CODE_TASKS = tuple(name for name, task in TASKS.items() if task.runs_programs)
 """Tasks with programs as completions. Their rows have the columns that `lora_grpo/grading/programs.py` describes."""
+MATH_TASKS = tuple(name for name, task in TASKS.items() if task.make_task is mathematics.make_task)
+"""Tasks whose answers are compared by math-verify."""
 
 
 def get_task(name: str) -> Task:
