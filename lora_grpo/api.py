@@ -20,7 +20,7 @@ from typing import Any, Literal
 from lora_grpo import commands, console, distributed, process_state, python_objects
 from lora_grpo.audit import Findings
 from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
-from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
+from lora_grpo.errors import Interrupted, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
 from lora_grpo.flags import convert
 from lora_grpo.gguf import ExportOptions, export
@@ -32,7 +32,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.pipeline import audit_run, plan_run, preview_run, train_run
 from lora_grpo.preview import Preview
 from lora_grpo.report import write_report
-from lora_grpo.runs import Line, close_run, known_error, leave_run, read_metrics, read_record
+from lora_grpo.runs import Line, end_run, leave_run, read_metrics, read_record
 from lora_grpo.settings import Recipe, read_recipe, recipe_of_task, settle
 from lora_grpo.tasks import of_object
 
@@ -241,7 +241,6 @@ def train(
         invocation = Invocation(resume=resume, overwrite=overwrite)
         settings = settle(given, invocation, of_recipe)
         run = train_run(settings, invocation, of_recipe, callbacks, resources)
-        distributed.barrier()  # until rank 0 has written the report
         report = read_report(run.evaluation)
         assert report
         return TrainedRun(
@@ -437,8 +436,6 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         listener = console.Terminal()
     elif progress:
         listener = progress
-    if not distributed.is_main():  # rank 0 tells the same
-        listener = None
     with (
         process_state.restored(),
         contextlib.ExitStack() as resources,
@@ -449,27 +446,17 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         process_state.limit_spinning()
         process_state.do_not_track()
         try:
-            yield resources
-            distributed.leave()
+            with distributed.member():
+                yield resources
         except BaseException as error:
-            known = _closed_run(error)
-            if known is error:
+            told = end_run(error)
+            if isinstance(told, (Interrupted, KeyboardInterrupt)):
+                raise KeyboardInterrupt(str(told) or "interrupted") from error
+            if told is error:
                 raise
-            raise known from error
+            raise told from error
         finally:
             leave_run()
-
-
-def _closed_run(error: BaseException) -> BaseException:
-    """Record in run.json how the open run ended, and return the error that the caller gets."""
-    error = known_error(error)
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        close_run("interrupted")
-        return KeyboardInterrupt(str(error) or "interrupted")
-    message = str(error) if isinstance(error, (UserError, RunError)) else repr(error)
-    close_run("failed", message)
-    distributed.report_error(message)
-    return error
 
 
 def _recipe_and_settings(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.audit import Findings, audit, refuse_problems
 from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
@@ -189,15 +189,15 @@ def train_and_evaluate(
     for callback in callbacks:
         training.trainer.add_callback(callback)
     run.begin(policy.record)
-    keep_start(run, policy.start)
+    run.once(lambda: keep_start(run, policy.start))
 
     before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
     rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
     train(training, rows)
     after = evaluate(run, sampler, data.eval, "trained", data.also)
-    finish_run(run, before, after)
-    training.trackers.finish()
+    run.once(lambda: finish_run(run, before, after))
+    run.once(training.trackers.finish)
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
@@ -207,8 +207,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         before: the graded samples of the base.
         after: those of the trained model.
     """
-    if not distributed.is_main():
-        return
     report, joint = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
     # Steps that reuse rollouts, or in which no row could be graded, have no reward.

@@ -7,7 +7,6 @@ from typing import Literal
 
 import psutil
 
-from lora_grpo import distributed
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
@@ -170,4 +169,4 @@ def supports_unsloth(config: RunConfig) -> bool:
     # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
     penalizes_distance_from_adapter = config.lora.from_ and config.train.beta
     uses_server = config.sampling.server_url
-    return distributed.world_size() == 1 and not uses_server and not penalizes_distance_from_adapter
+    return config.processes == 1 and not uses_server and not penalizes_distance_from_adapter

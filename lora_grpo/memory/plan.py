@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -257,11 +256,10 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
         total = int(gpu.memory_gib * GIB)
         free = int(gpu.free_gib * GIB)
         host_total, host = machine.machine_memory()
-        processes = distributed.world_size()
-        if processes > 1:
+        if config.processes > 1:
             # The processes start at different times and see different free memory, but must compute the same plan.
             free = total
-            host = host_total // processes
+            host = host_total // config.processes
         return Device(gpu.name, total, free, host=host)
     gigabytes = machine.preset_gigabytes(config.preset)
     if may_be_absent and gigabytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -59,7 +59,7 @@ def summary(plan: Plan) -> Iterator[str]:
 def _engine_line(plan: Plan) -> str:
     """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
     engine = plan.engine
-    processes = distributed.world_size()
+    processes = plan.config.processes
     if processes > 1:
         engine += f", {processes} processes"
     if plan.measured:

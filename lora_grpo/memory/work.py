@@ -43,7 +43,7 @@ class Work:
         if config.data.eval_limit is not None:
             answers_per_row = config.eval.num_samples + 1  # 1 for greedy decoding
             evaluated = config.data.eval_limit * answers_per_row
-        completions_per_step = batch_shape(config, world_size=1).completions_per_step
+        completions_per_step = batch_shape(config).completions_per_step
         return cls(steps, completions_per_step, evaluated, hours)
 
 

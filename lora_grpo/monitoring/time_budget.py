@@ -1,7 +1,7 @@
 """`--hours`: end training in time for the final evaluation.
 
 Steps are the same as in a run without `--hours`; only their number depends on the clock, which is `Run.seconds_worked`.
-Rank 0 reads it and decides for all ranks.
+Of several processes, one reads it for all.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from lora_grpo import distributed
 from lora_grpo.errors import RunError
 from lora_grpo.runs import Run, duration
 
@@ -47,9 +46,7 @@ class TimeBudget:
     def check_evaluation(self) -> None:
         """Raise a RunError if too little time is left for the evaluation of the trained model."""
         run = self.run
-        seconds_worked, seconds_needed = distributed.broadcast_from_main(
-            lambda: (run.seconds_worked, self._final_evaluation())
-        )
+        seconds_worked, seconds_needed = run.once(lambda: (run.seconds_worked, self._final_evaluation()))
         if seconds_worked + seconds_needed <= self.seconds or run.is_trained:
             return
         # A run that starts again can train for a while: four times the evaluation, and a minute more.
@@ -84,14 +81,14 @@ class TimeBudget:
         """
         if self.seconds == math.inf:
             return False
-        is_last, self.expected_steps = distributed.broadcast_from_main(lambda: self._end_round(step, uses, validates))
+        is_last, self.expected_steps = self.run.once(lambda: self._end_round(step, uses, validates))
         if is_last:
             self.run.record["out_of_time"] = {"step": step, "hours": self.run.config.hours}
         self.run.update()  # a killed run has worked at least until here
         return is_last
 
     def _end_round(self, step: int, uses: int, validates: bool) -> tuple[bool, int]:
-        """Return whether training must end with this round, and the expected last step, by the clock of this rank."""
+        """Return whether training must end with this round, and the expected last step."""
         now = self.run.seconds_worked
         max_steps = self.run.config.train.max_steps
         self._rounds.append(now - self._round_began - self._validation)

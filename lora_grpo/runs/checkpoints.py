@@ -32,19 +32,24 @@ class AtomicCheckpoints:
         with disk.writing(folder / name):
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                distributed.barrier()
+                distributed.once(lambda: self._publish_checkpoint(folder, name))
+            except BaseException:
                 if self.args.should_save:  # type: ignore[attr-defined]
-                    # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads
-                    # it alone, and not the trained adapter.
-                    shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
-                    atomic.publish(self._staging / name, folder / name)
-                    for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
-                        shutil.rmtree(checkpoint.path)
-            finally:
-                if distributed.is_main():
                     shutil.rmtree(self._staging, ignore_errors=True)
+                raise
+            finally:
                 self._staging = None
-        distributed.barrier()  # otherwise the next checkpoint might use a folder that is being removed
+
+    def _publish_checkpoint(self, folder: Path, name: str) -> None:
+        """Move a checkpoint, to which every rank has written, out of the staging folder, and delete the oldest one."""
+        assert self._staging
+        # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads it alone, and
+        # not the trained adapter.
+        shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
+        atomic.publish(self._staging / name, folder / name)
+        for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
+            shutil.rmtree(checkpoint.path)
+        shutil.rmtree(self._staging, ignore_errors=True)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing. Without this override, TRL would write a README.md to every checkpoint."""

@@ -52,7 +52,7 @@ class VllmServer:
 
     def load_adapter(self, adapter: Path) -> str:
         """Make the server replace its adapter, and return the name of the new one on the server."""
-        return distributed.broadcast_from_main(lambda: self._load_adapter(adapter))
+        return distributed.once(lambda: self._load_adapter(adapter))
 
     def _load_adapter(self, adapter: Path) -> str:
         shared = Path(shutil.copytree(adapter, self._folder / uuid.uuid4().hex))  # vLLM caches prompts by adapter name

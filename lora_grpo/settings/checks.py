@@ -2,7 +2,6 @@
 
 import importlib.util
 
-from lora_grpo import distributed
 from lora_grpo.commands import command
 from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
 from lora_grpo.data import columns_of
@@ -100,8 +99,8 @@ def _check_training(config: RunConfig) -> None:
             "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
             "base, not against the adapter"
         )
-    if distributed.world_size() > 1 and config.model.engine == "unsloth":
+    if config.processes > 1 and config.model.engine == "unsloth":
         raise UserError(
-            f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
+            f"--model.engine unsloth trains in one process, got WORLD_SIZE={config.processes}; "
             "pass --model.engine peft, or start one process"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.commands import recipe_file
 from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
@@ -51,7 +51,7 @@ def settle(
         UserError: an unknown or wrong setting, or settings that do not fit each other or this machine.
     """
     given = _with_recipe_beside(given)
-    _check_invocation(invocation)
+    _check_invocation(invocation, recipe.defaults.processes)
     task = given.get("data", {}).get("task")
     base = recipe.defaults
     if recipe.name == "your_task" and task:  # runs of different tasks have different folders
@@ -125,12 +125,12 @@ def _with_recipe_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
-def _check_invocation(invocation: Invocation) -> None:
+def _check_invocation(invocation: Invocation, processes: int) -> None:
     """Raise UserError for actions that exclude each other."""
     actions = [flag(name) for name, is_given in dataclasses.asdict(invocation).items() if is_given]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if (invocation.preview or invocation.audit) and (len(actions) > 1 or distributed.world_size() > 1):
+    if (invocation.preview or invocation.audit) and (len(actions) > 1 or processes > 1):
         raise UserError(f"{' and '.join(actions)} cannot be combined; pass one, in one process")
 
 

@@ -305,7 +305,7 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not count:
             return
         self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
-        if self.accelerator.is_main_process and not self._has_reported_ungraded:
+        if not self._has_reported_ungraded:
             console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
                 "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"

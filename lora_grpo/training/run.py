@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
 from lora_grpo.models import load_adapter, save_adapter
@@ -50,10 +50,10 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         training.trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
 
-    # Find the newest checkpoint. Rank 0 decides, because it may delete damaged ones.
+    # Find the newest checkpoint.
     checkpoint: Path | None = None
     steps_done = 0
-    newest = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints))
+    newest = run.once(lambda: newest_complete(run.checkpoints))
     if newest:
         checkpoint, steps_done = newest
     _discard_after(run, steps_done)
@@ -73,8 +73,7 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         trained_steps = run.record["best"]["step"]
     else:
         trained_steps = run.stopped_early_at or run.out_of_time_at or run.config.train.max_steps
-    if distributed.is_main():
-        save_adapter(policy.model, policy.tokenizer, run.adapter)
+    run.once(lambda: save_adapter(policy.model, policy.tokenizer, run.adapter))
     run.update(trained_steps=trained_steps)
 
 
@@ -122,9 +121,7 @@ def _discard_after(run: Run, step: int) -> None:
             del run.record[entry]
     run.record.get("evaluation_seconds", {}).pop("trained", None)
     run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
-    if distributed.is_main():
-        _delete_files_after(run, step)
-    distributed.barrier()
+    run.once(lambda: _delete_files_after(run, step))
 
 
 def _delete_files_after(run: Run, step: int) -> None:

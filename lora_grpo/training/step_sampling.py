@@ -98,8 +98,6 @@ class StepSampling:
     def _failure_of_any_process(self, failure: str) -> str:
         from accelerate.utils import gather_object
 
-        if self.trainer.accelerator.num_processes == 1:
-            return failure
         for process_failure in gather_object([failure]):
             if process_failure:
                 return str(process_failure)
