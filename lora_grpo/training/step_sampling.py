@@ -64,7 +64,8 @@ class StepSampling:
             except self.trainer.fallback_errors as error:
                 failure = one_line(error)
 
-        # All processes take the same path, because they gather metrics of it.
+        # All processes must take the same path: the mismatch between sampler and trainer is gathered from all of them,
+        # and TRL's code returns no logprobs to compare.
         failure = self._failure_of_any_process(failure)
         if failure:
             self.sampler = None
