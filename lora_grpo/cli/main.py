@@ -17,7 +17,7 @@ from lora_grpo.commands import to_start_again
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
-from lora_grpo.runs import Run, begun_run, close_run, known_error
+from lora_grpo.runs import Run, begun_run, close_failed_run, close_run, known_error
 from lora_grpo.settings import named_code, resolved_path
 
 
@@ -60,36 +60,28 @@ def _end(error: BaseException) -> int | None:
         _report(run)
         return 128 + signal.SIGPIPE
     error = known_error(error)
-    resume = resume_command(run.config) if run else None
-    if isinstance(error, (UserError, RunError)):
-        close_run("failed", str(error))
-        distributed.report_error(str(error))
-        fix = ""
-        if isinstance(error, disk.DiskFullError):
-            again = f"resume with: {resume}" if resume else "run the command again"
-            fix = f"; free some space, then {again}"
-        else:
-            _report(run)
-        print(f"error: {error}{fix}", file=sys.stderr)
-        return error.exit_code
+    failure_elsewhere = close_failed_run(error)
+    how_to_resume = ""
+    if run:
+        how_to_resume = f"resume with: {resume_command(run.config)}"
 
-    # Report the error of another process first, because this one may only be the lost connection to it.
-    first_failure = distributed.reported_error()
+    if isinstance(error, disk.DiskFullError):  # there is no space for a report
+        fix = f"free some space, then {how_to_resume or 'run the command again'}"
+        print(f"error: {error}; {fix}", file=sys.stderr)
+        return error.exit_code
+    _report(run)
+    if isinstance(error, (UserError, RunError)):
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        close_run("failed" if first_failure else "interrupted", first_failure)
-        _report(run)
-        if distributed.is_main() and not first_failure:
-            how_to_resume = f"; resume with: {resume}" if resume else ""
-            print(f"{str(error) or 'interrupted'}{how_to_resume}", file=sys.stderr)
+        if distributed.is_main() and not failure_elsewhere:
+            parts = [str(error) or "interrupted", how_to_resume]
+            print("; ".join(part for part in parts if part), file=sys.stderr)
         signal_number = error.signal_number if isinstance(error, Interrupted) else signal.SIGINT
         return 128 + signal_number
-
-    # An unexpected error keeps its traceback, unless it follows from one that another process reports.
-    close_run("failed", first_failure or repr(error))
-    if not first_failure:
-        distributed.report_error(repr(error))
-    _report(run)
-    return RunError.exit_code if first_failure else None
+    if failure_elsewhere:  # this error follows from it
+        return RunError.exit_code
+    return None  # an unexpected error keeps its traceback
 
 
 def resume_command(config: RunConfig) -> str:

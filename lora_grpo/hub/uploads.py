@@ -13,8 +13,11 @@ CARD_MARK = "<!-- This card was written by lora_grpo. -->"
 """The last line of a generated card. A README.md without it was written by the user."""
 MODELFILES = ("Modelfile", "*.Modelfile")
 _TOKENIZER = (
-    *(*model_files.TOKENIZER_FILES, *model_files.PROCESSOR_FILES),
-    *("vocab.txt", "*.jinja", "additional_chat_templates/*.jinja"),
+    *model_files.TOKENIZER_FILES,
+    *model_files.PROCESSOR_FILES,
+    "vocab.txt",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
 )
 _LICENSE = (
     "LICENSE",
