@@ -78,7 +78,7 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findi
         if name in CODE_TASKS or (quick and not is_own_task(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
-        findings = find(name, rows, limits)
+        findings = audit_task(name, rows, limits)
         if quick and GOLD in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
         findings_by_task[title] = findings
@@ -113,7 +113,7 @@ def _tell(title: str, findings: Findings, *, quick: bool) -> None:
         tell(f"audit of {title}: passed; {findings.size}")
 
 
-def find(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Findings:
+def audit_task(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Findings:
     """Attack the checker or the environment of a task.
 
     Args:
@@ -163,8 +163,8 @@ def find(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Findings:
     if len(outcomes) < len(calls):
         unit = "conversations" if environment else "completions"
         findings.notes.append(f"{len(calls) - len(outcomes)} of {len(calls)} {unit} were not checked")
-    tried = {call.attack.name for call in calls[: len(outcomes)]} - {GOLD}
-    findings.size = f"{len(tried)} attacks on {len(subjects)} of {number_of_rows} rows"
+    made_attacks = {call.attack.name for call in calls[: len(outcomes)]} - {GOLD}
+    findings.size = f"{len(made_attacks)} attacks on {len(subjects)} of {number_of_rows} rows"
     return findings
 
 
@@ -206,7 +206,7 @@ def _calls(
             for row, gold in zip(rows, golds, strict=True):
                 if gold:
                     yield Call(attack, row, partial(check_reference, row, gold))
-        elif attack.name == policies.SIDE_BY_SIDE:
+        elif environment and attack.name == policies.SIDE_BY_SIDE:
             neighbors = [*subjects[1:], *subjects[:1]]
             for subject, neighbor in zip(subjects, neighbors, strict=True):
                 yield Call(attack, subject.row, partial(policies.compare, environment, subject, neighbor))
@@ -294,7 +294,7 @@ def _report_changes(
     changed = []
     outcomes_to_compare = reversed(first_outcomes[: len(repeatable)])
     for call, first, second in zip(reversed(repeatable), outcomes_to_compare, repeated_outcomes, strict=False):
-        if (first.passed, first.seen) != (second.passed, second.seen):
+        if (first.passed, first.fingerprint) != (second.passed, second.fingerprint):
             changed.append(_MadeCall(call, second))
     if changed:
         call, outcome = changed[0]

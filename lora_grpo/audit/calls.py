@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     score: float = 0.0
     error: str | None = None
     """The exception or another error. The call did not pass."""
-    seen: int = 0
+    fingerprint: int = 0
     """Hash of everything else that must be the same when the call is repeated."""
     text: str = ""
     """The completion or the conversation; after an error, the text with which the failed step began."""

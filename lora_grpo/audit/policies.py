@@ -81,9 +81,9 @@ class Game:
         # The conversation is over: the environment has no answer, or the turns are used up.
         ended_by = "limit" if answers else "reply"
         verdict = self.session.verdict(ended_by)
-        seen = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
+        fingerprint = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
         text = f"{_shown(self.messages)}\n[reward {verdict.value:g}]"
-        self.outcome = Outcome(verdict.passed, verdict.value, seen=seen, text=text)
+        self.outcome = Outcome(verdict.passed, verdict.value, fingerprint=fingerprint, text=text)
 
     @property
     def result(self) -> Outcome:
@@ -157,7 +157,7 @@ def compare(
     results_alone = [play(environment, row, policy, begin) for row, policy in players]
     games = _play_all(environment, players, begin)
     for game, result_alone in zip(games, results_alone, strict=True):
-        if game.result.seen != result_alone.seen:
+        if game.result.fingerprint != result_alone.fingerprint:
             return Outcome(False, error="other messages or another reward than alone", text=game.result.text)
     return Outcome(True)
 

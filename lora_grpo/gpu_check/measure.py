@@ -148,11 +148,11 @@ def _remove_models_of_killed_checks(output: Path) -> None:
 
 def _try_torch(gpu: str, output: Path) -> None:
     """Raise a UserError if the installed torch cannot compute on the GPU."""
-    tried = run_measured([sys.executable, "-c", _TRY_TORCH], output / "torch.log", 120)
-    if tried.exit_code != 0:
+    measured = run_measured([sys.executable, "-c", _TRY_TORCH], output / "torch.log", 120)
+    if measured.exit_code != 0:
         torch = versions()["torch"]
         fix = "install torch's CUDA build or a newer driver"
-        raise UserError(f"torch {torch} cannot use {gpu}: {tried.message}; {fix}")
+        raise UserError(f"torch {torch} cannot use {gpu}: {measured.message}; {fix}")
 
 
 @dataclass(frozen=True)

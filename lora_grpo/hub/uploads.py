@@ -88,10 +88,14 @@ class UploadFile:
 
     @property
     def size(self) -> int:
-        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return self.content.stat().st_size
 
     def read(self) -> bytes:
-        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        if isinstance(self.content, bytes):
+            return self.content
+        return self.content.read_bytes()
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
