@@ -57,25 +57,27 @@ def _end(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError) and _drop_closed_pipes():  # `... | head`
         error = Interrupted("", signal.SIGPIPE)
     error = end_run(error)
-    is_disk_full = isinstance(error, disk.DiskFullError)
-    if run and distributed.is_main() and not is_disk_full:
+    has_space_for_report = not isinstance(error, disk.DiskFullError)
+    if run and distributed.is_main() and has_space_for_report:
         _report(run)
     if isinstance(error, FailedElsewhere):
         return error.exit_code
 
-    resume = resume_command(run.config) if run else None
+    how_to_resume = ""
+    if run:
+        how_to_resume = f"resume with: {resume_command(run.config)}"
+    if isinstance(error, disk.DiskFullError):
+        fix = f"free some space, then {how_to_resume or 'run the command again'}"
+        print(f"error: {error}; {fix}", file=sys.stderr)
+        return error.exit_code
     if isinstance(error, (UserError, RunError)):
-        fix = ""
-        if is_disk_full:
-            again = f"resume with: {resume}" if resume else "run the command again"
-            fix = f"; free some space, then {again}"
-        print(f"error: {error}{fix}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         signal_number = error.signal_number if isinstance(error, Interrupted) else signal.SIGINT
         if distributed.is_main() and signal_number != signal.SIGPIPE:
-            how_to_resume = f"; resume with: {resume}" if resume else ""
-            print(f"{str(error) or 'interrupted'}{how_to_resume}", file=sys.stderr)
+            parts = [str(error) or "interrupted", how_to_resume]
+            print("; ".join(part for part in parts if part), file=sys.stderr)
         return 128 + signal_number
     return None  # an unexpected error keeps its traceback
 

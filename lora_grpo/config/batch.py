@@ -66,7 +66,8 @@ def prompts_to_read(micro_batch_size: int, group: int) -> int:
     """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it.
 
     A micro-batch begins at a multiple of its own size, so within a group it begins at a multiple of the greatest common
-    divisor of both sizes. It reads the most prompts if it begins at the last of them.
+    divisor of both sizes. It reads the most prompts if it begins at the last of them: with groups of 6, micro-batches
+    of 4 begin at completion 0, 4 or 2 of a group, and one that begins at 4 also reads the next prompt.
     """
     latest_start = group - math.gcd(micro_batch_size, group)
     return math.ceil((latest_start + micro_batch_size) / group)

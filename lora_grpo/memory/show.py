@@ -26,7 +26,7 @@ def show_plan(plan: Plan) -> None:
     size = f": {_count(plan.shape.parameters)} parameters" if plan.shape else ""
     console.result(_line("model", f"{plan.config.model.name}{size}"))
     if plan.estimate or plan.measured:
-        console.result(_engine_line(plan))
+        console.result(engine_line(plan))
     if plan.shape and plan.estimate:
         console.result("\n".join(_memory_table(plan.estimate)))
         declared = ""
@@ -46,7 +46,7 @@ def show_plan(plan: Plan) -> None:
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
     if plan.measured:
-        yield _engine_line(plan)
+        yield engine_line(plan)
     yield from _settings(plan)
     limit = plan.config.model.max_sequence_tokens
     declared = plan.shape.context if plan.shape else None
@@ -56,7 +56,7 @@ def summary(plan: Plan) -> Iterator[str]:
         yield f"warning: {plan.too_large}"
 
 
-def _engine_line(plan: Plan) -> str:
+def engine_line(plan: Plan) -> str:
     """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
     engine = plan.engine
     processes = plan.config.processes

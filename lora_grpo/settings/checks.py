@@ -31,11 +31,12 @@ def _check_tasks(config: RunConfig) -> None:
             f"{task} has no reference answers, and SFT needs them; add gold(row) to a task of your own, or train with "
             f"GRPO: {command('train task', '--task', task)}"
         )
-    titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
+    evaluated_titles: set[str] = set()
     for name in (config.data.evaluation_task, *config.eval.also):
         get_task(name)
-        if titles.count(task_title(name)) > 1:
+        if task_title(name) in evaluated_titles:
             raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
+        evaluated_titles.add(task_title(name))
     columns_of(config.data, "train")
     template_variables.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
