@@ -67,7 +67,7 @@ def _local_path(name: str, content: bytes, folder: Path) -> str | None:
     if name in _VOCABULARY:
         return None
     if name.endswith(_BINARY):  # a SentencePiece model names the files of its authors
-        return local_paths.find_own(text, folder)
+        return local_paths.find_in_private_folders(text, folder)
     if name.endswith(".json"):  # without the escapes of JSON
         text = "\n".join(_strings(json.loads(text)))
     return local_paths.find(text, folder)

@@ -125,8 +125,8 @@ def work_text(work: Work, config: RunConfig, length: int) -> str:
         line += f", at most {_count(total * length)} tokens"
         if work.hours is not None:
             line += f", or as many as fit in {time}"
-    if work.evaluated:
-        line += f"; {work.evaluated:,} completions in each evaluation"
+    if work.completions_per_evaluation:
+        line += f"; {work.completions_per_evaluation:,} completions in each evaluation"
     also = config.eval.also_limit * len(config.eval.also)
     if also:
         line += f"; {also:,} more in each for --eval.also"

@@ -214,8 +214,8 @@ def open_run(
         entries: further entries, such as `user_files`.
 
     Raises:
-        UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a
-            resumed run differ; or another process uses the folder.
+        UserError: the folder contains a run, and `invocation` neither resumes nor overwrites it; it contains other
+            files; the settings of a resumed run differ; or another process uses the folder.
     """
     folder = config.folder
     entries = entries or {}

@@ -50,22 +50,19 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         training.trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
 
-    # Find the newest checkpoint.
-    checkpoint: Path | None = None
-    steps_done = 0
+    # Find the newest checkpoint. One process decides, because it may delete damaged ones.
     newest = run.once(lambda: newest_complete(run.checkpoints))
-    if newest:
-        checkpoint, steps_done = newest
+    steps_done = newest.step if newest else 0
     _discard_after(run, steps_done)
-    if checkpoint:
-        console.note(f"resuming from {checkpoint}")
+    if newest:
+        console.note(f"resuming from {newest.path}")
 
     # Train, unless the run was killed after its last checkpoint and before the adapter was saved.
     last_steps = (run.config.train.max_steps, run.stopped_early_at, run.out_of_time_at)
-    if checkpoint and steps_done in last_steps:
-        load_adapter(policy.model, checkpoint)
+    if newest and steps_done in last_steps:
+        load_adapter(policy.model, newest.path)
     else:
-        _run_trainer(training, checkpoint)
+        _run_trainer(training, newest.path if newest else None)
 
     # Save the adapter: after early stopping the best one, otherwise the last one.
     if run.stopped_early_at and "best" in run.record:
