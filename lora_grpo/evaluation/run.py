@@ -40,9 +40,10 @@ def evaluate(
         R x (num_samples + 1) results.
     """
     config = run.config
+    is_before_training = name == BASE
     starts_from_adapter = config.lora.from_ is not None
-    with_adapter = starts_from_adapter or name != BASE
-    title = START if name == BASE and starts_from_adapter else name
+    with_adapter = not is_before_training or starts_from_adapter
+    title = START if is_before_training and starts_from_adapter else name
     params = _sampling_params(config)
     seconds_before = run.seconds_worked
 
@@ -105,8 +106,8 @@ def _compare(
     """Compare the samples of a run's base and trained model on one task."""
     config = run.config
     num_rows = len({result["task_id"] for result in before})
-    record = run.record["data"] | {"eval": {"sha256": rows_sha256}}
-    protocol = make_protocol(data, record, params, num_rows, config.seed)
+    sandbox = run.record["data"].get("sandbox")
+    protocol = make_protocol(data, params, num_rows, config.seed, data_sha256=rows_sha256, sandbox=sandbox)
 
     policy = run.record["policy"]
     source = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}

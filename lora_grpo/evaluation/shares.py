@@ -37,8 +37,8 @@ def share_of_this_process(path: Path, units: Sequence[Unit]) -> Share:
     if processes == 1:
         return Share(list(units), path, note="")
     rank = distributed.rank()
-    own_path = path.with_name(f"{path.name}.rank{rank}")
-    return Share(list(units[rank::processes]), own_path, note=f" (1 of {processes} processes)")
+    rank_path = path.with_name(f"{path.name}.rank{rank}")
+    return Share(list(units[rank::processes]), rank_path, note=f" (1 of {processes} processes)")
 
 
 def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
@@ -65,8 +65,8 @@ def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:
             finished += [results[key] for key in keys]
     if results or path.exists():
         atomic.write_text(path, json_files.dump_lines(finished))
-    for share in _rank_files(path):
-        share.unlink()
+    for rank_file in _rank_files(path):
+        rank_file.unlink()
     return finished
 
 
