@@ -139,7 +139,7 @@ def _read_template(path: Path) -> str:
 
 
 def _templates_in_config(path: Path) -> dict[str, str]:
-    """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and texts.
+    """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and templates.
 
     Raises:
         UserError: it is neither.
@@ -151,16 +151,25 @@ def _templates_in_config(path: Path) -> dict[str, str]:
         return {}
     if isinstance(saved, str):
         return {"default": saved}
-    entries = saved if isinstance(saved, list) else [saved]
-    for entry in entries:
-        is_object = isinstance(saved, list) and isinstance(entry, dict)
-        is_named_text = is_object and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        if not is_named_text:
-            raise UserError(
-                f"{path}: chat_template has {entry!r:.80}; expected a text, or a list of objects with a name and a "
-                "template; correct it, or remove the field"
-            )
-    return {entry["name"]: entry["template"] for entry in entries}
+    if not isinstance(saved, list):
+        raise _malformed_template(path, saved)
+    templates = {}
+    for entry in saved:
+        if not isinstance(entry, dict):
+            raise _malformed_template(path, entry)
+        name = entry.get("name")
+        template = entry.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise _malformed_template(path, entry)
+        templates[name] = template
+    return templates
+
+
+def _malformed_template(path: Path, value: Any) -> UserError:
+    return UserError(
+        f"{path}: chat_template has {value!r:.80}; expected a text, or a list of objects with a name and a template; "
+        "correct it, or remove the field"
+    )
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:
@@ -175,8 +184,11 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     return json_files.read_object(Path(path))
 
 
-def find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError."""
+def locate(name: str, revision: str | None) -> tuple[Path, str | None]:
+    """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError.
+
+    If the Hub's files are not cached, they are downloaded.
+    """
     folder_or_id = source(name)
     if is_folder_name(folder_or_id):
         return Path(folder_or_id), None
