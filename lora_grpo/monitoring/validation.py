@@ -44,16 +44,18 @@ class Validation:
         # Some engines sample from torch's global generator. Training depends on its state.
         gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(gpus):
-            groups = play_all(self.sampler, rows, params, seeds)  # even without rows: processes wake up together
+            # A rank without rows calls it too, because the samplers of all ranks wake up together.
+            groups = play_all(self.sampler, rows, params, seeds)
             lines = []
             if rows:
                 episodes = [episode for [episode] in groups]
                 batch = self.scorer.score_episodes(episodes, trainer_state=trainer_state)
                 lines = completion_lines(batch, self.sampler.eos_token_ids)
 
-        # Put the lines of all ranks in the order of the rows.
-        turns = itertools.zip_longest(*distributed.gather(lines))
-        all_lines = [line for turn in turns for line in turn if line]
+        # Put the lines of all ranks in the order of the rows: the first line of each rank, the second of each, ...
+        all_lines = []
+        for lines_of_ranks in itertools.zip_longest(*distributed.gather(lines)):
+            all_lines += [line for line in lines_of_ranks if line is not None]
         if distributed.is_main():
             self.run.validation.mkdir(exist_ok=True)
             write_completions(self.run.validation, step, all_lines)

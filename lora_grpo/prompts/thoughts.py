@@ -84,7 +84,7 @@ class _Marker:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How far a text has come."""
+    """What is known at the end of a text."""
 
     answer_start: int
     """Where the text after the last closed thought starts; 0 without one."""
@@ -143,7 +143,7 @@ def with_prefill(prompt: str, prefill: str) -> str:
     return prompt + prefill
 
 
-def continuation(begun: str, reference: str, lead: str = "") -> str:
+def continuation(begun_text: str, reference: str, lead: str = "") -> str:
     """Return what SFT trains after a prompt, so that it is a right answer together with what the prompt has begun.
 
     - A reference that starts with what is begun loses that part.
@@ -151,14 +151,14 @@ def continuation(begun: str, reference: str, lead: str = "") -> str:
     - Before any other reference, the opened thought is closed.
 
     Args:
-        begun: result of `begun`.
+        begun_text: what the prompt has begun: a result of `begun`.
         lead: the text that the chat template writes between its prompt and an answer, see `chat.answer_lead`.
     """
-    if begun and reference.startswith(begun):
-        return reference.removeprefix(begun)
+    if begun_text and reference.startswith(begun_text):
+        return reference.removeprefix(begun_text)
 
     first_marker = next(_markers(reference), None)
-    open_thought = _read(begun).open_thought
+    open_thought = _read(begun_text).open_thought
     if open_thought is None:
         lead_marker = next(_markers(lead), None)
         if first_marker and lead_marker and first_marker.family == lead_marker.family:
@@ -171,7 +171,7 @@ def continuation(begun: str, reference: str, lead: str = "") -> str:
             return reference  # it closes the thought
         if _starts_with_thought(reference):
             reasoning = reference[first_marker.end :]
-            return reasoning.lstrip("\n") if begun.endswith("\n") else reasoning
+            return reasoning.lstrip("\n") if begun_text.endswith("\n") else reasoning
     closing = lead or f"\n{open_thought.family.closing}\n\n"
     return closing + reference
 
@@ -194,11 +194,12 @@ def decode(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
     added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
     special_tokens = {token_id: str(token) for token_id, token in added_tokens.items() if token.special}
 
-    # The special tokens of which the markers of the model's family consist.
+    # The special tokens of which the model's markers consist. A model has the markers of a family if one of its special
+    # tokens begins the opening. Phi has only the first part of gpt-oss's closing, `<|end|>`, with which it ends turns.
     marker_parts: set[str] = set()
     for family in FAMILIES:
-        # `<|end|>` alone, with which Phi ends its turns, is not a part of gpt-oss's markers.
-        if not any(family.opening.startswith(token) for token in special_tokens.values()):
+        has_markers = any(family.opening.startswith(token) for token in special_tokens.values())
+        if not has_markers:
             continue
         for token in special_tokens.values():
             if token in family.opening or token in family.closing:
@@ -261,7 +262,8 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
             continue
         elif open_thought is None and marker.opens:
             open_thought = marker
-        elif open_thought is None or (marker.family == open_thought.family and not marker.opens):
+        elif not marker.opens and (open_thought is None or marker.family == open_thought.family):
+            # The end of the open thought, or of one without an opening marker.
             open_thought = None
             answer_start = marker.end
     return _Reading(answer_start, open_thought), open_fence

@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row, Verdict, numbers
-from lora_grpo.prompts import own_prompt
+from lora_grpo.prompts import prompt_of_record
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
 from lora_grpo.tasks.task import Task
@@ -54,7 +54,7 @@ def make_task(name: str) -> GSM8K:
 
 def _row(record: sources.Record, row_id: str) -> Row:
     """Return the row of a record, or raise UserError. The answer may be a JSON number."""
-    row = {**without_row_entries(record.columns), "id": row_id, **own_prompt(record.columns, record.where)}
+    row = {**without_row_entries(record.columns), "id": row_id, **prompt_of_record(record.columns, record.where)}
     answer = record.columns["answer"]
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         row["answer"] = str(answer)
