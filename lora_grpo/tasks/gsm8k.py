@@ -30,13 +30,15 @@ class GSM8K(Task):
         from 0. A `prompt` that is a list of messages is what the model gets.
         """
         source = source or self.HUB_DATASET
-        is_gsm8k = source.partition("@")[0] == self.HUB_DATASET
-        records = sources.read(source, split, self.COLUMNS, columns, hub_config="main" if is_gsm8k else None)
+        dataset, _, _ = source.partition("@")  # the source may name a split: openai/gsm8k@test
+        hub_config = "main" if dataset == self.HUB_DATASET else None
+        records = sources.read(source, split, self.COLUMNS, columns, hub_config)
 
-        prefix = json_files.stem(Path(source))
         if sources.is_on_hub(source):
-            dataset = "gsm8k" if source == self.HUB_DATASET else source
-            prefix = f"{dataset}/{'train' if split == 'train' else 'test'}"
+            name = "gsm8k" if source == self.HUB_DATASET else source
+            prefix = f"{name}/{'train' if split == 'train' else 'test'}"
+        else:
+            prefix = json_files.stem(Path(source))
         ids = row_ids([record.columns for record in records], prefix)
         return [_row(record, row_id) for row_id, record in zip(ids, records, strict=True)]
 
