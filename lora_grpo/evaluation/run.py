@@ -1,7 +1,7 @@
 """The evaluation of a run: its base before training, the trained model after it, and the comparison of both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +69,24 @@ def evaluate(
     return results
 
 
-def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> tuple[Report, Joint | None]:
-    """Compare the samples of a run's base and trained model, and write the reports.
+@dataclass(frozen=True)
+class RunReports:
+    """The reports of a run's evaluation."""
 
-    Returns:
-        The report, and the joint report of the tasks in `eval.also`; None without such tasks.
-    """
+    report: Report
+    also: Joint | None
+    """The joint report of the tasks in `eval.also`; None without such tasks."""
+
+
+def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> RunReports:
+    """Compare the samples of a run's base and trained model, and write the reports."""
     config = run.config
     data_record = run.record["data"]
     params = _sampling_params(config)
     report = _compare(run, config.data, data_record["eval"]["sha256"], params, before, after)
     write_report(run.evaluation, report)
     if not config.eval.also:
-        return report, None
+        return RunReports(report, also=None)
 
     other_reports = []
     for task in config.eval.also:
@@ -90,9 +95,9 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> t
         data = other_task(config.data, task)
         only_greedy = replace(params, num_samples=0)
         other_reports.append(_compare(run, data, data_record["also"][task], only_greedy, other_before, other_after))
-    joint = make_joint(other_reports)
-    joint.write(run.evaluation / ALSO)
-    return report, joint
+    also = make_joint(other_reports)
+    also.write(run.evaluation / ALSO)
+    return RunReports(report, also)
 
 
 def _compare(

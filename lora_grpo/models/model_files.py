@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,20 +185,26 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     return json_files.read_object(Path(path))
 
 
-def locate(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError.
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with the files of a model or an adapter."""
 
-    If the Hub's files are not cached, they are downloaded.
-    """
+    path: Path
+    commit: str | None
+    """The commit, if the files are from the Hub."""
+
+
+def locate(name: str, revision: str | None) -> ModelFolder:
+    """Return the folder of a model or an adapter, or raise a UserError. The Hub's files are downloaded to its cache."""
     folder_or_id = source(name)
     if is_folder_name(folder_or_id):
-        return Path(folder_or_id), None
+        return ModelFolder(Path(folder_or_id), commit=None)
     from huggingface_hub import snapshot_download
 
     settings = ModelConfig(name=folder_or_id, revision=revision)
     patterns = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
-    folder = Path(_download(snapshot_download, settings, **patterns))
-    return folder, folder.name  # in the cache, the folder is named by the commit
+    path = Path(_download(snapshot_download, settings, **patterns))
+    return ModelFolder(path, commit=path.name)  # in the cache, the folder is named by the commit
 
 
 def hub_http_error() -> type[Exception]:

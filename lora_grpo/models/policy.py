@@ -56,8 +56,8 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
 
     # Load the frozen base with a new adapter. Unsloth (2026.10) ignores a revision if vLLM samples, so engines get the
     # folder of the commit.
-    folder, commit = model_files.locate(config.model.name, config.model.revision)
-    local_config = replace(config, {"model": {"name": str(folder), "revision": None}})
+    folder = model_files.locate(config.model.name, config.model.revision)
+    local_config = replace(config, {"model": {"name": str(folder.path), "revision": None}})
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         with engines.starting("Unsloth", instead=unsloth_policy.OTHER_ENGINE):
@@ -87,14 +87,14 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     # Saved adapters name the base by the name that the user gave, not by the folder in the cache.
     saved_config = model.peft_config["default"]
     saved_config.base_model_name_or_path = model_files.source(config.model.name)
-    saved_config.revision = commit
+    saved_config.revision = folder.commit
 
     device = next(model.parameters()).device
     trainable_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     record = {
         "base_model": config.model.name,
-        "revision": commit,
-        "fingerprint": None if commit else model_files.weights_fingerprint(folder),
+        "revision": folder.commit,
+        "fingerprint": None if folder.commit else model_files.weights_fingerprint(folder.path),
         "engine": engine,
         "bits": config.model.bits,
         "device": _device_name(device),

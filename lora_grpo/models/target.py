@@ -13,6 +13,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.models import model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256, read_adapter
+from lora_grpo.models.model_files import ModelFolder
 from lora_grpo.runs import read_record
 
 BASE = "base"
@@ -115,30 +116,30 @@ def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: 
     if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
-    folder, commit = model_files.locate(name, flags.revision)
-    run = run_of(folder)
-    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    folder = model_files.locate(name, flags.revision)
+    run = run_of(folder.path)
+    is_adapter = (folder.path / ADAPTER_CONFIG).is_file()
     if run is None and not is_adapter:
-        return _resolve_model(name, folder, commit, bits, flags)
-    adapter = folder / "adapter" if folder == run else folder
+        return _resolve_model(name, folder, bits, flags)
+    adapter = folder.path / "adapter" if folder.path == run else folder.path
     return _resolve_adapter(adapter, run, bits, flags, any_base=any_base)
 
 
-def _resolve_model(name: str, folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelSpec:
+def _resolve_model(name: str, folder: ModelFolder, bits: int | None, flags: ModelFlags) -> ModelSpec:
     """Return the spec of a model without an adapter."""
     if flags.base:
         raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
-    if not (folder / "config.json").is_file():
+    if not (folder.path / "config.json").is_file():
         raise UserError(
             f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
         )
     return ModelSpec(
         label=Path(name).name,
-        base=_base_settings(folder, commit, bits, flags),
+        base=_base_settings(folder, bits, flags),
         base_name=name,
         adapter=None,
-        tokenizer=folder,
-        template_from="base" if model_files.chat_templates(folder) else None,
+        tokenizer=folder.path,
+        template_from="base" if model_files.chat_templates(folder.path) else None,
     )
 
 
@@ -165,10 +166,10 @@ def _resolve_adapter(
             f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
             "it with --base"
         )
-    base_folder, commit = model_files.locate(requested, training.revision)
-    base = _base_settings(base_folder, commit, bits or training.bits, flags)
+    base_folder = model_files.locate(requested, training.revision)
+    base = _base_settings(base_folder, bits or training.bits, flags)
     is_checked = training.fingerprint is not None and not any_base
-    if is_checked and model_files.weights_fingerprint(base_folder) != training.fingerprint:
+    if is_checked and model_files.weights_fingerprint(base_folder.path) != training.fingerprint:
         raise UserError(
             f"{requested} is not the base that the run in {run} was trained on, {training.base_name}: its weights "
             "differ from those in run.json; pass that base with --base"
@@ -181,7 +182,7 @@ def _resolve_adapter(
         base=base,
         base_name=base_name,
         adapter=adapter,
-        tokenizer=adapter if _has_tokenizer(adapter) else base_folder,
+        tokenizer=adapter if _has_tokenizer(adapter) else base_folder.path,
         run=training.record,
         start=training.start,
     )
@@ -270,11 +271,11 @@ def _is_missing_folder(name: str) -> bool:
     return model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()
 
 
-def _base_settings(folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelConfig:
-    model_files.check_folder(str(folder), "the model")
+def _base_settings(folder: ModelFolder, bits: int | None, flags: ModelFlags) -> ModelConfig:
+    model_files.check_folder(str(folder.path), "the model")
     return ModelConfig(
-        name=str(folder),
-        revision=commit,
+        name=str(folder.path),
+        revision=folder.commit,
         bits=4 if bits == 4 else 16,
         trust_remote_code=flags.trust_remote_code,
     )

@@ -90,6 +90,8 @@ class _Reading:
     """Where the text after the last closed thought starts; 0 without one."""
     open_thought: _Marker | None
     """The opening marker of the thought that is not closed."""
+    open_fence: int | None
+    """Where the code block of an answer starts that does not end."""
 
 
 def answer_of(text: str) -> str | None:
@@ -208,7 +210,9 @@ def decode(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
         return list(tokenizer.batch_decode(batch, skip_special_tokens=True))
 
     dropped_ids = {token_id for token_id, token in special_tokens.items() if token not in marker_parts}
-    remaining_batch = [[token_id for token_id in token_ids if token_id not in dropped_ids] for token_ids in batch]
+    remaining_batch = []
+    for token_ids in batch:
+        remaining_batch.append([token_id for token_id in token_ids if token_id not in dropped_ids])
     return list(tokenizer.batch_decode(remaining_batch, skip_special_tokens=False))
 
 
@@ -232,19 +236,15 @@ def _markers(text: str) -> Iterator[_Marker]:
 def _read(text: str) -> _Reading:
     """Read a text to its end. Other markers inside a thought are part of it, and those in an answer's code are code."""
     fences = [fence.start() for fence in _FENCE.finditer(text)]
-    reading, unclosed_fence = _read_with_fences(text, fences)
-    if unclosed_fence is not None:  # the last fence of the answer opens no code block
-        fences_before = [start for start in fences if start < unclosed_fence]
-        reading, _ = _read_with_fences(text, fences_before)
+    reading = _read_with_fences(text, fences)
+    open_fence = reading.open_fence
+    if open_fence is not None:  # the last fence of the answer opens no code block
+        reading = _read_with_fences(text, [start for start in fences if start < open_fence])
     return reading
 
 
-def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int | None]:
-    """Read a text in which code blocks of answers start and end at fences.
-
-    Returns:
-        The reading, and the start of the fence whose code block does not end, or None.
-    """
+def _read_with_fences(text: str, fences: Sequence[int]) -> _Reading:
+    """Read a text in which code blocks of answers start and end at fences."""
     # All fences and markers in the order of the text.
     events: list[tuple[int, _Marker | None]] = [(start, None) for start in fences]
     events += [(marker.start, marker) for marker in _markers(text)]
@@ -252,7 +252,7 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
 
     answer_start = 0
     open_thought: _Marker | None = None
-    open_fence: int | None = None  # the start of the code block that the reading is in
+    open_fence: int | None = None
     for position, marker in events:
         if marker is None:
             # In a thought, fences do not count: the model may close it without closing the code in it.
@@ -266,4 +266,4 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
             # The end of the open thought, or of one without an opening marker.
             open_thought = None
             answer_start = marker.end
-    return _Reading(answer_start, open_thought), open_fence
+    return _Reading(answer_start, open_thought, open_fence)

@@ -132,8 +132,9 @@ def _reward_plots(metrics: Sequence[Line]) -> Iterator[Plot]:
 
 def _pass_at_k_plot(evaluation: Report) -> Plot:
     look_for = "Curves that meet at the right: training made correct answers more likely, but solved no new problems."
-    curves = [
-        Curve(
+    curves = []
+    for model in evaluation.models:
+        curve = Curve(
             model.label,
             x=[point.k for point in model.curve],
             y=[point.value for point in model.curve],
@@ -141,8 +142,7 @@ def _pass_at_k_plot(evaluation: Report) -> Plot:
             high=[point.interval[1] for point in model.curve],
             band="the 95% interval",
         )
-        for model in evaluation.models
-    ]
+        curves.append(curve)
     return Plot(
         key="pass-at-k",
         group=EVALUATION,

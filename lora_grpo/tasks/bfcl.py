@@ -215,12 +215,16 @@ def _object_fits(value: Any, allowed_values: Any) -> bool:
 
 
 def _standardized(value: Any) -> Any:
-    """Return a text without spaces, punctuation and case, and a list of such texts. Other values stay."""
+    """Return a text without spaces, punctuation and case, or a list with such texts. Other values stay."""
     if isinstance(value, list):
-        return [_standardized(item) if isinstance(item, str) else item for item in value]
-    if isinstance(value, str):
-        return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
-    return value
+        return [_standardized_text(item) for item in value]
+    return _standardized_text(value)
+
+
+def _standardized_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
 
 
 def _first_allowed(allowed: Any, required: Sequence[str] = ()) -> Any:

@@ -44,7 +44,8 @@ class MBPP(ProgramTask):
             return self._read(source, split, columns)
         rows = self.load_all_splits(source, columns)
         ids = {_number(row) for row in rows}
-        is_whole_dataset = ids.issubset(_ALL_IDS) and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values())
+        lacks_a_split = any(ids.isdisjoint(split_ids) for split_ids in _SPLIT_IDS.values())
+        is_whole_dataset = ids.issubset(_ALL_IDS) and not lacks_a_split
         if not is_whole_dataset:
             return rows
         return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
@@ -202,8 +203,8 @@ def _typed_arguments(number: str, call: Sequence[Any]) -> list[Any]:
 def _typed(value: Any, argument_type: _Type) -> Any:
     if not argument_type:
         return value
-    outer, *parts = argument_type
-    item_type = tuple(parts)
+    outer, *inner = argument_type
+    item_type = tuple(inner)
     match outer:
         case "float":
             return float(value)

@@ -262,12 +262,12 @@ def _copied_columns(row: Mapping[str, Any]) -> Any:
     return copy.deepcopy(loaded_columns(row))
 
 
-def _check_json(value: Any, what: str) -> None:
+def _check_json(value: Any, description: str) -> None:
     """Raise UserError unless a value can be written as JSON. Rows are compared by their JSON."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{what} is not JSON: {first_line(error)}; keep plain values") from None
+        raise UserError(f"{description} is not JSON: {first_line(error)}; keep plain values") from None
 
 
 def _row_and_completion(completion: str, row: Mapping[str, Any]) -> str:
