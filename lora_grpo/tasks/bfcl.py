@@ -190,7 +190,7 @@ def _items_have_type(items: Any, allowed_values: list, item_type: type) -> bool:
     return False
 
 
-def _objects_fit(values: Sequence[Any], allowed_objects: Any) -> bool:
+def _objects_fit(values: Any, allowed_objects: Any) -> bool:
     """Return whether each value in a list fits the allowed object at the same place."""
     if not isinstance(allowed_objects, list) or len(values) != len(allowed_objects):
         return False
