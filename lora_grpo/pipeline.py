@@ -212,21 +212,21 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         before: the graded samples of the base.
         after: those of the trained model.
     """
-    report, joint = report_run(run, before, after)
+    reports = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
     # Steps that reuse rollouts, or in which no row could be graded, have no reward.
     steps = [line for line in read_metrics(run.folder) if line.get(metric) is not None]
     change = None
     if steps:
         change = {"first": steps[0][metric], "last": steps[-1][metric], "steps": steps[-1]["step"]}
-    table = [row.model_dump() for row in report.table]
+    table = [row.model_dump() for row in reports.report.table]
     also = None
-    if joint:
-        also = joint.record
+    if reports.also:
+        also = reports.also.record
     run.finish({"table": table, "also": also, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
 
-    report.show()
+    reports.report.show()
     if change:
         console.result(f"{metric}: {change['first']:.2f} in step 1, {change['last']:.2f} in step {change['steps']}")
     else:
@@ -237,9 +237,9 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     passes_any = any(result["passed"] for result in after)
     for name, value in _next_steps(run, passes_any=passes_any).items():
         console.result(f"{name:9} {value}")
-    if joint:
+    if reports.also:
         console.result()
-        joint.show("What else changed")
+        reports.also.show("What else changed")
 
 
 def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:

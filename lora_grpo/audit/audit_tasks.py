@@ -24,7 +24,7 @@ from lora_grpo.config import RunConfig
 from lora_grpo.data import Data
 from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.grading import Row
-from lora_grpo.tasks import CODE_TASKS, EnvironmentClass, Task, TaskFile, get_task, is_own_task, task_title
+from lora_grpo.tasks import CODE_TASKS, EnvironmentClass, Task, TaskFile, get_task, is_users_task, task_title
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findi
         title = task_title(name)
         if name in CODE_TASKS and not quick:
             console.result(f"audit of {title}: nothing to do; its rows are graded by unit tests")
-        if name in CODE_TASKS or (quick and not is_own_task(name)):
+        if name in CODE_TASKS or (quick and not is_users_task(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
         findings = audit_task(name, rows, limits)

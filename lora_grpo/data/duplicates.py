@@ -6,7 +6,7 @@ from typing import Any
 
 from lora_grpo.config import DataConfig
 from lora_grpo.grading import Row
-from lora_grpo.tasks import get_task, is_own_task
+from lora_grpo.tasks import get_task, is_users_task
 
 
 def unique_rows(rows: Sequence[Row], task: str) -> list[Row]:
@@ -14,7 +14,7 @@ def unique_rows(rows: Sequence[Row], task: str) -> list[Row]:
     first_rows: dict[str, Row] = {}
     for row in rows:
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        key = _all_columns(row) if is_own_task(task) else _question(row, task)
+        key = _all_columns(row) if is_users_task(task) else _question(row, task)
         first_rows.setdefault(key, row)
     return list(first_rows.values())
 

@@ -37,8 +37,8 @@ def share_of_this_process(path: Path, units: Sequence[Unit]) -> Share:
     processes = distributed.world_size()
     if processes == 1:
         return Share(own_units, path, note="")
-    own_path = path.with_name(f"{path.name}.rank{distributed.rank()}")
-    return Share(own_units, own_path, note=f" (1 of {processes} processes)")
+    rank_path = path.with_name(f"{path.name}.rank{distributed.rank()}")
+    return Share(own_units, rank_path, note=f" (1 of {processes} processes)")
 
 
 def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
@@ -65,8 +65,8 @@ def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:
             finished += [results[key] for key in keys]
     if results or path.exists():
         atomic.write_text(path, json_files.dump_lines(finished))
-    for share in _rank_files(path):
-        share.unlink()
+    for rank_file in _rank_files(path):
+        rank_file.unlink()
     return finished
 
 

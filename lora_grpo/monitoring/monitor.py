@@ -112,9 +112,11 @@ class Monitor:
         """
         if step % self.steps_per_rollout:
             return NextStep(saves=False, stops=False)  # a run cannot be resumed between two uses of the same rollouts
-        every = self.run.config.monitor.every_steps
+        # A pass is due if one of the steps with these rollouts is a multiple of `every_steps`.
+        every_steps = self.run.config.monitor.every_steps
         previous_step = step - self.steps_per_rollout
-        is_due = self.validation is not None and step // every > previous_step // every
+        includes_multiple = step // every_steps > previous_step // every_steps
+        is_due = self.validation is not None and includes_multiple
         is_out_of_time = self.budget.is_last(step, self.steps_per_rollout, validates=is_due)
         if self.run.config.hours:
             self.progress.total = self.budget.expected_steps
@@ -123,15 +125,20 @@ class Monitor:
         stops_early = False
         if self.validation and (is_due or is_out_of_time):
             self._validate(self.validation, step, trainer_state)
-            if self._best.get("step") == step:
-                saves = self._is_best_unsaved = True
+            is_new_best = self._best.get("step") == step
+            if is_new_best:
+                self._is_best_unsaved = True
+                saves = True
             else:
                 stops_early = self._stops_early(step)
         stops = self.is_stopped() or is_out_of_time or stops_early
         return NextStep(saves=saves or stops, stops=stops)
 
     def save_best(self) -> None:
-        """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete."""
+        """Save the adapter if it is the best so far and not yet saved. Called when a checkpoint is complete.
+
+        In any case, run.json gets the time that the run has worked.
+        """
         if self._is_best_unsaved:
             self.run.once(lambda: save_adapter(self.policy.model, self.policy.tokenizer, self.run.best))
             self.run.record["best"] = self._best
@@ -140,8 +147,10 @@ class Monitor:
 
     def _restore(self, step: int) -> None:
         """Replay the metrics and validation passes of the steps before, which are in the run folder."""
-        read_passes = self.validation.read_passes if self.validation else dict
-        metrics, passes = self.run.once(lambda: (read_metrics(self.run.folder), read_passes()))
+        metrics = self.run.once(lambda: read_metrics(self.run.folder))
+        passes: dict[int, list[dict[str, Any]]] = {}
+        if self.validation:
+            passes = self.run.once(self.validation.read_passes)
         if step and 0 in passes:
             self._record_pass(0, passes[0])
         for line in metrics:

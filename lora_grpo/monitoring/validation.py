@@ -42,7 +42,8 @@ class Validation:
         # Some engines sample from torch's global generator. Training depends on its state.
         gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(gpus):
-            groups = play_all(self.sampler, rows, params, seeds)  # even without rows: processes wake up together
+            # A rank without rows calls it too, because the samplers of all ranks wake up together.
+            groups = play_all(self.sampler, rows, params, seeds)
             lines = []
             if rows:
                 episodes = [episode for [episode] in groups]

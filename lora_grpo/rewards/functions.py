@@ -169,10 +169,8 @@ def think_answer_format(text: str) -> float:
     is 0.5 if both sections occur in this order, and otherwise 0.
     """
     sections = styles.read_completion(text, "think")
-    if sections:
-        thought, answer = sections
-        if len(thought) > _SHORT_THOUGHT_CHARACTERS and answer:
-            return 1.0
+    if sections and len(sections.reasoning) > _SHORT_THOUGHT_CHARACTERS and sections.answer:
+        return 1.0
     return 0.5 if _has_sections(text, "think") else 0.0
 
 

@@ -19,7 +19,7 @@ from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flatten
 from lora_grpo.settings.checks import check
 from lora_grpo.settings.user_code import refuse_unnamed_code
-from lora_grpo.tasks import TaskFile, get_task, is_own_task, task_title
+from lora_grpo.tasks import TaskFile, get_task, is_users_task, task_title
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     with which GRPO continues, and a micro-batch size that divides those of SFT and of GRPO.
     """
     task = task or config.data.task
-    if not is_own_task(task):
+    if not is_users_task(task):
         return config
     file = cast(TaskFile, get_task(task))
     if config.method == "grpo":

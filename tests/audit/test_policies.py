@@ -401,7 +401,7 @@ def task(tmp_path):
         path = tmp_path / "my_task.py"
         path.write_text(text)
         file = get_task(str(path))
-        return str(path), [file.open({**row, "task": str(path)}) for row in file.load("train")]
+        return str(path), [file.with_opening({**row, "task": str(path)}) for row in file.load("train")]
 
     return write
 
