@@ -193,7 +193,10 @@ def _calls(
     golds: Sequence[Any],
     subjects: Sequence[Subject],
 ) -> Iterator[Call]:
-    """Yield the calls of all attacks. Those with reference answers are made for all rows."""
+    """Yield the calls of all attacks. Those with reference answers are made for all rows.
+
+    Each function that makes a call still takes one argument, `begin`; see `Call.make`.
+    """
     all_attacks: Iterable[Attack] = attacks.ATTACKS
     check: Callable[..., Outcome] = partial(_check, task)
     check_reference: Callable[..., Outcome] = check
@@ -291,9 +294,11 @@ def _report_changes(
         repeated_outcomes: those of the calls before the long texts, in reverse order; the last ones may be missing.
     """
     repeatable = [call for call in calls if call.attack.name != LONG_TEXT]
+    if len(first_outcomes) < len(repeatable):  # the time was over, so that no call was repeated
+        return
+    first_reversed = reversed(first_outcomes[: len(repeatable)])
     changed = []
-    outcomes_to_compare = reversed(first_outcomes[: len(repeatable)])
-    for call, first, second in zip(reversed(repeatable), outcomes_to_compare, repeated_outcomes, strict=False):
+    for call, first, second in zip(reversed(repeatable), first_reversed, repeated_outcomes, strict=False):
         if (first.passed, first.fingerprint) != (second.passed, second.fingerprint):
             changed.append(_MadeCall(call, second))
     if changed:

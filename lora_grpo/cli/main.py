@@ -56,7 +56,7 @@ def _end(error: BaseException) -> int | None:
     run = begun_run()
     if isinstance(error, BrokenPipeError) and _drop_closed_pipes():  # `... | head`
         error = Interrupted("", signal.SIGPIPE)
-    error = end_run(error)
+    error = end_run(error)  # a full disk is a RunError from here on, and a failure elsewhere a FailedElsewhere
     has_space_for_report = not isinstance(error, disk.DiskFullError)
     if run and distributed.is_main() and has_space_for_report:
         _report(run)

@@ -54,7 +54,7 @@ class Measurement(Schema):
     """Number of problems with samples."""
     samples: int
     sample_stats: dict[str, dict[str, float]]
-    """Counts of `greedy` samples, if the model also has others, and of `sampled` ones; see `_statistics`."""
+    """Counts of the `greedy` samples and of the `sampled` ones, if there are any; see `_statistics`."""
     usual_answer: str | None = None
     """The answer of at least 90% of the samples of ten or more problems, if there is one."""
     source: dict[str, Any]

@@ -144,7 +144,11 @@ class ExactLossPass:
     def _score_packed(
         self, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion_width: int, *args: Any, **kwargs: Any
     ) -> Scored:
-        """Score packed rows if the model and the rows allow it, otherwise padded ones."""
+        """Score packed rows if the model and the rows allow it, otherwise padded ones.
+
+        `model` may be a wrapper of `self._model` (DDP, for example), which has its hooks. A separate reference model has
+        none, and reads padded rows.
+        """
         if self.packing_disabled_reason or not can_pack(ids, mask, completion_width):
             return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
         try:

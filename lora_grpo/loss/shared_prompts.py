@@ -1,7 +1,8 @@
 """Read each prompt once for its group: hooks on the backbone pack its inputs and unpack its outputs.
 
 TRL processes a prompt once for each of its completions, and pads rows to the longest. With the hooks, the backbone
-reads one packed sequence in place of the padded rows, and returns the hidden states in TRL's layout.
+reads one packed sequence in place of the padded rows. It returns the hidden states that predict the completions, one
+row for each completion.
 """
 
 import contextlib

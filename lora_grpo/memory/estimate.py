@@ -139,8 +139,8 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
         sizes["context"] = CONTEXT
         sizes["workspace"] = WORKSPACE
 
-    # scoring: Unsloth's pass without gradients, over as many rows as it takes to fit what is free by then. It computes
-    # the old logprobs, which correct for vLLM's, and those of the reference, which are in the KL penalty.
+    # scoring: Unsloth's pass without gradients, over as many rows at once as fit into the memory that is free by then.
+    # It computes the old logprobs, which correct for vLLM's, and those of the reference, which are in the KL penalty.
     needs_logprobs = step.uses_vllm or step.config.train.beta > 0
     if step.unsloth_kernels and step.config.method == "grpo" and needs_logprobs:
         allocated_before = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")

@@ -83,6 +83,7 @@ class Scorer:
             verdicts=grade(episodes[0].row["task"], episodes),
             **extra_arguments,
         )
+        # `score` takes the last message of a conversation for its text; here, its text is the whole transcript.
         return replace(batch, texts=texts, episodes=episodes)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:

@@ -228,9 +228,7 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
 
 def grade(task: str, episodes: Sequence[Episode]) -> list[Verdict]:
     """Return the verdicts of episodes of one task, from their environments or from the task's `check`."""
-    verdicts = []
-    for episode in episodes:
-        if episode.verdict is None:  # the task has no environment
-            return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])
-        verdicts.append(episode.verdict)
-    return verdicts
+    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
+    if len(verdicts) == len(episodes):  # the task has an environment
+        return verdicts
+    return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])

@@ -95,7 +95,8 @@ def has_seccomp() -> bool:
 
 def give_up_privileges() -> None:
     """Permanently drop all capabilities, and disallow core dumps and tracing by processes of the same user."""
-    # Programs with the setuid bit give none either. Landlock and seccomp require this of a user who is not root.
+    # No program that this process starts gets new privileges, not even one with the setuid bit. For a user who is not
+    # root, Landlock and seccomp require this flag.
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)
 

@@ -82,7 +82,7 @@ class TaskFile(Task):
         return "source" in inspect.signature(self.module.load).parameters
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:
-        """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`. There are no `columns`."""
+        """Return the rows of a split, each with `id`, `question`, `answer` and `prompt`. `columns` is not used."""
         if source is not None and not self.takes_source:
             raise UserError(f"{self.path}: load(split) takes no source, got {source!r}; define load(split, source)")
         arguments = [split, source] if self.takes_source else [split]
@@ -209,7 +209,7 @@ class TaskFile(Task):
         # itself has an `id` that is always a text.
         loaded_row = {"id": row_id, "question": question, "answer": "", **columns}
         return {
-            **without_row_entries(loaded_row),
+            **without_row_entries(loaded_row),  # without `id`, `question` and other entries of lora_grpo's own
             "id": row_id,
             "question": question,
             "prompt": messages,

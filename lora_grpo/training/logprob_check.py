@@ -114,8 +114,8 @@ def check_logprobs(
             report[name] = difference
             if difference <= largest_difference:
                 continue
-            # After too little movement, the accepted difference can be smaller than rounding. A difference between the
-            # two is either rounding, or a sampler that misses the change.
+            # After too little movement, `largest_difference` can be smaller than `rounding`. A value between them comes
+            # either from rounding, or from a sampler that misses the change.
             if not has_moved and difference <= rounding:
                 raise _not_comparable(movement, least_movement)
 
@@ -223,10 +223,10 @@ def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[],
             too_little = noise
         else:
             too_much = noise  # also if `moved` is NaN
-        trials_left = _NUM_TRIALS - 1 - trial
+        next_is_last = trial + 2 == _NUM_TRIALS
         if too_much == math.inf:
             noise = 2 * too_little
-        elif trials_left == 1:  # no trial between the two moved the logprobs by the right amount
+        elif next_is_last:  # no noise between the two moved the logprobs by the right amount
             noise = too_much
         else:
             noise = (too_little + too_much) / 2
@@ -244,24 +244,25 @@ def _shortest(prompt_ids: Sequence[list[int]]) -> list[list[int]]:
     return sorted(prompt_ids, key=len)[:_NUM_PROMPTS]
 
 
-def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
+def _sampling_paths(
+    trainer: Any, sampler: Sampler, prompt_ids: list[list[int]]
+) -> dict[str, Callable[[], list[Decoded]]]:
     """Return functions that sample a completion of each prompt, by the name of their difference in the report.
 
     The first function samples as rollouts are sampled.
     """
     max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
     params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
-    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompts))]
+    seeds = [completion_seed(0, "logprob_check", index) for index in range(len(prompt_ids))]
 
     def sample() -> list[Decoded]:
-        groups = sampler.sample(prompts, params, seeds)
+        groups = sampler.sample(prompt_ids, params, seeds)
         return [Decoded(completion.token_ids, completion.logprobs) for [completion] in groups]
 
     if sampler.serves_training or not hasattr(trainer, "vllm_generation"):
         return {"difference": sample}
     # The adapter of a rollout of Unsloth's trainer takes another path to vLLM: tensors instead of a file.
-    ids = sampler.encode(prompts)
-    return {"difference": lambda: sample_rollouts(trainer, ids, max_tokens), "evaluation_difference": sample}
+    return {"difference": lambda: sample_rollouts(trainer, prompt_ids, max_tokens), "evaluation_difference": sample}
 
 
 def _has_logprobs(completions: Sequence[Decoded]) -> bool:
