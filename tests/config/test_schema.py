@@ -9,14 +9,14 @@ from lora_grpo.settings import checks
 
 
 def config(**settings):
-    """RunConfig with `train__max_steps=3` for `train.max_steps`."""
-    made = RunConfig(output_dir="out")
+    """Return a RunConfig with `train__max_steps=3` for `train.max_steps`."""
+    changed = RunConfig(output_dir="out")
     for name, value in settings.items():
         section, _, key = name.partition("__")
         if key:
-            value = dataclasses.replace(getattr(made, section), **{key: value})
-        made = dataclasses.replace(made, **{section: value})
-    return made
+            value = dataclasses.replace(getattr(changed, section), **{key: value})
+        changed = dataclasses.replace(changed, **{section: value})
+    return changed
 
 
 def check(config):
@@ -24,8 +24,8 @@ def check(config):
 
 
 def shape_of(group, prompts, micro, world_size=None):
-    asked = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
-    return batch_shape(asked, world_size)
+    sizes = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
+    return batch_shape(sizes, world_size)
 
 
 def refusal(function, *arguments):
