@@ -251,8 +251,9 @@ class AnswerInThePrompt(Sums):
 
 
 @caught_by("answer in the prompt")
-class PartOfTheGoldInThePrompt(TaggedSums):
+class PartOfTheGoldInThePrompt(SumsWithColumnAnswer):
     prompt = AnswerInThePrompt.prompt
+    gold = TaggedSums.gold
 
     def check(self, completion, row):
         return completion.strip() == self.gold(row)
