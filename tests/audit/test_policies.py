@@ -540,12 +540,6 @@ def test_before_a_run_a_good_environment_is_one_line(opened, capsys):
     assert capsys.readouterr().err == f"audit of Form: passed; {len(NAMES) - 2} attacks on 16 of 16 rows\n"
 
 
-def test_before_a_run_findings_are_warnings(opened, capsys):
-    name, rows = opened(AcceptsNothing)
-    audit(settings(name), Data(rows, [], {}), quick=True)
-    assert "warning: audit: empty text: accepted on 16 of 16 rows" in capsys.readouterr().err
-
-
 def test_before_a_run_a_hanging_tool_costs_a_limited_time(opened, capsys, monkeypatch):
     monkeypatch.setitem(audit_tasks.QUICK, "seconds_per_call", 2.0)
     name, rows = opened(AToolHangs)
