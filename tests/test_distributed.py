@@ -22,7 +22,7 @@ def script_of(body):
     return f"""
 import sys, time, torch
 from pathlib import Path
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.training.stop_signal import StopOnSignal
@@ -64,14 +64,15 @@ def children(pid):
 def test_ranks_agree(start, tmp_path):
     body = """
         distributed.join()
-        value = distributed.broadcast_from_main(lambda: {"of": distributed.rank(), "path": folder})
-        write([distributed.gather(10 * distributed.rank()), value])
-        print("spoke")
+        value = distributed.once(lambda: {"of": distributed.rank(), "path": folder})
+        doubled = distributed.join_shares([2 * item for item in distributed.own_share(range(5))])
+        write([distributed.gather(10 * distributed.rank()), value, doubled])
+        console.result("spoke")
         print("aside", file=sys.stderr)
     """
     ended = start(body, processes=3).end()
     assert ended.returncode == 0, ended.stderr
-    assert written(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}]"] * 3
+    assert written(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}, [0, 2, 4, 6, 8]]"] * 3
     assert ended.stdout == "spoke\n"
     assert ended.stderr.count("aside") == 1
 
@@ -87,7 +88,7 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
         if distributed.rank() == 1:
             time.sleep(0.5)
             (folder / "late").touch()
-        others_were_there = distributed.broadcast_from_main(make)
+        others_were_there = distributed.once(make)
         write((others_were_there, (folder / "made").exists()))
     """
     ended = start(body).end()

@@ -12,6 +12,6 @@ def opened(known_task):
     def name_and_rows(task):
         name = known_task(task) if isinstance(task, type) else task
         task_file = get_task(name)
-        return name, [task_file.open({**row, "task": name}) for row in task_file.load("train")]
+        return name, [task_file.with_opening({**row, "task": name}) for row in task_file.load("train")]
 
     return name_and_rows

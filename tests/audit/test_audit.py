@@ -3,6 +3,7 @@
 The name of a broken checker's class is its mistake.
 """
 
+import dataclasses
 import difflib
 import json
 import os
@@ -16,7 +17,7 @@ from helpers.fresh_imports import ROOT, run_recipe
 
 from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD, NAMES
-from lora_grpo.audit.audit_tasks import find
+from lora_grpo.audit.audit_tasks import QUICK, Limits, audit_task
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import Data, load_data
 from lora_grpo.errors import RunError, UserError
@@ -355,7 +356,7 @@ class ChoicesInThePromptWithoutGold(SumsWithColumnAnswer):
 @pytest.mark.parametrize(("task", "attack"), BROKEN, ids=[task.__name__ for task, _ in BROKEN])
 def test_a_broken_checker_is_caught(opened, task, attack):
     name, rows = opened(task)
-    findings = find(name, rows, seconds_per_call=4.0)
+    findings = audit_task(name, rows, Limits(seconds_per_call=4.0))
     assert attack in findings.problems
     assert findings.problems[attack].startswith(f"{attack}: ")
 
@@ -367,7 +368,7 @@ def test_the_table_has_a_broken_checker_for_every_attack():
 @pytest.mark.parametrize("task", GOOD, ids=lambda task: task.__name__)
 def test_a_good_checker_raises_no_alarm(opened, task):
     name, rows = opened(task)
-    assert find(name, rows).problems == {}
+    assert audit_task(name, rows).problems == {}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ class HangsOnAnEmptyText(AcceptsATextWithTheAnswer):
 
 def test_a_check_that_hangs_is_ended(opened):
     name, rows = opened(HangsOnAnEmptyText)
-    findings = find(name, rows, seconds_per_call=2.0)
+    findings = audit_task(name, rows, Limits(seconds_per_call=2.0))
     assert "check took more than 2 s on 1 of 1 rows" in findings.problems["empty text"]
 
 
@@ -414,7 +415,7 @@ class ScoresEveryText(Sums):
 
 def test_a_score_for_an_empty_text_is_reported(opened):
     name, rows = opened(ScoresEveryText)
-    findings = find(name, rows)
+    findings = audit_task(name, rows)
     assert findings.problems == {}
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
 
@@ -443,7 +444,7 @@ class TakesItsTime(Exact):
 
 
 def test_before_a_run_a_slow_check_gets_a_limited_time(opened, capsys, monkeypatch):
-    monkeypatch.setitem(audit_tasks.QUICK, "seconds", 0.4)
+    monkeypatch.setattr(audit_tasks, "QUICK", dataclasses.replace(QUICK, seconds=0.4))
     name, rows = opened(TakesItsTime)
     audit(settings(name), data_of(rows), quick=True)
     not_checked, result = capsys.readouterr().err.splitlines()

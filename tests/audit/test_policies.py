@@ -3,6 +3,7 @@
 Each broken environment is a good one of helpers/environments.py with one mistake, which is the name of its class.
 """
 
+import dataclasses
 import os
 import random
 import time
@@ -14,7 +15,7 @@ from helpers.fresh_imports import ROOT
 
 from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD
-from lora_grpo.audit.audit_tasks import find
+from lora_grpo.audit.audit_tasks import FULL, QUICK, Limits, audit_task
 from lora_grpo.audit.policies import NAMES
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import Data, load_data
@@ -470,7 +471,7 @@ def name_of(task):
 @pytest.mark.parametrize(("task", "attack"), BROKEN, ids=[name_of(task) for task, _ in BROKEN])
 def test_a_broken_environment_is_caught(opened, task, attack):
     name, rows = opened(task)
-    assert attack in find(name, rows, seconds_per_call=4.0).problems
+    assert attack in audit_task(name, rows, Limits(seconds_per_call=4.0)).problems
 
 
 def test_the_table_has_a_broken_environment_for_every_attack():
@@ -480,8 +481,8 @@ def test_the_table_has_a_broken_environment_for_every_attack():
 @pytest.mark.parametrize("task", GOOD, ids=name_of)
 def test_a_good_environment_raises_no_alarm(opened, task):
     name, rows = opened(task)
-    assert find(name, rows).problems == {}
-    assert find(name, rows, **audit_tasks.QUICK).problems == {}
+    assert audit_task(name, rows, FULL).problems == {}
+    assert audit_task(name, rows, QUICK).problems == {}
 
 
 def settings(name):
@@ -491,18 +492,18 @@ def settings(name):
 def test_a_policy_may_pass_by_luck_on_half_of_the_rows(opened):
     name, rows = opened(EvenSums)
     rows_with_no = [row for row in rows if row["loaded_row"]["answer_word"] == "no"]
-    assert "copied words" not in find(name, rows).problems
-    assert "copied words" in find(name, rows_with_no).problems, "the last word of the question is no"
+    assert "copied words" not in audit_task(name, rows).problems
+    assert "copied words" in audit_task(name, rows_with_no).problems, "the last word of the question is no"
 
 
 def test_chance_is_one_finding(opened):
     name, rows = opened(ReplyDrawsAtRandom)
-    assert find(name, rows).problems.keys() == {"repeated calls"}
+    assert audit_task(name, rows).problems.keys() == {"repeated calls"}
 
 
 def test_a_reward_for_an_empty_text_is_reported(opened):
     name, rows = opened(SumsWithPartialCredit)
-    notes = find(name, rows).notes
+    notes = audit_task(name, rows).notes
     assert [note.split(":")[0] for note in notes] == ["empty text", "reward before the end"]
     assert all("0.2" in note for note in notes)
 
@@ -518,7 +519,7 @@ class RepliesIn300Milliseconds(Sums):
 
 def test_the_limit_of_time_is_one_of_a_turn(opened):
     name, rows = opened(RepliesIn300Milliseconds)
-    assert find(name, rows[:1], seconds_per_call=2.0).problems == {}, "a conversation of eight turns takes 2.4 s"
+    assert audit_task(name, rows[:1], Limits(seconds_per_call=2.0)).problems == {}, "eight turns take 2.4 s"
 
 
 def test_the_audit_prints_conversations_and_ends_in_one_line(opened, capsys):
@@ -541,7 +542,7 @@ def test_before_a_run_a_good_environment_is_one_line(opened, capsys):
 
 
 def test_before_a_run_a_hanging_tool_costs_a_limited_time(opened, capsys, monkeypatch):
-    monkeypatch.setitem(audit_tasks.QUICK, "seconds_per_call", 2.0)
+    monkeypatch.setattr(audit_tasks, "QUICK", dataclasses.replace(QUICK, seconds_per_call=2.0))
     name, rows = opened(AToolHangs)
     audit(settings(name), Data(rows, [], {}), quick=True)
     [finding] = [line for line in capsys.readouterr().err.splitlines() if "empty tool calls" in line]
@@ -561,4 +562,4 @@ class IgnoresAnAttackOnChecks(Sums):
 def test_attacks_of_a_check_are_none_of_an_environment(opened):
     name, rows = opened(IgnoresAnAttackOnChecks)
     with pytest.raises(UserError, match="AUDIT_IGNORE"):
-        find(name, rows)
+        audit_task(name, rows)

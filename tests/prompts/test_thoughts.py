@@ -393,7 +393,7 @@ def gold(row): return [{'role': 'assistant', 'content': text} for text in ('<thi
 def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, more, heard):
     (tmp_path / "talk.py").write_text(TALK + more)
     task = get_task(str(tmp_path / "talk.py"))
-    row = task.open({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
     tokenizer = tokenizer_of("qwen3_5_think")
     prompt = chat.render_row(tokenizer, row)
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -410,7 +410,7 @@ def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, more, hear
 def test_sft_of_a_conversation_trains_one_thought_a_turn(tmp_path):
     (tmp_path / "talk.py").write_text(TALK)
     task = get_task(str(tmp_path / "talk.py"))
-    row = task.open({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
     tokenizer = tokenizer_of("qwen3_5_think")
     [episode] = gold_episodes(tokenizer, [row])
     assert task.module.HEARD == ["18", "18", "It is 18."]
@@ -452,7 +452,7 @@ def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
 
     (tmp_path / "tools.py").write_text(TOOLS)
     task = get_task(str(tmp_path / "tools.py"))
-    row = task.open({**task.load("train")[0], "task": str(tmp_path / "tools.py")})
+    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "tools.py")})
     tokenizer = tokenizer_of("qwen3")
     prompt = chat.render_row(tokenizer, row)
     form = turns.response_format(tokenizer)
@@ -484,7 +484,7 @@ def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_
     text = TALK.replace("'question': 'How many?'", rows).replace("self.total = 0", "return ' Think.'")
     (tmp_path / "talk.py").write_text(text + "PREFILL = {'role': 'assistant', 'content': '<think>'}\n")
     task = get_task(str(tmp_path / "talk.py"))
-    row = task.open({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
     assert [message["content"] for message in row["prompt"]] == ["How many? Think.", "<think>"]
     tokenizer = tokenizer_of("qwen2_5")
     [episode] = gold_episodes(tokenizer, [row])

@@ -280,7 +280,7 @@ def test_a_wrong_row_is_one_line(tmp_path, text):
     with pytest.raises(UserError, match=r"my_task\.py") as error:
         task_file = get_task(str(path))
         for row in task_file.load("train"):
-            task_file.gold(task_file.open(row))
+            task_file.gold(task_file.with_opening(row))
     assert "\n" not in str(error.value) and "'gold'" not in str(error.value)
 
 
