@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
-from lora_grpo import commands, console
+from lora_grpo import commands, console, python_objects
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.runs import run
+from lora_grpo.tasks import of_object
 
 # Before any test imports torch. Small models gain nothing from more threads, which wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,8 +52,8 @@ LONGEST_FIRST = (
 
 
 def pytest_collection_modifyitems(items):
-    place = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    positions = {ROOT / "tests" / name: position for position, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: positions.get(item.path, len(positions)))
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +76,18 @@ def messages_are_printed():
     """Rooms tell their messages as on the command line: results on stdout, notes on stderr."""
     with console.listening(console.Terminal()):
         yield
+
+
+@pytest.fixture
+def known_task():
+    """Return a function that lets settings refer to a class as a task, and returns the name for them."""
+    objects = python_objects.Objects()
+
+    def name_of(task):
+        return objects.add(task.__name__, of_object(task.__name__, task))
+
+    with python_objects.known(objects):
+        yield name_of
 
 
 @functools.cache
@@ -123,8 +136,8 @@ def machine(tmp_path, monkeypatch):
 
     def build(*mebibytes, script=None, driver="580.65.06"):
         lines = [
-            f"echo '{place}, GPU-{place}abc, Card {place}, {size}, {size - 500}, {driver}, 8.9'"
-            for place, size in enumerate(mebibytes)
+            f"echo '{index}, GPU-{index}abc, Card {index}, {total}, {total - 500}, {driver}, 8.9'"
+            for index, total in enumerate(mebibytes)
         ]
         tool = tmp_path / "nvidia-smi"
         tool.write_text("#!/bin/sh\n" + (script or "\n".join(lines)) + "\n")

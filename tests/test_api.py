@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from transformers import TrainerCallback
@@ -39,17 +40,22 @@ def tiny(folder="outputs/run", **changes):
 # Names and settings
 
 
+IMPORTS = """
+import sys
+import lora_grpo as lg
+
+assert not [name for name in sys.modules if name.startswith("lora_grpo.")]
+functions = [getattr(lg, name) for name in lg.__all__ if name != "FastGRPOTrainer"]
+assert all(map(callable, functions)), functions
+assert "torch" not in sys.modules
+
+import lora_grpo.report
+from lora_grpo.audit import find_nothing
+"""
+
+
 def test_importing_the_package_loads_nothing_and_every_public_name_exists():
-    code = (
-        "import sys, lora_grpo as lg\n"
-        "assert not [name for name in sys.modules if name.startswith('lora_grpo.')]\n"
-        "functions = [getattr(lg, name) for name in lg.__all__ if name != 'FastGRPOTrainer']\n"
-        "assert all(map(callable, functions)), functions\n"
-        "assert 'torch' not in sys.modules\n"
-        "import lora_grpo.report\n"
-        "from lora_grpo.audit import find_nothing\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    ended = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.stderr.splitlines()[-1].startswith("ImportError: cannot import name 'find_nothing'")
 
     assert callable(lg.report) and callable(lg.preview) and callable(lg.audit)
@@ -143,49 +149,59 @@ def spelling(folder, **more):
     return lg.train(Spelling, config=config, rewards=[(short, 0.5), "correct_answer"], **rows, **more)
 
 
+class Runs(NamedTuple):
+    """An uninterrupted run, and one that was interrupted in its first step and resumed."""
+
+    uninterrupted: lg.TrainedRun
+    messages: list
+    """Of the uninterrupted one."""
+    resumed: lg.TrainedRun
+    record_before: dict
+    """Of the resumed one, when it was interrupted."""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """An uninterrupted run, and one that was interrupted in its first step and resumed."""
     folder = tmp_path_factory.mktemp("runs")
     messages = []
-    whole = spelling(folder / "whole", progress=messages.append)
+    uninterrupted = spelling(folder / "whole", progress=messages.append)
     with pytest.raises(KeyboardInterrupt):
         spelling(folder / "stopped", callbacks=[StopInStep1()])
-    stopped = read_record(folder / "stopped")
-    return whole, spelling(folder / "stopped", resume=True), stopped, messages
+    record_before = read_record(folder / "stopped")
+    return Runs(uninterrupted, messages, spelling(folder / "stopped", resume=True), record_before)
 
 
 def test_a_run_returns_its_paths_and_numbers(runs):
-    run, _, _, messages = runs
+    run = runs.uninterrupted
     assert run.adapter.is_dir() and run.page.is_file() and run.best is None
     assert [row.metric for row in run.table] == ["pass@1", "greedy"]
     assert run.evaluation.protocol.task == "Spelling" and run.evaluation.evaluated.tasks == 4
     assert [line["step"] for line in run.metrics] == [1, 2]
-    steps = [message for message in messages if message.task == "GRPO"]
+    steps = [message for message in runs.messages if message.task == "GRPO"]
     assert [(step.done, step.total) for step in steps] == [(1, 2), (2, 2)]
     assert all("rewards/short/mean" in step.metrics for step in steps)
-    assert {message.kind for message in messages} == {"note", "progress", "result"}
+    assert {message.kind for message in runs.messages} == {"note", "progress", "result"}
 
 
 def test_run_json_tells_that_objects_were_used_and_the_hash_of_their_sources(runs):
-    record = runs[0].record
+    record = runs.uninterrupted.record
     assert record["config"]["data"]["task"] == "python:Spelling"
     assert record["config"]["data"]["train"] == "python:train_dataset" and record["data"]["train"]["rows"] == 32
     assert record["config"]["rewards"] == ["python:short=0.5", "correct_answer"]
     assert record["command"] == ["lora_grpo.train"]
     objects = record["python_objects"]
     assert objects.keys() == {"python:Spelling", "python:short"}
-    assert all(entry["module"] == Spelling.__module__ and len(entry["sha256"]) == 64 for entry in objects.values())
+    for entry in objects.values():
+        assert entry["module"] == Spelling.__module__ and len(entry["sha256"]) == 64
 
 
 def test_an_interrupted_run_is_resumed_with_the_same_objects(runs):
-    whole, resumed, stopped, _ = runs
-    assert stopped["status"] == "interrupted" and resumed.record["status"] == "complete"
-    assert len(resumed.record["resumed"]) == 1
-    same = ("loss", "reward", "grad_norm", "rewards/short/mean")
-    assert [[line[name] for name in same] for line in resumed.metrics] == [
-        [line[name] for name in same] for line in whole.metrics
-    ]
+    assert runs.record_before["status"] == "interrupted"
+    assert runs.resumed.record["status"] == "complete"
+    assert len(runs.resumed.record["resumed"]) == 1
+    for line, expected in zip(runs.resumed.metrics, runs.uninterrupted.metrics, strict=True):
+        for name in ("loss", "reward", "grad_norm", "rewards/short/mean"):
+            assert line[name] == expected[name], (line["step"], name)
 
 
 def exit_code(*arguments):
@@ -197,7 +213,7 @@ def exit_code(*arguments):
 
 def test_the_command_line_refuses_a_run_with_objects_in_one_line(runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["lora-grpo"])
-    folder = str(runs[0].folder)
+    folder = str(runs.uninterrupted.folder)
     for arguments in (["train", "task", "--resume", "--output-dir", folder], ["evaluate", folder]):
         assert exit_code(*arguments) == 2
         last_line = capsys.readouterr().err.splitlines()[-1]
@@ -208,16 +224,19 @@ def test_an_object_that_has_changed_does_not_resume(runs):
     def short(completions, **columns):
         return [0.0 for _ in completions]
 
-    config = tiny(runs[0].folder)
     with pytest.raises(lg.UserError, match="python:short has changed since the run in"):
         lg.train(
-            *(Spelling,), config=config, rewards=[(short, 0.5), "correct_answer"], train_dataset=TRAIN,
-            eval_dataset=EVAL, resume=True,
-        )  # fmt: skip
+            Spelling,
+            config=tiny(runs.uninterrupted.folder),
+            rewards=[(short, 0.5), "correct_answer"],
+            train_dataset=TRAIN,
+            eval_dataset=EVAL,
+            resume=True,
+        )
 
 
 def test_a_run_is_evaluated_merged_exported_and_shared_in_place_of_its_path(runs, capfd):
-    run = runs[0]
+    run = runs.uninterrupted
     evaluation = lg.evaluate(run, compare="base", limit=2)
     assert evaluation.report.protocol.rows == 2 and evaluation.scores.keys() == {"pass@1"}
     assert (evaluation.folders[0] / "report.json").is_file() and len(evaluation.table) == 1
@@ -320,16 +339,18 @@ def test_messages_without_a_listener_are_those_of_the_logger(caplog, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def lines_of_plan(text):
+    """Return the lines of a plan that no folder and no time is in."""
+    words = ("model", "engine", "weights", "micro-batch", "work")
+    return [line for line in text.splitlines() if line.startswith(words)]
+
+
 def test_plan_tells_what_the_command_line_prints(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lora-grpo", "train", "gsm8k", "--preset", "starter", "--plan"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    printed = [capsys.readouterr().out]
+    of_command = lines_of_plan(capsys.readouterr().out)
     lg.plan(recipe="gsm8k", config=lg.Config("starter"), progress=True)
-    printed.append(capsys.readouterr().out)
-    of_command, of_function = (
-        [line for line in text.splitlines() if line.startswith(("model", "engine", "weights", "micro-batch", "work"))]
-        for text in printed
-    )
+    of_function = lines_of_plan(capsys.readouterr().out)
     assert of_command == of_function and len(of_command) == 5

@@ -36,8 +36,8 @@ def test_a_crossing_is_interpolated_and_later_checkpoints_are_not_evaluated():
         yield from (point(5, 0.4), point(10, 0.8))
         raise AssertionError("evaluated")
 
-    found = benchmark_accuracy.crossing(points(), 0.7)
-    assert found == pytest.approx({"step": 8.75, "seconds": 87.5, "cpu": 1.0, "pass@1": 0.8})
+    crossing = benchmark_accuracy.crossing(points(), 0.7)
+    assert crossing == pytest.approx({"step": 8.75, "seconds": 87.5, "cpu": 1.0, "pass@1": 0.8})
     assert benchmark_accuracy.crossing(points(), 0.3) == point(5, 0.4)
     missed = benchmark_accuracy.crossing([point(5, 0.4), point(10, 0.8)], 0.9)
     assert missed["pass@1"] == 0.8 and missed["step"] != missed["step"]

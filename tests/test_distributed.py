@@ -2,6 +2,7 @@
 
 import os
 import signal
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,34 +15,46 @@ from lora_grpo.files.lock import holding
 from lora_grpo.settings import check
 
 FORKS = Path(__file__).parent / "helpers" / "rank_forks.py"
-HEAD = """
+
+
+def script_of(body):
+    """Return a command that runs a body in each rank. `write` leaves a text of the rank in a folder."""
+    return f"""
 import sys, time, torch
 from pathlib import Path
 from lora_grpo import console, distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.training.stop_signal import StopOnSignal
+
 folder = Path(sys.argv[1])
 
 def write(text):
-    (folder / f"said.{distributed.rank()}").write_text(str(text))
+    (folder / f"text.{{distributed.rank()}}").write_text(str(text))
 
+def main():
+{textwrap.indent(textwrap.dedent(body), "    ")}
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
 """
 
 
 @pytest.fixture
 def start(warm, tmp_path):
-    def start(body, processes=2):
+    """Return a function that starts a body in several ranks."""
+
+    def start_ranks(body, processes=2):
         script = tmp_path / "script.py"
-        lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-        script.write_text(f"{HEAD}def main():\n{lines}\nif __name__ == '__main__':\n    sys.exit(run_command(main))\n")
+        script.write_text(script_of(body))
         return warm.start(FORKS, processes, script, tmp_path)
 
-    return start
+    return start_ranks
 
 
-def said(folder):
-    return [path.read_text() for path in sorted(folder.glob("said.*"))]
+def written(folder):
+    """Return the texts that the ranks have written, in order."""
+    return [path.read_text() for path in sorted(folder.glob("text.*"))]
 
 
 def children(pid):
@@ -49,60 +62,72 @@ def children(pid):
 
 
 def test_ranks_agree(start, tmp_path):
-    done = start(
-        "distributed.join()\n"
-        "made = distributed.once(lambda: {'of': distributed.rank(), 'path': folder})\n"
-        "doubled = distributed.join_shares([2 * item for item in distributed.own_share(range(5))])\n"
-        "write([distributed.gather(10 * distributed.rank()), made, doubled])\n"
-        "console.result('spoke')\n"
-        "print('aside', file=sys.stderr)",
-        processes=3,
-    ).end()
-    assert done.returncode == 0, done.stderr
-    assert said(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}, [0, 2, 4, 6, 8]]"] * 3
-    assert done.stdout == "spoke\n"
-    assert done.stderr.count("aside") == 1
+    body = """
+        distributed.join()
+        value = distributed.once(lambda: {"of": distributed.rank(), "path": folder})
+        doubled = distributed.join_shares([2 * item for item in distributed.own_share(range(5))])
+        write([distributed.gather(10 * distributed.rank()), value, doubled])
+        console.result("spoke")
+        print("aside", file=sys.stderr)
+    """
+    ended = start(body, processes=3).end()
+    assert ended.returncode == 0, ended.stderr
+    assert written(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}, [0, 2, 4, 6, 8]]"] * 3
+    assert ended.stdout == "spoke\n"
+    assert ended.stderr.count("aside") == 1
 
 
 def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_on(start, tmp_path):
-    done = start(
-        "distributed.join()\n"
-        "if distributed.rank():\n"
-        "    time.sleep(0.5)\n"
-        "    (folder / 'late').touch()\n"
-        "there = distributed.once(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
-        "write((there, (folder / 'made').exists()))"
-    ).end()
-    assert done.returncode == 0, done.stderr
-    assert said(tmp_path) == ["(True, True)"] * 2
+    body = """
+        def make():
+            others_are_there = (folder / "late").exists()
+            (folder / "made").touch()
+            return others_are_there
+
+        distributed.join()
+        if distributed.rank() == 1:
+            time.sleep(0.5)
+            (folder / "late").touch()
+        others_were_there = distributed.once(make)
+        write((others_were_there, (folder / "made").exists()))
+    """
+    ended = start(body).end()
+    assert ended.returncode == 0, ended.stderr
+    assert written(tmp_path) == ["(True, True)"] * 2
 
 
 @pytest.mark.parametrize(
-    ("failing", "expected"),
+    ("body", "exit_code", "error"),
     [
-        ("raise UserError('everyone is wrong')", (2, "error: everyone is wrong\n")),
-        ("distributed.join(); raise RunError('everyone is wrong')", (1, "error: everyone is wrong\n")),
-        ("distributed.join()\nif distributed.rank(): raise RunError('rank 1')", (1, "error: rank 1\n")),
-        ("distributed.join()\nif not distributed.rank(): raise UserError('rank 0 is')", (2, "error: rank 0 is\n")),
-        ("if distributed.rank(): raise UserError('early')\ndistributed.join()", (2, "error: early\n")),
+        ("raise UserError('all are wrong')", 2, "all are wrong"),
+        ("distributed.join()\nraise RunError('all are wrong')", 1, "all are wrong"),
+        ("distributed.join()\nif distributed.rank() == 1: raise RunError('rank 1')", 1, "rank 1"),
+        ("distributed.join()\nif distributed.rank() == 0: raise UserError('rank 0 is')", 2, "rank 0 is"),
+        ("if distributed.rank() == 1: raise UserError('early')\ndistributed.join()", 2, "early"),
     ],
+    ids=["all, before they meet", "all", "rank 1", "rank 0", "rank 1, before they meet"],
 )
-def test_an_error_is_said_once_and_ends_every_rank(start, tmp_path, failing, expected):
-    done = start(f"{failing}\ndistributed.barrier()\nwrite('went on')").end()
-    assert (done.returncode, done.stderr) == expected
-    assert said(tmp_path) == []
+def test_an_error_is_told_once_and_ends_every_rank(start, tmp_path, body, exit_code, error):
+    ended = start(f"{body}\ndistributed.barrier()\nwrite('went on')").end()
+    assert (ended.returncode, ended.stderr) == (exit_code, f"error: {error}\n")
+    assert written(tmp_path) == []
 
 
 def test_a_rank_that_waits_hears_a_signal(start, tmp_path):
-    process = start(
-        "distributed.join()\nwrite('joined')\nif not distributed.rank(): distributed.barrier()\ntime.sleep(600)"
-    )
-    wait_for(process, lambda: said(tmp_path) == ["joined"] * 2)
-    main, _ = children(process.pid)
-    os.kill(main, signal.SIGTERM)
-    done = process.end()
-    assert done.returncode == 128 + signal.SIGTERM
-    assert done.stderr == "terminated\n"
+    body = """
+        distributed.join()
+        write("joined")
+        if distributed.rank() == 0:
+            distributed.barrier()
+        time.sleep(600)
+    """
+    process = start(body)
+    wait_for(process, lambda: written(tmp_path) == ["joined"] * 2)
+    main_rank, _ = children(process.pid)
+    os.kill(main_rank, signal.SIGTERM)
+    ended = process.end()
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.stderr == "terminated\n"
 
 
 STEPS = """
@@ -113,7 +138,8 @@ class State:
     global_step = 0
 
 distributed.join()
-state, control = State(), Control()
+state = State()
+control = Control()
 with StopOnSignal() as stop:
     while not control.should_training_stop:
         (folder / f"step.{distributed.rank()}.{state.global_step}").touch()
@@ -132,9 +158,9 @@ def test_a_signal_to_any_rank_stops_all_of_them_after_the_same_step(start, tmp_p
     pids = children(process.pid)
     for rank in signalled:
         os.kill(pids[rank], signal.SIGTERM)
-    done = process.end()
-    assert done.returncode == 0, done.stderr
-    first, second = said(tmp_path)
+    ended = process.end()
+    assert ended.returncode == 0, ended.stderr
+    first, second = written(tmp_path)
     assert first == second
     assert first.endswith("True)")
 

@@ -19,16 +19,23 @@ def run(tmp_path):
         train=TrainConfig(max_steps=2),
         eval=EvalConfig(num_samples=2, k=(1, 2)),
     )
-    record = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "started": now()}
-    record |= {"data": {"eval": {"sha256": "bb"}}, "policy": {"base_model": "starter"}}
-    made = Run(config, record)
-    made.evaluation.mkdir()
-    made.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
-    return made
+    record = {
+        "lora_grpo_run": 1,
+        "config": config.to_dict(),
+        "versions": {},
+        "started": now(),
+        "data": {"eval": {"sha256": "bb"}},
+        "policy": {"base_model": "starter"},
+    }
+    run = Run(config, record)
+    run.evaluation.mkdir()
+    run.metrics.write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "reward": 1.5}\n')
+    return run
 
 
 @pytest.fixture
 def concluded(run, capsys):
+    """A run whose accuracy rose, and what its end printed."""
     finish_run(run, samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"]))
     return run, capsys.readouterr().out
 
@@ -41,27 +48,48 @@ def test_the_record_is_closed_with_the_table(concluded):
     assert record["results"]["reward"] == {"first": 0.25, "last": 1.5, "steps": 2}
 
 
-def test_the_report_has_what_a_number_needs_to_be_compared(concluded):
+@pytest.fixture
+def report(concluded):
     run, _ = concluded
-    report = json.loads((run.evaluation / "report.json").read_text())
+    return json.loads((run.evaluation / "report.json").read_text())
+
+
+def test_the_report_has_what_a_number_needs_to_be_compared(report):
     protocol = report["protocol"]
-    sampling, base, trained = protocol["sampling"], report["baseline"], report["evaluated"]
-    assert (protocol["rows"], sampling["num_samples"], protocol["data_sha256"]) == (4, 2, "bb")
-    assert sampling["max_completion_tokens"] == 64
-    assert base["source"]["model"] == trained["source"]["model"] == "starter"
-    assert "adapter_sha256" not in base["source"] and trained["source"]["adapter_sha256"]
-    assert report["pass@1"] == trained["scores"]["pass@1"]
+    assert (protocol["rows"], protocol["data_sha256"]) == (4, "bb")
+    assert protocol["sampling"]["num_samples"] == 2
+    assert protocol["sampling"]["max_completion_tokens"] == 64
+
+
+def test_the_report_names_both_models(report):
+    base = report["baseline"]["source"]
+    trained = report["evaluated"]["source"]
+    assert base["model"] == trained["model"] == "starter"
+    assert "adapter_sha256" not in base and trained["adapter_sha256"]
+
+
+def test_the_report_counts_the_samples(report):
+    base = report["baseline"]
+    trained = report["evaluated"]
     assert base["samples"] == trained["samples"] == 4 + 8
     assert base["sample_stats"]["greedy"]["wrong_answer"] == 4
-    counts = {"passed": 1, "wrong_answer": 7}
-    assert counts.items() <= base["sample_stats"]["sampled"].items()
-    greedy, sampled = trained["sample_stats"]["greedy"], trained["sample_stats"]["sampled"]
-    rules = [(each["strict rule"], each["robust rule"]) for each in (greedy, sampled)]
-    assert rules == [(0, 1), (0, 3)]
-    truncated = greedy["truncated"] + sampled["truncated"]
-    lengths = [each["mean tokens"] for each in (greedy, sampled)]
-    assert truncated == 8 and 4 * lengths[0] + 8 * lengths[1] == pytest.approx(4 * 10 + 8 * 20)
-    assert [entry["task_id"] for entry in report["fixed"]] == ["t1"] and report["regressed"] == []
+    sampled_of_base = base["sample_stats"]["sampled"]
+    assert (sampled_of_base["passed"], sampled_of_base["wrong_answer"]) == (1, 7)
+
+    greedy = trained["sample_stats"]["greedy"]
+    sampled = trained["sample_stats"]["sampled"]
+    assert (greedy["strict rule"], greedy["robust rule"]) == (0, 1)
+    assert (sampled["strict rule"], sampled["robust rule"]) == (0, 3)
+
+    # Eight samples are wrong; they have 20 tokens and are truncated, the others have 10.
+    assert greedy["truncated"] + sampled["truncated"] == 8
+    assert 4 * greedy["mean tokens"] + 8 * sampled["mean tokens"] == pytest.approx(4 * 10 + 8 * 20)
+
+
+def test_the_report_has_the_score_and_the_problems_that_changed(report):
+    assert report["pass@1"] == report["evaluated"]["scores"]["pass@1"]
+    assert [entry["task_id"] for entry in report["fixed"]] == ["t1"]
+    assert report["regressed"] == []
 
 
 def test_what_is_printed_says_where_things_are_and_what_to_do_next(concluded):
@@ -94,16 +122,21 @@ def test_a_longer_run_is_told_to_lift_the_limits_that_it_reaches(run, capsys, ch
     assert f"--resume {flags}\n" in capsys.readouterr().out
 
 
-def test_a_run_that_is_never_right_is_not_told_to_run_longer(run, capsys):
-    never = samples("--", ["--", "--"])
-    finish_run(run, never, never)
+NEVER_RIGHT = samples("--", ["--", "--"])
+
+
+def test_a_run_that_is_never_right_is_told_to_train_on_reference_answers_and_not_to_run_longer(run, capsys):
+    finish_run(run, NEVER_RIGHT, NEVER_RIGHT)
     printed = capsys.readouterr().out
     assert "--resume" not in printed
     assert "train on reference answers first: lora-grpo train sft --task starter with the same" in printed
+
+
+def test_a_run_that_is_never_right_and_has_no_references_is_told_to_train_on_easier_rows(run, capsys):
     task = run.folder / "mine.py"
     task.write_text("def load(split): return [{'question': 'a'}]\ndef check(completion, row): return True\n")
     run.config = replace(run.config, {"data": {"task": str(task)}})
-    finish_run(run, never, never)
+    finish_run(run, NEVER_RIGHT, NEVER_RIGHT)
     printed = capsys.readouterr().out
     assert "0% right  train on easier rows" in printed and "train sft" not in printed
 
@@ -112,24 +145,31 @@ def test_a_report_that_fails_is_said_and_the_run_is_complete(run, capsys):
     (run.folder / "completions").mkdir()
     (run.folder / "completions" / "step-00001.jsonl").write_text("no JSON\n")
     finish_run(run, samples("+-", ["+-", "--"]), samples("++", ["++", "--"]))
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
-    assert len(said) == 1 and "not written: " in said[0] and "step-00001.jsonl:1" in said[0]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("report ")]
+    assert "not written: " in line and "step-00001.jsonl:1" in line
     assert json.loads((run.folder / "run.json").read_text())["status"] == "complete"
 
 
 def test_a_loss_in_another_task_is_the_last_line(run, capsys):
     run.config = replace(run.config, {"eval": {"also": ("starter-code", "math500")}})
     run.record["data"]["also"] = dict.fromkeys(run.config.eval.also, "cc")
-    also = run.evaluation / "joint" / "also"
-    also.mkdir(parents=True)
-    passed = {"starter-code": ("+" * 40, "+" * 10 + "-" * 30), "math500": ("+-" * 4, "+-" * 4)}
-    for task, marks in passed.items():
-        for name, of_model in zip(("base", "trained"), marks, strict=True):
-            lines = [json.dumps(sample) + "\n" for sample in samples(of_model)]
-            (also / f"{task}.{name}.samples.jsonl").write_text("".join(lines))
+    folder = run.evaluation / "joint" / "also"
+    folder.mkdir(parents=True)
+    results = {
+        "starter-code.base": "+" * 40,
+        "starter-code.trained": "+" * 10 + "-" * 30,
+        "math500.base": "+-" * 4,
+        "math500.trained": "+-" * 4,
+    }
+    for name, passed in results.items():
+        lines = [json.dumps(sample) + "\n" for sample in samples(passed)]
+        (folder / f"{name}.samples.jsonl").write_text("".join(lines))
+
     finish_run(run, samples("----", ["+-"] * 4), samples("+---", ["++"] * 4))
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "worse in starter-code;" in last and "math500 (a loss of up to" in last and "better" not in last
-    (lost, unclear) = json.loads((run.folder / "run.json").read_text())["results"]["also"]["rows"]
-    assert (lost["task"], lost["difference"], unclear["adjusted_p"]) == ("starter-code", -0.75, 1.0)
-    assert lost["adjusted_p"] == 2 * lost["p_value"] < 0.05
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert "worse in starter-code;" in last_line and "math500 (a loss of up to" in last_line
+    assert "better" not in last_line
+    code, mathematics = json.loads((run.folder / "run.json").read_text())["results"]["also"]["rows"]
+    assert (code["task"], code["difference"]) == ("starter-code", -0.75)
+    assert code["adjusted_p"] == 2 * code["p_value"] < 0.05
+    assert mathematics["adjusted_p"] == 1.0

@@ -15,9 +15,9 @@ def shown(capsys):
         for number in done:
             progress.show(number, f"note {number}")
         progress.close()
-        said = capsys.readouterr()
-        assert said.out == ""
-        return said.err.splitlines()
+        stdout, stderr = capsys.readouterr()
+        assert stdout == ""
+        return stderr.splitlines()
 
     return show
 

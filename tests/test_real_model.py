@@ -51,8 +51,12 @@ class Page:
     """The commands of docs/laptop.md, started in a folder that is not the checkout."""
 
     def __init__(self, fresh, folder):
-        self.fresh, self.folder, self.done = fresh, folder, {}
-        self.sft, self.run, self.killed = (folder / "outputs" / name for name in ("sft_lora", "laptop_lora", "killed"))
+        self.fresh = fresh
+        self.folder = folder
+        self.sft = folder / "outputs" / "sft_lora"
+        self.run = folder / "outputs" / "laptop_lora"
+        self.killed = folder / "outputs" / "killed"
+        self.ended = {}  # by name
         (folder / "models").symlink_to(MODEL.parent)
         lines = (ROOT / "docs" / "laptop.md").read_text().splitlines()
         commands = [line.partition("#")[0] for line in lines if line.startswith("python ")]
@@ -67,8 +71,8 @@ class Page:
 
     def end(self, name, started=None):
         """Wait for a command of the page, or for another one that was started, to end well."""
-        self.done[name] = (started or self.start(name)).end()
-        assert self.done[name].returncode == 0, (name, self.done[name].stderr)
+        self.ended[name] = (started or self.start(name)).end()
+        assert self.ended[name].returncode == 0, (name, self.ended[name].stderr)
 
     def kill_and_resume(self):
         """Kill a second GRPO run with the same settings after its first step, and resume it."""
@@ -88,19 +92,19 @@ class Page:
 def page(fresh, tmp_path_factory):
     if not MODEL.is_dir():
         pytest.skip(f"no {MODEL}: make laptop-model")
-    made = Page(fresh, tmp_path_factory.mktemp("page"))
+    page = Page(fresh, tmp_path_factory.mktemp("page"))
     with ThreadPoolExecutor(1) as pool:  # one thread for the second core
-        others = [pool.submit(made.end, "preview")]
-        made.end("sft")
-        others.append(pool.submit(made.kill_and_resume))
-        made.end("grpo")
-        others.append(pool.submit(made.command, "push", "me/orders", "--dry-run"))
-        others.append(pool.submit(made.command, "chat", "Anna in Oslo ordered four mugs."))
+        on_second_core = [pool.submit(page.end, "preview")]
+        page.end("sft")
+        on_second_core.append(pool.submit(page.kill_and_resume))
+        page.end("grpo")
+        on_second_core.append(pool.submit(page.command, "push", "me/orders", "--dry-run"))
+        on_second_core.append(pool.submit(page.command, "chat", "Anna in Oslo ordered four mugs."))
         for name in ("merge", "export", "evaluate"):
-            made.end(name)
-        for other in others:
-            other.result()
-    return made
+            page.end(name)
+        for future in on_second_core:
+            future.result()
+    return page
 
 
 def lines(path):
@@ -114,15 +118,15 @@ def regraded(result):
 
 
 def test_no_command_warns(page):
-    for name, done in page.done.items():
-        assert "warn" not in done.stderr.lower(), (name, done.stderr)
+    for name, ended in page.ended.items():
+        assert "warn" not in ended.stderr.lower(), (name, ended.stderr)
         for words in ("clean_up_tokenization_spaces", "KernelPreference", "Loading weights"):
-            assert words not in done.stdout + done.stderr, name
+            assert words not in ended.stdout + ended.stderr, name
 
 
 def test_the_preview_says_that_the_base_cannot_learn_yet(page):
-    assert "cannot learn" in page.done["preview"].stdout
-    assert "passed" in page.done["sft"].stderr.partition("audit of laptop_lora: ")[2].splitlines()[0]
+    assert "cannot learn" in page.ended["preview"].stdout
+    assert "passed" in page.ended["sft"].stderr.partition("audit of laptop_lora: ")[2].splitlines()[0]
 
 
 def test_sft_lowers_its_loss(page):
@@ -146,7 +150,7 @@ def test_grpo_learns_from_rewards_that_differ_and_raises_no_alarm(page):
 
 
 def test_a_killed_run_ends_in_the_same_bits(page):
-    assert "resuming from" in page.done["resume"].stderr
+    assert "resuming from" in page.ended["resume"].stderr
     for name in ("adapter/adapter_model.safetensors", "evaluation/trained.samples.jsonl"):
         assert (page.killed / name).read_bytes() == (page.run / name).read_bytes()
 
@@ -157,19 +161,20 @@ def test_the_reported_scores_are_those_of_the_samples(page):
     results = lines(report.with_name("results.jsonl"))
     assert len(results) == 8 and all(result["score"] == regraded(result) for result in results)
     passed = sum(result["score"] == 1 for result in results)
-    assert evaluated["scores"] == {"pass@1": passed / 8, "mean score": sum(each["score"] for each in results) / 8}
+    mean_score = sum(result["score"] for result in results) / 8
+    assert evaluated["scores"] == {"pass@1": passed / 8, "mean score": mean_score}
     assert evaluated["intervals"]["pass@1"] == pytest.approx(wilson_interval(passed, 8))
     assert evaluated["sample_stats"]["sampled"]["truncated"] == sum(result["truncated"] for result in results)
 
 
 def test_the_report_page_and_the_push_are_prepared(page):
     assert (page.run / "report" / "report.html").stat().st_size > 10_000
-    assert "adapter_model.safetensors" in page.done["push"].stdout
+    assert "adapter_model.safetensors" in page.ended["push"].stdout
 
 
 def test_chat_answers_before_and_after_training(page):
-    said = page.done["chat"].stdout
-    assert said.startswith("base: ") and "\ntrained: {" in said
+    answers = page.ended["chat"].stdout
+    assert answers.startswith("base: ") and "\ntrained: {" in answers
 
 
 @functools.cache

@@ -42,76 +42,103 @@ def environment(module, row):
 
 
 def test_the_tools_show_the_database(environment, row):
-    names = environment.tables().split(", ")
-    assert names == sorted(re.findall(r"CREATE TABLE (\w+)", row["database"])) and len(names) == 3
-    for name in names:
-        table, columns = re.fullmatch(r"(\w+) \((.*)\)", environment.describe(name)).groups()
-        assert table == name and len(environment.query(f"SELECT {columns} FROM {name}").splitlines()) in (1, 5)
+    tables = environment.tables().split(", ")
+    assert tables == sorted(re.findall(r"CREATE TABLE (\w+)", row["database"]))
+    assert len(tables) == 3
+    for table in tables:
+        described_table, columns = re.fullmatch(r"(\w+) \((.*)\)", environment.describe(table)).groups()
+        assert described_table == table
+        assert len(environment.query(f"SELECT {columns} FROM {table}").splitlines()) in (1, 5)
+
+
+def test_a_tool_that_finds_nothing_says_so_and_long_results_are_cut(environment):
     assert environment.describe("x'; --") == "no table x'; --"
     assert environment.query("SELECT 1 WHERE 0") == "no rows"
     assert len(environment.query("SELECT sql, sql, sql, sql FROM sqlite_master")) == 200
 
 
-WRITES = [
-    *(
-        "DROP TABLE {}",
-        "DELETE FROM {}",
-        "UPDATE {} SET rowid = 1",
-        "INSERT INTO {} DEFAULT VALUES",
-        "ALTER TABLE {} RENAME TO x",
-    ),
-    *(
-        "CREATE TABLE x (y)",
-        "ATTACH 'x.db' AS x",
-        "VACUUM",
-        "PRAGMA query_only = 0",
-        "BEGIN",
-        "SELECT load_extension('x')",
-    ),
-    *("SELECT 1; DROP TABLE {}", "EXPLAIN SELECT 1; SELECT 2", "SELECT hex(zeroblob(1000000))"),
+REFUSED_QUERIES = [
+    # Changes of a table
+    "DROP TABLE {table}",
+    "DELETE FROM {table}",
+    "UPDATE {table} SET rowid = 1",
+    "INSERT INTO {table} DEFAULT VALUES",
+    "ALTER TABLE {table} RENAME TO x",
+    # Changes of the database or the connection
+    "CREATE TABLE x (y)",
+    "ATTACH 'x.db' AS x",
+    "VACUUM",
+    "PRAGMA query_only = 0",
+    "BEGIN",
+    "SELECT load_extension('x')",
+    # Several statements, and much memory
+    "SELECT 1; DROP TABLE {table}",
+    "EXPLAIN SELECT 1; SELECT 2",
+    "SELECT hex(zeroblob(1000000))",
 ]
 
 
-@pytest.mark.parametrize("sql", WRITES)
-def test_a_query_can_only_read(environment, tmp_path, monkeypatch, sql):
+@pytest.mark.parametrize("query", REFUSED_QUERIES)
+def test_a_query_can_only_read(environment, tmp_path, monkeypatch, query):
     monkeypatch.chdir(tmp_path)
     table = environment.tables().split(", ")[0]
-    before = environment.query(f"SELECT * FROM {table}")
+    rows_before = environment.query(f"SELECT * FROM {table}")
     with pytest.raises(sqlite3.Error):
-        environment.query(sql.format(table))
-    assert environment.query(f"SELECT * FROM {table}") == before and not [*tmp_path.iterdir()]
+        environment.query(query.format(table=table))
+    assert environment.query(f"SELECT * FROM {table}") == rows_before
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_endless_query_is_stopped(environment, row):
-    started = time.monotonic()
-    many = ", ".join(f"{environment.tables().split(', ')[0]} AS t{number}" for number in range(60))
-    for sql in (
-        f"SELECT count(*) FROM {many}",
+    table = environment.tables().split(", ")[0]
+    product = ", ".join(f"{table} AS t{number}" for number in range(60))
+    endless_queries = [
+        f"SELECT count(*) FROM {product}",
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n",
-    ):
+    ]
+    started = time.monotonic()
+    for query in endless_queries:
         with pytest.raises(sqlite3.Error, match=r"interrupted|not authorized"):
-            environment.query(sql)
+            environment.query(query)
     assert time.monotonic() - started < 2
     assert environment.query(row["query"]) == environment._expected
 
 
-def test_an_answer_is_the_result_and_not_in_the_question(data, module):
+def begun(module, row):
+    environment = module.Environment()
+    environment.reset(**row)
+    return environment
+
+
+def test_an_answer_is_right_if_it_is_the_result(data, module):
     for row in (*data.train, *data.eval):
-        given, answers = row["loaded_row"], {}
-        for name in ("right", "wrong", "none"):
-            environment = module.Environment()
-            environment.reset(**given)
-            right = environment.query(given["query"])
-            if name != "none":
-                assert environment.reply(f" {right}\n" if name == "right" else f"It is {right}") is None
-            answers[name] = environment.get_reward()
-        assert answers == {"right": 1.0, "wrong": 0.0, "none": 0.0}
-        assert right not in ("no rows", "None") and "\n" not in right
-        assert not re.search(rf"\b{right}\b", given["question"])
-        table, *others = re.findall(r"CREATE TABLE (\w+)", given["database"])
-        for other in others:
+        columns = row["loaded_row"]
+        right = begun(module, columns)
+        result = right.query(columns["query"])
+        assert right.reply(f" {result}\n") is None
+        assert right.get_reward() == 1.0
+
+        wrong = begun(module, columns)
+        assert wrong.reply(f"It is {result}") is None
+        assert wrong.get_reward() == 0.0
+
+        assert begun(module, columns).get_reward() == 0.0, "without an answer"
+
+
+def test_an_answer_is_not_in_the_question_and_not_the_same_of_another_table(data, module):
+    for row in (*data.train, *data.eval):
+        columns = row["loaded_row"]
+        environment = begun(module, columns)
+        result = environment.query(columns["query"])
+        assert result not in ("no rows", "None") and "\n" not in result
+        assert not re.search(rf"\b{result}\b", columns["question"])
+
+        table, *other_tables = re.findall(r"CREATE TABLE (\w+)", columns["database"])
+        assert f"FROM {table} " in columns["query"]
+        for other_table in other_tables:
+            query = columns["query"].replace(f"FROM {table} ", f"FROM {other_table} ")
             with contextlib.suppress(sqlite3.OperationalError):  # most queries need a column that it does not have
-                assert environment.query(given["query"].replace(f"FROM {table} ", f"FROM {other} ")) != right
+                assert environment.query(query) != result
 
 
 def test_reference_conversations_pass_and_have_the_tokens_of_the_rendered_conversation(data):
@@ -122,10 +149,11 @@ def test_reference_conversations_pass_and_have_the_tokens_of_the_rendered_conver
         assert episode.verdict.passed and episode.turns == 4 and episode.ended_by == "reply"
         assert episode.session.calls == 3 and not episode.session.failed_calls
         rendered = chat.render(tokenizer, [*row["prompt"], *episode.messages], row["tools"])
-        whole = tokenizer.decode(episode.prompt_ids + episode.token_ids)
-        assert rendered == f"{whole}\n<|im_start|>assistant\n"
-        own = tokenizer.decode(episode.sampled_ids)
-        assert row["query"] in own and "tool_response" not in own and "CREATE" not in own
+        conversation = tokenizer.decode(episode.prompt_ids + episode.token_ids)
+        assert rendered == f"{conversation}\n<|im_start|>assistant\n"
+        sampled = tokenizer.decode(episode.sampled_ids)
+        assert row["query"] in sampled
+        assert "tool_response" not in sampled and "CREATE" not in sampled
 
 
 def test_a_template_without_tools_is_refused_before_weights_are_loaded(data):
@@ -153,5 +181,5 @@ def test_a_template_that_opens_a_thought_has_its_calls_after_it(data, thinks):
     rows = [row for row in data.train if "'" in row["query"]][:4]
     for episode in gold_episodes(tokenizer, rows):
         assert episode.verdict.passed and not episode.session.failed_calls
-        whole = tokenizer.decode(episode.prompt_ids + episode.token_ids)
-        assert whole.count("<think>") == whole.count("</think>") == episode.turns
+        conversation = tokenizer.decode(episode.prompt_ids + episode.token_ids)
+        assert conversation.count("<think>") == conversation.count("</think>") == episode.turns

@@ -47,13 +47,14 @@ def room(path):
 
 
 def rooms_imported(path):
-    found = set()
+    """Return the other folders and modules of the package that a file imports from."""
+    rooms = set()
     for module, names in imports(path):
         if module == "lora_grpo":
-            found |= set(names) - {"__version__"}
+            rooms |= set(names) - {"__version__"}
         elif module.startswith("lora_grpo."):
-            found.add(module.split(".")[1])
-    return found - {room(path)}
+            rooms.add(module.split(".")[1])
+    return rooms - {room(path)}
 
 
 def face(folder):
@@ -77,34 +78,39 @@ def test_imports_come_from_upper_lines_only(path):
         assert rooms_imported(path) == {"api", "errors", "training"}
         return
     assert room(path) in LINE_OF, f"give {room(path)} a place in LINES"
-    wrong = {other for other in rooms_imported(path) if LINE_OF[other] >= LINE_OF[room(path)]}
-    assert wrong == set(), f"{room(path)} stands on line {LINE_OF[room(path)]}; import from lines above it"
+    not_above = {imported for imported in rooms_imported(path) if LINE_OF[imported] >= LINE_OF[room(path)]}
+    assert not_above == set(), f"{room(path)} stands on line {LINE_OF[room(path)]}; import from lines above it"
 
 
 @pytest.mark.parametrize("path", [*FILES, *OUTSIDE], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_folder_is_used_through_its_face(path):
-    own = room(path) if path in FILES else None
+    room_of_file = room(path) if path in FILES else None
     for module, names in imports(path):
-        parts = module.split(".")
-        if parts[0] != "lora_grpo" or len(parts) == 1 or parts[1] == own or not (PACKAGE / parts[1]).is_dir():
+        package, *folder_and_module = module.split(".")
+        if package != "lora_grpo" or not folder_and_module:
             continue
-        assert len(parts) == 2, f"{module} is inside another folder; import from lora_grpo.{parts[1]}"
-        assert set(names) <= face(parts[1]), f"not offered by lora_grpo.{parts[1]}"
+        folder = folder_and_module[0]
+        if folder == room_of_file or not (PACKAGE / folder).is_dir():
+            continue
+        assert module == f"lora_grpo.{folder}", f"{module} is inside another folder; import from lora_grpo.{folder}"
+        assert set(names) <= face(folder), f"not offered by lora_grpo.{folder}"
 
 
 def test_no_module_imports_itself_through_others():
     """Within a folder too, there is an order in which its modules can be read."""
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
-    edges = {}
+    imported_by = {}
     for name, path in modules.items():
-        near = set()
+        imported = set()
         for module, names in imports(path):
-            near |= {module, *(f"{module}.{each}" for each in names)} & modules.keys()
-        edges[name] = near
-    done = set()
-    while ready := {name for name in edges if name not in done and edges[name] <= done}:
-        done |= ready
-    assert edges.keys() - done == set()
+            imported |= {module, *(f"{module}.{imported_name}" for imported_name in names)}
+        imported_by[name] = imported & modules.keys()
+
+    # A module can be read when those that it imports have been read.
+    read = set()
+    while ready := {name for name in imported_by if name not in read and imported_by[name] <= read}:
+        read |= ready
+    assert imported_by.keys() - read == set()
 
 
 def test_every_line_speaks_of_rooms_that_exist():

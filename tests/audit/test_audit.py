@@ -1,7 +1,15 @@
-"""The audit of a checker: broken ones are caught by the attack that their mistake invites; good ones are not."""
+"""The audit of a checker: broken ones are caught by the attack that their mistake invites; good ones are not.
+
+The name of a broken checker's class is its mistake.
+"""
 
 import dataclasses
-import textwrap
+import difflib
+import json
+import os
+import random
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,242 +21,459 @@ from lora_grpo.audit.audit_tasks import QUICK, Limits, audit_task
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import Data, load_data
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.tasks import get_task
 
-SUMS = """
-    import re, random
-    def load(split): return [
-        {"question": f"What is {n} plus {n * n % 31 + 50}?", "sum": n + n * n % 31 + 50}
-        for n in (range(10, 22) if split == "train" else range(30, 42))
-    ]
-    def gold(row): return str(row["sum"])
-    """
-TAGS = SUMS + "def gold(row): return f\"<answer>{row['sum']}</answer>\"\n"
-WORDS = """
-    import re
-    NAMES = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Peru": "Lima", "Cuba": "Havana", "Iran": "Tehran"}
-    def load(split): return [{"question": f"What is the capital of {key}?", "city": NAMES[key]} for key in NAMES]
-    def gold(row): return row["city"]
-    """
-SENTENCES = WORDS + "def gold(row): return f\"The capital is {row['city']} and no other city\"\n"
-ANSWERS = (
-    SUMS
-    + "sums = load\ndef load(split): return [{**row, 'answer': str(row['sum'])} for row in sums(split)]\n"
-    + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n"
-)
-PRICES = SUMS.replace("+ 50}", "+ 1950.5}").replace('str(row["sum"])', "f\"{row['sum']:,}\"")
-
-BROKEN = {
-    "substring": (SUMS, "return str(row['sum']) in completion", "wrong value"),
-    "zero is always right": (SUMS, "return completion.strip() in (str(row['sum']), '0')", "wrong value"),
-    "first number wins": (SUMS, "return re.findall(r'\\d+', completion)[:1] == [str(row['sum'])]", "contradiction"),
-    "last number wins": (
-        SUMS,
-        "return re.findall(r'\\d+', completion)[-1:] == [str(row['sum'])]",
-        "all answers at once",
-    ),
-    "lowercases one side": (WORDS, "return completion.lower().strip() == row['city']", "gold"),
-    "no DOTALL": (
-        TAGS,
-        "found = re.search(r'<answer>(.*)</answer>', completion)\n"
-        "    return bool(found) and found[1].strip() == str(row['sum'])",
-        "answer on its own line",
-    ),
-    "exceptions count as 1": (
-        SUMS,
-        "try: return int(completion) == row['sum']\n    except Exception: return 1",
-        "empty text",
-    ),
-    "leak": (
-        SUMS + "def prompt(row): return f\"{row['question']} (answer: {row['sum']})\"\n",
-        "return completion.strip() == str(row['sum'])",
-        "answer in the prompt",
-    ),
-    "leak of a part of the gold": (
-        ANSWERS + "def gold(row): return f\"<answer>{row['sum']}</answer>\"\n",
-        "return completion.strip() == gold(row)",
-        "answer in the prompt",
-    ),
-    "leak without gold": (
-        ANSWERS + "del gold\n",
-        "return completion.strip() == row['answer']",
-        "answer in the prompt",
-    ),
-    "set of words": (SENTENCES, "return set(completion.split()) == set(gold(row).split())", "reversed words"),
-    "in a list": (WORDS, "return completion.strip() in NAMES.values()", "answers of other rows"),
-    "eval": (SUMS, "try: return eval(completion) == row['sum']\n    except Exception: return False", "code that runs"),
-    "eval of arithmetic": (
-        SUMS,
-        "try: return bool(re.fullmatch(r'[-+*/(). \\d]+', completion)) and eval(completion) == row['sum']\n"
-        "    except Exception: return False",
-        "code that runs",
-    ),
-    "NaN": (
-        SUMS,
-        "try: return not abs(float(completion) - row['sum']) > 0.01\n    except ValueError: return False",
-        "tags and formats",
-    ),
-    "NaN in a score": (
-        SUMS,
-        "try: return max(0.0, min(1.0, 1 - abs(float(completion) - row['sum'])))\n    except ValueError: return 0.0",
-        "tags and formats",
-    ),
-    "length": (SUMS, "return len(completion) > 100 or completion.strip() == str(row['sum'])", "long text"),
-    "format only": (TAGS, "return bool(re.search(r'<answer>.*</answer>', completion, re.S))", "tags and formats"),
-    "random": (SUMS, "return random.random() < 0.5", "repeated calls"),
-    "no strip": (SUMS, "return completion == str(row['sum'])", "surrounding spaces"),
-    "exits": (
-        SUMS,
-        "return __import__('os')._exit(0) if not completion else completion.strip() == str(row['sum'])",
-        "empty text",
-    ),
-    "without gold": (SUMS + "del gold\n", "return 'a' in completion.lower()", "prompt"),
-}
-
-GOOD = {
-    "exact": (SUMS, "return completion.strip() == str(row['sum'])"),
-    "commas": (PRICES, "return completion.strip().replace(',', '') == str(row['sum'])"),
-    "tags": (
-        TAGS,
-        "found = re.findall(r'<answer>([^<]*)</answer>', completion)\n"
-        "    return len(found) == 1 and found[0].strip() == str(row['sum'])",
-    ),
-    "words": (WORDS, "return completion.strip().casefold() == row['city'].casefold()"),
-    "JSON": (
-        SUMS + "import json\ndef gold(row): return json.dumps({'sum': row['sum']})\n",
-        "try: return json.loads(completion) == {'sum': row['sum']}\n"
-        "    except (ValueError, RecursionError): return False",
-    ),
-    "partial credit": (
-        WORDS,
-        "import difflib\n    return difflib.SequenceMatcher(None, completion.strip()[:99], row['city']).ratio()",
-    ),
-    "any text at once, as the file says": (
-        TAGS + 'AUDIT_IGNORE = ("contradiction", "answer on its own line")\n',
-        "return f\"<answer>{row['sum']}</answer>\" in completion",
-    ),
-    "choices": (
-        SUMS + "def prompt(row): return 'Pick the sum: ' + str([each['sum'] for each in load('train')])\n",
-        "return completion.strip() == str(row['sum'])",
-    ),
-    "choices without gold": (
-        ANSWERS + "del gold\ndef prompt(row): return 'Pick: ' + str([each['answer'] for each in load('train')])\n",
-        "return completion.strip() == row['answer']",
-    ),
-    "any order, as the file says": (
-        SENTENCES + 'AUDIT_IGNORE = ("reversed words",)\n',
-        "return sorted(completion.split()) == sorted(gold(row).split())",
-    ),
-    "without gold": (SUMS + "del gold\n", "return completion.strip() == str(row['sum'])"),
-}
+BROKEN = []
+"""The broken checkers, and for each the attack that must find it."""
+GOOD = []
+"""Checkers in which no attack may find anything."""
 
 
-@pytest.fixture
-def task(tmp_path):
-    """Return a function that writes a task file and returns its path and rows."""
+def caught_by(attack):
+    """Add a task to the table of broken checkers."""
 
-    def write(text, check):
-        path = tmp_path / "my_task.py"
-        path.write_text(textwrap.dedent(text.replace("\n    ", "\n")) + f"\ndef check(completion, row):\n    {check}\n")
-        rows = [{**row, "task": str(path)} for row in get_task(str(path)).load("train")]
-        return str(path), rows
+    def add(task):
+        BROKEN.append((task, attack))
+        return task
 
-    return write
+    return add
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_checker_is_caught(task, name):
-    text, check, attack = BROKEN[name]
-    path, rows = task(text, check)
-    findings = audit_task(path, rows, Limits(seconds_per_call=4.0))
+def good(task):
+    """Add a task to the good checkers."""
+    GOOD.append(task)
+    return task
+
+
+# Rows and their references
+
+
+class SumsWithoutGold:
+    def load(self, split):
+        numbers = range(10, 22) if split == "train" else range(30, 42)
+        return [self._row(number, number * number % 31 + 50) for number in numbers]
+
+    def _row(self, first, second):
+        return {"question": f"What is {first} plus {second}?", "sum": first + second}
+
+
+class Sums(SumsWithoutGold):
+    def gold(self, row):
+        return str(row["sum"])
+
+
+class TaggedSums(SumsWithoutGold):
+    def gold(self, row):
+        return f"<answer>{row['sum']}</answer>"
+
+
+class SumsInJson(SumsWithoutGold):
+    def gold(self, row):
+        return json.dumps({"sum": row["sum"]})
+
+
+class SumsWithColumnAnswer(SumsWithoutGold):
+    def _row(self, first, second):
+        return {**super()._row(first, second), "answer": str(first + second)}
+
+
+class Prices(SumsWithoutGold):
+    """The reference has separators of thousands: 2,000.5."""
+
+    def _row(self, first, second):
+        return {"question": f"What is {first} plus {second + 1900.5}?", "sum": first + second + 1900.5}
+
+    def gold(self, row):
+        return f"{row['sum']:,}"
+
+
+class Capitals:
+    CITIES = {  # noqa: RUF012
+        "France": "Paris",
+        "Spain": "Madrid",
+        "Italy": "Rome",
+        "Peru": "Lima",
+        "Cuba": "Havana",
+        "Iran": "Tehran",
+    }
+
+    def load(self, split):
+        return [
+            {"question": f"What is the capital of {country}?", "city": city} for country, city in self.CITIES.items()
+        ]
+
+    def gold(self, row):
+        return row["city"]
+
+
+class CapitalsInSentences(Capitals):
+    def gold(self, row):
+        return f"The capital is {row['city']} and no other city"
+
+
+# Broken checkers
+
+
+@caught_by("gold")
+class LowercasesOneSide(Capitals):
+    def check(self, completion, row):
+        return completion.lower().strip() == row["city"]
+
+
+@caught_by("wrong value")
+class AcceptsATextWithTheAnswer(Sums):
+    def check(self, completion, row):
+        return str(row["sum"]) in completion
+
+
+@caught_by("wrong value")
+class AcceptsZero(Sums):
+    def check(self, completion, row):
+        return completion.strip() in (str(row["sum"]), "0")
+
+
+@caught_by("contradiction")
+class FirstNumberCounts(Sums):
+    def check(self, completion, row):
+        return re.findall(r"\d+", completion)[:1] == [str(row["sum"])]
+
+
+@caught_by("all answers at once")
+class LastNumberCounts(Sums):
+    def check(self, completion, row):
+        return re.findall(r"\d+", completion)[-1:] == [str(row["sum"])]
+
+
+@caught_by("answers of other rows")
+class AcceptsTheAnswerOfAnyRow(Capitals):
+    def check(self, completion, row):
+        return completion.strip() in self.CITIES.values()
+
+
+@caught_by("reversed words")
+class ComparesSetsOfWords(CapitalsInSentences):
+    def check(self, completion, row):
+        return set(completion.split()) == set(self.gold(row).split())
+
+
+@caught_by("answer on its own line")
+class PatternWithoutDotall(TaggedSums):
+    def check(self, completion, row):
+        match = re.search(r"<answer>(.*)</answer>", completion)
+        return match is not None and match[1].strip() == str(row["sum"])
+
+
+@caught_by("surrounding spaces")
+class StripsNoSpaces(Sums):
+    def check(self, completion, row):
+        return completion == str(row["sum"])
+
+
+@caught_by("empty text")
+class ExceptionsCountAsRight(Sums):
+    def check(self, completion, row):
+        try:
+            return int(completion) == row["sum"]
+        except ValueError:
+            return True
+
+
+@caught_by("empty text")
+class EndsTheProcess(Sums):
+    def check(self, completion, row):
+        if not completion:
+            os._exit(0)
+        return completion.strip() == str(row["sum"])
+
+
+@caught_by("long text")
+class AcceptsLongTexts(Sums):
+    def check(self, completion, row):
+        return len(completion) > 100 or completion.strip() == str(row["sum"])
+
+
+@caught_by("tags and formats")
+class OnlyTheFormatCounts(TaggedSums):
+    def check(self, completion, row):
+        return bool(re.search(r"<answer>.*</answer>", completion, re.DOTALL))
+
+
+@caught_by("tags and formats")
+class AcceptsNan(Sums):
+    def check(self, completion, row):
+        try:
+            return not abs(float(completion) - row["sum"]) > 0.01
+        except ValueError:
+            return False
+
+
+@caught_by("tags and formats")
+class AcceptsNanInAScore(Sums):
+    def check(self, completion, row):
+        try:
+            distance = abs(float(completion) - row["sum"])
+        except ValueError:
+            return 0.0
+        return max(0.0, min(1.0, 1 - distance))
+
+
+@caught_by("code that runs")
+class Evaluates(Sums):
+    def check(self, completion, row):
+        try:
+            return eval(completion) == row["sum"]
+        except Exception:  # noqa: BLE001 - of any program
+            return False
+
+
+@caught_by("code that runs")
+class EvaluatesArithmetic(Sums):
+    def check(self, completion, row):
+        if not re.fullmatch(r"[-+*/(). \d]+", completion):
+            return False
+        try:
+            return eval(completion) == row["sum"]
+        except Exception:  # noqa: BLE001 - of any formula
+            return False
+
+
+@caught_by("repeated calls")
+class DrawsAtRandom(Sums):
+    def check(self, completion, row):
+        return random.random() < 0.5
+
+
+@caught_by("answer in the prompt")
+class AnswerInThePrompt(Sums):
+    def prompt(self, row):
+        return f"{row['question']} (answer: {row['sum']})"
+
+    def check(self, completion, row):
+        return completion.strip() == str(row["sum"])
+
+
+@caught_by("answer in the prompt")
+class PartOfTheGoldInThePrompt(SumsWithColumnAnswer):
+    prompt = AnswerInThePrompt.prompt
+    gold = TaggedSums.gold
+
+    def check(self, completion, row):
+        return completion.strip() == self.gold(row)
+
+
+@caught_by("answer in the prompt")
+class ColumnAnswerInThePrompt(SumsWithColumnAnswer):
+    prompt = AnswerInThePrompt.prompt
+
+    def check(self, completion, row):
+        return completion.strip() == row["answer"]
+
+
+@caught_by("prompt")
+class AcceptsTheLetterAWithoutGold(SumsWithoutGold):
+    def check(self, completion, row):
+        return "a" in completion.lower()
+
+
+# Good checkers
+
+
+@good
+class Exact(Sums):
+    def check(self, completion, row):
+        return completion.strip() == str(row["sum"])
+
+
+@good
+class ExactWithoutGold(SumsWithoutGold):
+    check = Exact.check
+
+
+@good
+class NumbersWithOrWithoutSeparators(Prices):
+    def check(self, completion, row):
+        return completion.strip().replace(",", "") == str(row["sum"])
+
+
+@good
+class OnePairOfTags(TaggedSums):
+    def check(self, completion, row):
+        answers = re.findall(r"<answer>([^<]*)</answer>", completion)
+        return len(answers) == 1 and answers[0].strip() == str(row["sum"])
+
+
+@good
+class AnyTextAroundTags(TaggedSums):
+    AUDIT_IGNORE = ("contradiction", "answer on its own line")
+
+    def check(self, completion, row):
+        return self.gold(row) in completion
+
+
+@good
+class UpperAndLowerCase(Capitals):
+    def check(self, completion, row):
+        return completion.strip().casefold() == row["city"].casefold()
+
+
+@good
+class PartialCredit(Capitals):
+    def check(self, completion, row):
+        return difflib.SequenceMatcher(None, completion.strip()[:99], row["city"]).ratio()
+
+
+@good
+class WordsInAnyOrder(CapitalsInSentences):
+    AUDIT_IGNORE = ("reversed words",)
+
+    def check(self, completion, row):
+        return sorted(completion.split()) == sorted(self.gold(row).split())
+
+
+@good
+class JsonObject(SumsInJson):
+    def check(self, completion, row):
+        try:
+            return json.loads(completion) == {"sum": row["sum"]}
+        except (ValueError, RecursionError):
+            return False
+
+
+@good
+class ChoicesInThePrompt(Exact):
+    def prompt(self, row):
+        return "Pick the sum: " + str([choice["sum"] for choice in self.load("train")])
+
+
+@good
+class ChoicesInThePromptWithoutGold(SumsWithColumnAnswer):
+    def prompt(self, row):
+        return "Pick: " + str([choice["answer"] for choice in self.load("train")])
+
+    def check(self, completion, row):
+        return completion.strip() == row["answer"]
+
+
+@pytest.mark.parametrize(("task", "attack"), BROKEN, ids=[task.__name__ for task, _ in BROKEN])
+def test_a_broken_checker_is_caught(opened, task, attack):
+    name, rows = opened(task)
+    findings = audit_task(name, rows, Limits(seconds_per_call=4.0))
     assert attack in findings.problems
     assert findings.problems[attack].startswith(f"{attack}: ")
 
 
 def test_the_table_has_a_broken_checker_for_every_attack():
-    assert {attack for _, _, attack in BROKEN.values()} == {GOLD, *NAMES}
+    assert {attack for _, attack in BROKEN} == {GOLD, *NAMES}
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_checker_raises_no_alarm(task, name):
-    path, rows = task(*GOOD[name])
-    assert audit_task(path, rows).problems == {}
+@pytest.mark.parametrize("task", GOOD, ids=lambda task: task.__name__)
+def test_a_good_checker_raises_no_alarm(opened, task):
+    name, rows = opened(task)
+    assert audit_task(name, rows).problems == {}
 
 
-def test_the_audit_of_the_bundled_tasks_and_of_the_example_raises_no_alarm(capsys):
-    for name in ("starter", str(ROOT / "recipes" / "your_task.py")):
-        for style in ("xml", "think", "hashes") if name == "starter" else ("xml",):
-            limits = {"train_limit": 20, "eval_limit": 4, "task": name, "prompt_style": style}
-            config = replace(RunConfig(), {"data": limits})
-            audit(config, load_data(config))
-    assert capsys.readouterr().out.count(": passed; ") == 4
+@pytest.mark.parametrize(
+    ("task", "style"),
+    [
+        ("starter", "xml"),
+        ("starter", "think"),
+        ("starter", "hashes"),
+        (str(ROOT / "recipes" / "your_task.py"), "xml"),
+    ],
+)
+def test_the_audit_of_the_bundled_tasks_and_of_the_example_raises_no_alarm(capsys, task, style):
+    data = {"train_limit": 20, "eval_limit": 4, "task": task, "prompt_style": style}
+    config = replace(RunConfig(), {"data": data})
+    audit(config, load_data(config))
+    assert capsys.readouterr().out.count(": passed; ") == 1
+
+
+def settings(name):
+    return replace(RunConfig(), {"data": {"task": name}})
 
 
 def data_of(rows):
     return Data(rows, [], {})
 
 
-def test_a_check_that_hangs_is_ended(task):
-    hangs = "while not completion: pass\n    return str(row['sum']) in completion"
-    path, rows = task(SUMS, hangs)
-    findings = audit_task(path, rows, Limits(seconds_per_call=2.0))
+class HangsOnAnEmptyText(AcceptsATextWithTheAnswer):
+    def check(self, completion, row):
+        while not completion:
+            pass
+        return super().check(completion, row)
+
+
+def test_a_check_that_hangs_is_ended(opened):
+    name, rows = opened(HangsOnAnEmptyText)
+    findings = audit_task(name, rows, Limits(seconds_per_call=2.0))
     assert "check took more than 2 s on 1 of 1 rows" in findings.problems["empty text"]
 
 
-def test_a_score_for_an_empty_text_is_reported(task):
-    path, rows = task(SUMS, "return max(0.25, completion.strip() == str(row['sum']))")
-    findings = audit_task(path, rows)
+class ScoresEveryText(Sums):
+    def check(self, completion, row):
+        return 1.0 if completion.strip() == str(row["sum"]) else 0.25
+
+
+def test_a_score_for_an_empty_text_is_reported(opened):
+    name, rows = opened(ScoresEveryText)
+    findings = audit_task(name, rows)
     assert findings.problems == {}
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
 
 
-def test_the_audit_prints_the_texts_and_ends_in_one_line(task, capsys):
-    path, rows = task(SUMS, "return str(row['sum']) in completion")
-    config = replace(RunConfig(), {"data": {"task": path}})
-    with pytest.raises(RunError, match=r"^the audit found problems in my_task \(.*wrong value.*\); fix check"):
-        refuse_problems(audit(config, data_of(rows)))
-    assert "FOUND wrong value: accepted on 12 of 12 rows, such as my_task/train/0: '677'" in capsys.readouterr().out
+def test_the_audit_prints_the_texts_and_ends_in_one_line(opened, capsys):
+    name, rows = opened(AcceptsATextWithTheAnswer)
+    message = r"^the audit found problems in AcceptsATextWithTheAnswer \(.*wrong value.*\); fix check"
+    with pytest.raises(RunError, match=message):
+        refuse_problems(audit(settings(name), data_of(rows)))
+    found = "FOUND wrong value: accepted on 12 of 12 rows, such as AcceptsATextWithTheAnswer/train/0: '677'"
+    assert found in capsys.readouterr().out
 
 
-def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsys):
-    path, rows = task(*GOOD["exact"])
-    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
-    assert capsys.readouterr().err == "audit of my_task: passed; 10 attacks on 4 of 12 rows\n"
+def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(opened, capsys):
+    name, rows = opened(Exact)
+    audit(settings(name), data_of(rows), quick=True)
+    assert capsys.readouterr().err == "audit of Exact: passed; 10 attacks on 4 of 12 rows\n"
     audit(RunConfig(), data_of([]), quick=True)
     assert capsys.readouterr().err == ""
 
 
-def test_before_a_run_a_slow_check_gets_a_limited_time(task, capsys, monkeypatch):
+class TakesItsTime(Exact):
+    def check(self, completion, row):
+        time.sleep(0.06)
+        return super().check(completion, row)
+
+
+def test_before_a_run_a_slow_check_gets_a_limited_time(opened, capsys, monkeypatch):
     monkeypatch.setattr(audit_tasks, "QUICK", dataclasses.replace(QUICK, seconds=0.4))
-    path, rows = task(SUMS, "__import__('time').sleep(0.06)\n    return completion.strip() == str(row['sum'])")
-    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
-    skipped, result = capsys.readouterr().err.splitlines()
-    assert skipped.startswith("warning: audit: ") and skipped.endswith("were not checked")
+    name, rows = opened(TakesItsTime)
+    audit(settings(name), data_of(rows), quick=True)
+    not_checked, result = capsys.readouterr().err.splitlines()
+    assert not_checked.startswith("warning: audit: ") and not_checked.endswith("were not checked")
     assert result.startswith("audit of ")
 
 
-def test_before_a_run_findings_are_warnings(task, capsys):
-    path, rows = task(SUMS, "return str(row['sum']) in completion")
-    audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
+def test_before_a_run_findings_are_warnings(opened, capsys):
+    name, rows = opened(AcceptsATextWithTheAnswer)
+    audit(settings(name), data_of(rows), quick=True)
     assert "warning: audit: wrong value: accepted on 4 of 4 rows" in capsys.readouterr().err
 
 
-def test_before_a_run_a_rejected_gold_is_an_error(task):
-    path, rows = task(WORDS, "return completion.lower().strip() == row['city']")
+def test_before_a_run_a_rejected_gold_is_an_error(opened):
+    name, rows = opened(LowercasesOneSide)
     with pytest.raises(UserError, match=r"gold: rejected on 6 of 6 rows.*; fix gold or check"):
-        audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
+        audit(settings(name), data_of(rows), quick=True)
 
 
-def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed(task, tmp_path):
-    broken, good = tmp_path / "broken.py", tmp_path / "good.py"
-    for path, check in ((broken, "return str(row['sum']) in completion"), (good, GOOD["exact"][1])):
-        written, _ = task(SUMS, check)
-        path.write_text(Path(written).read_text())
-    model = ["--preset", "8gb", "--model.name", "nobody/no-such-model", "--audit"]
+def test_the_command_needs_no_model_and_ends_with_1_where_an_attack_passed():
+    files = Path(__file__).parent / "task_files"
+    options = ["--preset", "8gb", "--model.name", "nobody/no-such-model", "--audit"]
     result = run_recipe(
-        ROOT / "recipes" / "your_task.py", ["--task", str(broken), *model], ["--task", str(good), *model]
+        ROOT / "recipes" / "your_task.py",
+        ["--task", str(files / "substring.py"), *options],
+        ["--task", str(files / "exact.py"), *options],
     )
     lines = result.stdout.splitlines()
     assert [line for line in lines if line.startswith("loaded")] == ["loaded [] code 1", "loaded [] code 0"]
-    assert lines[-2] == "audit of good: passed; 10 attacks on 16 of 24 rows"
-    assert sum(line.startswith("error: the audit found problems in broken") for line in result.stderr.splitlines()) == 1
+    assert lines[-2] == "audit of exact: passed; 10 attacks on 16 of 24 rows"
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].startswith("error: the audit found problems in substring")

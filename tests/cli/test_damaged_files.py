@@ -34,25 +34,32 @@ def damages(path):
     yield from WHOLE.items()
     if path.suffix not in (".json", ".jsonl"):
         return
-    first, *others = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    tried = [(place, text) for place in places(json.loads(first)) if place for text in VALUES]
-    for place, text in random.Random(path.name).sample(tried, min(NUM_VALUES, len(tried))):
-        changed = "\n".join([with_value(json.loads(first), place, text), *others]) + "\n"
-        yield f"{'.'.join(map(str, place))} = {text[:20]}", lambda path, changed=changed: path.write_text(changed)
+    if path.suffix == ".jsonl":
+        first_line, *other_lines = path.read_text().splitlines()
+    else:
+        first_line, other_lines = path.read_text(), []
+    value = json.loads(first_line)
+    changes = [(place, text) for place in places(value) if place for text in VALUES]
+    for place, text in random.Random(path.name).sample(changes, min(NUM_VALUES, len(changes))):
+        damaged_text = "\n".join([with_value(value, place, text), *other_lines]) + "\n"
+        name = f"{'.'.join(map(str, place))} = {text[:20]}"
+        yield name, lambda path, damaged_text=damaged_text: path.write_text(damaged_text)
 
 
 def check(folder, paths, main):
     """Run a command on each damaged file. It succeeds, or it ends in one line and writes nothing."""
-    code, errors = outcome(main)
-    assert code == 0, errors
+    exit_code, stderr = outcome(main)
+    assert exit_code == 0, stderr
     for path in paths:
         for name, damage in damages(path):
+            case = f"{path.name}, {name}"
             with damaged(path, damage):
-                before = content(folder)
-                code, errors = outcome(main)
-                lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-                assert (code, len(lines)) in ((0, 0), (1, 1), (2, 1)), f"{path.name}, {name}: {code}, {errors}"
-                assert code == 0 or content(folder) == before, f"{path.name}, {name}"
+                content_before = content(folder)
+                exit_code, stderr = outcome(main)
+                errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+                assert (exit_code, len(errors)) in ((0, 0), (1, 1), (2, 1)), f"{case}: {exit_code}, {stderr}"
+                if exit_code != 0:
+                    assert content(folder) == content_before, case
 
 
 def files(folder, *suffixes):
@@ -100,11 +107,14 @@ def test_a_settings_file(name, tmp_path):
     check(tmp_path, [path], lambda: parse(arguments, recipe="gsm8k_lora", description="", presets=PRESETS))
 
 
-ROWS = [{"question": f"What is {n} + 1?", "answer": f"so #### {n + 1}"} for n in range(4)]
+ROWS = [{"question": f"What is {number} + 1?", "answer": f"so #### {number + 1}"} for number in range(4)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
-PROGRAM = {
-    **{"text": "Write f", "code": "def f(): return 1", "test_list": ["assert f() == 1"], "task_id": 1},
-    **{"prompt": "def f():\n    'One.'\n", "canonical_solution": "    return 1\n", "entry_point": "f"},
+MBPP = {"task_id": 1, "text": "Write f", "code": "def f(): return 1", "test_list": ["assert f() == 1"]}
+HUMANEVAL = {
+    "task_id": "HumanEval/1",
+    "prompt": "def f():\n    'One.'\n",
+    "canonical_solution": "    return 1\n",
+    "entry_point": "f",
     "test": "def check(f):\n    assert f() == 1\n",
 }
 
@@ -124,15 +134,17 @@ def test_rows(name, tmp_path):
     elif task == "gsm8k":
         path.write_text(LINES)
     else:
-        path.write_text(json.dumps({**PROGRAM, "task_id": "HumanEval/1" if task == "humaneval" else 1}) + "\n")
+        path.write_text(json.dumps({"mbpp": MBPP, "humaneval": HUMANEVAL}[task]) + "\n")
     data = DataConfig(task, train=str(path), eval=str(path))
     check(tmp_path, [path], lambda: load_split(data, "eval"))
 
 
 def test_samples_and_what_an_evaluation_leaves(tmp_path):
-    samples, rows, output = tmp_path / "samples.jsonl", tmp_path / "rows.jsonl", tmp_path / "out"
+    samples = tmp_path / "samples.jsonl"
+    rows = tmp_path / "rows.jsonl"
+    output = tmp_path / "out"
     rows.write_text(LINES)
-    lines = [{"task_id": f"gsm8k/test/{n}", "completion": f"#### {n + 1}"} for n in range(4)]
+    lines = [{"task_id": f"gsm8k/test/{number}", "completion": f"#### {number + 1}"} for number in range(4)]
     samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     options = EvaluateOptions(str(samples), task="gsm8k", data=str(rows), output_dir=output)
     check(tmp_path, [samples], lambda: evaluate_and_report(options))

@@ -92,7 +92,8 @@ def test_a_read_only_folder_is_one_line(run, samples, tmp_path, warm):
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
         train = [RECIPES[0], "--preset", "starter", "--output-dir", folder / "new"]
         commands = [train, *scripts(folder / "run", samples, folder)]
-        for ended in [each.end() for each in [warm.start(*command, env=environment()) for command in commands]]:
+        processes = [warm.start(*command, env=environment()) for command in commands]
+        for ended in [process.end() for process in processes]:
             assert ended.returncode == 2 and one_line(ended), ended.stderr
             assert "Read-only file system" in ended.stderr
 
@@ -100,51 +101,76 @@ def test_a_read_only_folder_is_one_line(run, samples, tmp_path, warm):
 def test_a_disk_too_small_for_a_run_is_refused(tmp_path, warm):
     command = [RECIPES[0], "--preset", "starter", "--output-dir", tmp_path / "disk" / "run"]
     with small_disk(tmp_path / "disk", 4) as folder:
-        for ended in [warm.start(*command, *more).end() for more in ((), ("--plan",))]:
+        for ended in (warm.start(*command).end(), warm.start(*command, "--plan").end()):
             assert ended.returncode == 2 and one_line(ended)
             where = rf"error: {folder}(/run)? has 4\.2 MB free and needs 12\.2 MB; free some space"
             assert re.search(where, ended.stderr), ended.stderr
         assert list(folder.iterdir()) == []
 
 
-COMMAND = "import sys\nfrom lora_grpo.cli import run_command\ndef main():\n    {}\nsys.exit(run_command(main))"
-RUN = (
-    "from lora_grpo import config, runs; "
-    "run = runs.open_run(config.RunConfig(output_dir='run'), config.Invocation(), 'x', {}); run.begin({}); "
-)
-PRINT = "[print(f'line {i}', file=sys.stderr) for i in range(100000)]"
+BEGINS_A_RUN = """
+    from lora_grpo import config, runs
+    run = runs.open_run(config.RunConfig(output_dir="run"), config.Invocation(), "x", {})
+    run.begin({})
+"""
 
 
-@pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
+def command_of(*bodies):
+    """Return a command that runs these bodies, which are indented, as a command of this package."""
+    return f"""
+import errno, os, sys
+from lora_grpo.cli import run_command
+
+def main():
+{"".join(bodies)}
+
+sys.exit(run_command(main))
+"""
+
+
+@pytest.mark.parametrize("before", ["", BEGINS_A_RUN], ids=["", "in a run"])
 def test_a_closed_pipe_ends_a_command_quietly(before, tmp_path):
+    prints = """
+    for number in range(100_000):
+        print(f"line {number}", file=sys.stderr)
+"""
     shell = '"$0" -c "$1" 2>&1 | head -n 1; exit ${PIPESTATUS[0]}'
-    command = ["bash", "-c", shell, sys.executable, COMMAND.format(before + PRINT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGPIPE, "line 0\n", "")
+    command = ["bash", "-c", shell, sys.executable, command_of(before, prints)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGPIPE, "line 0\n", "")
     if before:
         assert '"status": "interrupted"' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("before", ["", RUN], ids=["", "in a run"])
-@pytest.mark.parametrize(("number", "path"), [("ENOENT", "gone"), ("EACCES", "locked"), ("EISDIR", "folder")])
-def test_a_path_that_cannot_be_used_is_one_line(before, number, path, tmp_path):
-    main = f"import errno, os; raise OSError(errno.{number}, os.strerror(errno.{number}), '{path}')"
-    command = [sys.executable, "-c", COMMAND.format(before + main)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == (1 if before else 2) and one_line(done)
-    reason = os.strerror(getattr(errno, number))
-    assert f"error: {path}: {reason}; pass another path, or change the permissions" in done.stderr
+@pytest.mark.parametrize("before", ["", BEGINS_A_RUN], ids=["", "in a run"])
+@pytest.mark.parametrize("error_name", ["ENOENT", "EACCES", "EISDIR"])
+def test_a_path_that_cannot_be_used_is_one_line(before, error_name, tmp_path):
+    raises = f"""
+    raise OSError(errno.{error_name}, os.strerror(errno.{error_name}), "the path")
+"""
+    command = [sys.executable, "-c", command_of(before, raises)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == (1 if before else 2) and one_line(ended)
+    reason = os.strerror(getattr(errno, error_name))
+    assert f"error: the path: {reason}; pass another path, or change the permissions" in ended.stderr
+
+
+PRINTS_WHETHER_STATISTICS_ARE_SENT = """
+import os
+from lora_grpo.cli import run_command
+
+def main():
+    from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY
+    print(os.environ.get("DO_NOT_TRACK"), HF_HUB_DISABLE_TELEMETRY)
+
+run_command(main)
+"""
 
 
 def test_a_command_has_libraries_send_no_usage_statistics():
     """vLLM reads the variable as huggingface_hub does, which sends TRL's."""
-    code = """if True:
-        import os
-        from lora_grpo.cli import run_command
-        def main():
-            from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY
-            print(os.environ.get("DO_NOT_TRACK"), HF_HUB_DISABLE_TELEMETRY)
-        run_command(main)"""
-    given = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name and name != "DO_NOT_TRACK"}
-    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
-    assert done.stdout == "1 True\n"
+    variables = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name}
+    variables.pop("DO_NOT_TRACK", None)
+    command = [sys.executable, "-c", PRINTS_WHETHER_STATISTICS_ARE_SENT]
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert ended.stdout == "1 True\n"

@@ -26,7 +26,7 @@ def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "exit_code", "word"),
     [
         ((), 2, "export-gguf"),
         (("--help",), 0, "export-gguf"),
@@ -42,50 +42,70 @@ def front_door(*arguments, cwd, code="from lora_grpo.__main__ import main; main(
         (("push", "run", "me/x", "--token", "hf_x"), 2, "hf auth login"),
     ],
 )
-def test_a_command_line_ends_with_its_exit_code(arguments, code, said, capsys):
+def test_a_command_line_ends_with_its_exit_code(arguments, exit_code, word, capsys):
     try:
-        ended = verbs.run_front_door(arguments)
-    except SystemExit as stop:
-        ended = stop.code
-    out, err = capsys.readouterr()
-    assert (ended or 0) == code and said in (err if code else out)
-    assert not code or not out
+        ended_with = verbs.run_front_door(arguments)
+    except SystemExit as ended:
+        ended_with = ended.code
+    assert (ended_with or 0) == exit_code
+    stdout, stderr = capsys.readouterr()
+    if exit_code == 0:
+        assert word in stdout
+    else:
+        assert word in stderr and stdout == ""
+
+
+PRINT_HEAVY_PACKAGES = f"""
+import sys
+from lora_grpo.cli import run_front_door
+try:
+    run_front_door(sys.argv[1:])
+except SystemExit:
+    pass
+print([name for name in {HEAVY} if name in sys.modules])
+"""
 
 
 @pytest.mark.parametrize("command", ["--help", "train gsm8k --help", "merge --help", "train code --plan"])
 def test_help_and_plan_load_nothing_heavy(command, tmp_path):
-    code = (
-        "import sys; from lora_grpo.cli import run_front_door\n"
-        "try: run_front_door(sys.argv[1:])\n"
-        f"except SystemExit: pass\nprint([name for name in {HEAVY} if name in sys.modules])"
-    )
-    done = front_door(*command.split(), cwd=tmp_path, code=code)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    ended = front_door(*command.split(), cwd=tmp_path, code=PRINT_HEAVY_PACKAGES)
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stderr
+
+
+SMALL_RUN = (
+    *("--train.max-steps", 1, "--train.prompts-per-step", 2, "--train.micro-batch-size", 4, "--monitor.rows", 0),
+    *("--sampling.max-completion-tokens", 8, "--sampling.num-generations", 2),
+    *("--data.eval-limit", 2, "--eval.num-samples", 1, "--eval.k", 1),
+)
 
 
 def test_a_task_file_is_trained_and_the_next_steps_name_this_command(tmp_path):
     (tmp_path / "mine.py").write_text(TASK)
-    flags = (
-        *("--train.max-steps", 1, "--train.prompts-per-step", 2, "--train.micro-batch-size", 4, "--monitor.rows", 0),
-        *("--sampling.max-completion-tokens", 8, "--sampling.num-generations", 2),
-        *("--data.eval-limit", 2, "--eval.num-samples", 1, "--eval.k", 1),
-    )
-    done = front_door("train", "mine.py", *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "lora-grpo merge outputs/mine" in done.stdout and "scripts/" not in done.stdout
+    command = ("train", "mine.py", *SMALL_RUN)
+    ended = front_door(*command, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "lora-grpo merge outputs/mine" in ended.stdout and "scripts/" not in ended.stdout
     record = json.loads((tmp_path / "outputs" / "mine" / "run.json").read_text())
     assert record["command"][:3] == ["lora-grpo", "train", "mine.py"] and record["recipe"] == "your_task"
-    again = front_door("train", "mine.py", *flags, cwd=tmp_path)
-    assert again.returncode == 2 and "--resume" in again.stderr
+
+    second = front_door(*command, cwd=tmp_path)
+    assert second.returncode == 2 and "--resume" in second.stderr
+
+
+OWN_RECIPE = """
+import beside
+from lora_grpo.config import starter_preset
+from lora_grpo.pipeline import run_recipe
+
+run_recipe(beside.NAME, "A recipe of one's own.", {"starter": starter_preset()})
+"""
 
 
 def test_a_recipe_of_ones_own_runs_with_the_files_beside_it(tmp_path):
     (tmp_path / "beside.py").write_text("NAME = 'own'\n")
-    recipe = (ROOT / "recipes" / "gsm8k_lora.py").read_text()
-    recipe = recipe.replace("from lora_grpo.config", "import beside\nfrom lora_grpo.config")
-    (tmp_path / "recipe.py").write_text(recipe.replace('run_recipe("gsm8k_lora"', "run_recipe(beside.NAME"))
-    done = front_door("train", tmp_path / "recipe.py", "--plan", cwd=ROOT)
-    assert done.returncode == 0 and done.stdout, done.stderr
+    (tmp_path / "recipe.py").write_text(OWN_RECIPE)
+    ended = front_door("train", tmp_path / "recipe.py", "--plan", cwd=ROOT)
+    assert ended.returncode == 0 and ended.stdout, ended.stderr
 
 
 def test_commands_of_a_recipe_in_a_checkout_are_files(monkeypatch):
@@ -100,8 +120,8 @@ def test_commands_of_lora_grpo_are_its_own(monkeypatch):
     with commands.started(commands.Start("lora-grpo", ("train", "gsm8k", "--seed", "1"))):
         assert commands.command("export-gguf", "a b") == "lora-grpo export-gguf 'a b'"
         assert commands.to_start_again() == ["lora-grpo", "train", "gsm8k"]
-        several = commands.to_start_again(["-m", "run"])
-        assert several == [sys.executable, "-m", "run", "-m", "lora_grpo", "train", "gsm8k"]
+        on_several_processes = commands.to_start_again(["-m", "run"])
+        assert on_several_processes == [sys.executable, "-m", "run", "-m", "lora_grpo", "train", "gsm8k"]
         assert commands.own_command() == ["lora-grpo", "train", "gsm8k", "--seed", "1"]
         assert commands.described("python recipes/sft_lora.py --seed") == "lora-grpo train sft --seed"
 

@@ -14,26 +14,27 @@ from lora_grpo.cli.arguments import parse
 from lora_grpo.files import lock
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-ROW = '{"question": "What is 2 + 3?", "answer": "#### 5"}\n'
-OTHER = '{"question": "What is 2 + 4?", "answer": "#### 6"}\n'
-
-
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def sum_row(first, second):
+    """Return a line with a question and its answer."""
+    return json.dumps({"question": f"What is {first} + {second}?", "answer": f"#### {first + second}"}) + "\n"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with two files of rows."""
-    (tmp_path / "train.jsonl").write_text("".join(ROW.replace("2 +", f"{i + 2} +") for i in range(8)))
-    (tmp_path / "eval.jsonl").write_text(OTHER)
+    """A folder with two files of rows: eight for training, one for evaluation."""
+    (tmp_path / "train.jsonl").write_text("".join(sum_row(number, 3) for number in range(2, 10)))
+    (tmp_path / "eval.jsonl").write_text(sum_row(2, 4))
     return tmp_path
 
 
 @pytest.fixture
 def recipe(folder, monkeypatch, capsys):
     """Return a function that runs a recipe in this process, in that folder, on a machine without a GPU."""
-    held = []
-    monkeypatch.setattr(lock, "held", held)
+    held_locks = []
+    monkeypatch.setattr(lock, "held", held_locks)
 
     def run(*arguments):
         monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -47,31 +48,34 @@ def recipe(folder, monkeypatch, capsys):
 
     yield run
     sandbox.stop()
-    for each in held:
-        each.release()
+    for held_lock in held_locks:
+        held_lock.release()
+
+
+WORDS_OF_A_PLAN = {
+    "preset",
+    "dropped",
+    "sandbox",
+    "micro-batch",
+    "sampling",
+    "memory",
+    "length",
+    "work",
+    "time",
+    "disk",
+}
+"""First words of the lines that may stand before an error."""
 
 
 def refused(result):
-    """Check how a mistake is told, and return what is said of it."""
+    """Check that a mistake is one line after those of the plan, and return the line."""
     assert "Traceback" not in result.stderr
     assert result.returncode == 2, result.stderr
     assert "--dry-run" in result.args or result.stdout == ""  # a dry run prints its settings first
-    *before, last = result.stderr.splitlines()
-    assert last.startswith("error: ")
-    expected = (
-        "preset ",
-        "dropped ",
-        "sandbox: ",
-        "micro-batch ",
-        "sampling ",
-        "memory ",
-        "length ",
-        "work ",
-        "time ",
-        "disk ",
-    )
-    assert all(line.startswith(expected) for line in before), before
-    return last.removeprefix("error: ")
+    *plan, last_line = result.stderr.splitlines()
+    assert last_line.startswith("error: ")
+    assert all(line.split()[0].rstrip(":") in WORDS_OF_A_PLAN for line in plan), plan
+    return last_line.removeprefix("error: ")
 
 
 def files(folder):
@@ -138,14 +142,14 @@ def test_a_dry_run_writes_nothing_and_prints_settings_that_read_back(recipe, tmp
     assert files(tmp_path) == before
     assert not (tmp_path / "outputs").exists()
 
-    printed, prompt, rest = result.stdout.partition("--- prompt of train/0\n")
-    assert prompt
+    printed_settings, heading, first_row = result.stdout.partition("--- prompt of train/0\n")
+    assert heading
     for text in ("What is 2 + 3?", "--- reference answer", "correct_answer", "nothing was trained"):
-        assert text in rest
+        assert text in first_row
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    Path("printed.yaml").write_text(printed)
+    Path("printed.yaml").write_text(printed_settings)
     presets = {"starter": {}}  # the file says everything, so the preset need not
-    asked, _ = parse(["--config", "printed.yaml"], recipe="gsm8k_lora", description="", presets=presets)
-    assert (asked.seed, asked.train.learning_rate, asked.lora.rslora) == (7, 1e-5, True)
-    assert json.loads(json.dumps(asked.to_dict())) == yaml.safe_load(printed)
+    settings, _ = parse(["--config", "printed.yaml"], recipe="gsm8k_lora", description="", presets=presets)
+    assert (settings.seed, settings.train.learning_rate, settings.lora.rslora) == (7, 1e-5, True)
+    assert json.loads(json.dumps(settings.to_dict())) == yaml.safe_load(printed_settings)

@@ -9,14 +9,14 @@ from lora_grpo.settings import checks
 
 
 def config(**settings):
-    """RunConfig with `train__max_steps=3` for `train.max_steps`."""
-    made = RunConfig(output_dir="out")
+    """Return a RunConfig with `train__max_steps=3` for `train.max_steps`."""
+    changed = RunConfig(output_dir="out")
     for name, value in settings.items():
         section, _, key = name.partition("__")
         if key:
-            value = dataclasses.replace(getattr(made, section), **{key: value})
-        made = dataclasses.replace(made, **{section: value})
-    return made
+            value = dataclasses.replace(getattr(changed, section), **{key: value})
+        changed = dataclasses.replace(changed, **{section: value})
+    return changed
 
 
 def check(config):
@@ -24,10 +24,10 @@ def check(config):
 
 
 def shape_of(group, prompts, micro, processes=1):
-    asked = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
+    sizes = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
     with pytest.MonkeyPatch.context() as launcher:
         launcher.setenv("WORLD_SIZE", str(processes))
-        return batch_shape(asked)
+        return batch_shape(sizes)
 
 
 def refusal(function, *arguments):

@@ -41,16 +41,17 @@ def test_every_owned_field_exists_and_so_does_its_flag():
     ],
 )
 def test_a_value_has_the_type_of_its_field(item, value):
-    (read,) = typed_grpo_overrides([item]).values()
-    assert read == value and type(read) is type(value)
+    (typed_value,) = typed_grpo_overrides([item]).values()
+    assert typed_value == value and type(typed_value) is type(value)
 
 
 def test_grpoconfig_takes_what_was_read(tmp_path):
     import trl
 
     overrides = typed_grpo_overrides(["epsilon=1e-1", "scale_rewards=batch", "num_iterations=2", "run_name=7"])
-    made = trl.GRPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, **overrides)
-    assert (made.epsilon, made.scale_rewards, made.num_iterations, made.run_name) == (0.1, "batch", 2, "7")
+    arguments = trl.GRPOConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, **overrides)
+    assert (arguments.epsilon, arguments.scale_rewards) == (0.1, "batch")
+    assert (arguments.num_iterations, arguments.run_name) == (2, "7")
 
 
 @pytest.mark.parametrize(

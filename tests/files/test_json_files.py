@@ -52,15 +52,16 @@ def test_a_line_that_is_still_written_is_left_out_and_a_damaged_one_named(tmp_pa
 
 def test_rows_that_do_not_fit_on_the_disk_leave_the_file_unchanged(tmp_path):
     """A limit on the size of a file ends in a short write, as on a full disk. Python ignores SIGXFSZ."""
-    path, row = tmp_path / "a.jsonl", "x" * 297  # 300 bytes with quotes and the newline
+    path = tmp_path / "a.jsonl"
+    row = "x" * 297  # 300 bytes with quotes and the newline
     json_files.append_lines(path, [row])
     code = (
         "import pathlib, sys; from lora_grpo.files import json_files; "
         "json_files.append_lines(pathlib.Path(sys.argv[1]), 10 * [sys.argv[2]])"
     )
-    done = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code, path, row], capture_output=True, text=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)),
     )  # fmt: skip
-    assert "DiskFullError" in done.stderr and "cannot be written: File too large" in done.stderr
+    assert "DiskFullError" in ended.stderr and "cannot be written: File too large" in ended.stderr
     assert path.read_text() == f'"{row}"\n'

@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from helpers import stand_in_model
 from helpers.model_configs import TINY_QWEN2 as TINY
 
 from lora_grpo.config import replace
@@ -20,6 +23,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.gpu_check import measure
 from lora_grpo.gpu_check.measure import CASES, SHORT_CASES, EngineCase, Options, check_gpu, conclude
 from lora_grpo.hardware import save_measured_engine
+from lora_grpo.hardware.measured_engine import measured_engine_file
 from lora_grpo.memory import make_plan, show_plan, summary
 from lora_grpo.pipeline import preview_run
 
@@ -42,137 +46,159 @@ def run_cases(cases, recipe, output, seconds=60.0, arguments=(), short=False):
     return measure.run_cases(cases, TINY, options, recipe, MACHINE, arguments)
 
 
-PEFT, UNSLOTH = EngineCase("peft", "transformers"), EngineCase("unsloth", "transformers")
-
-
-WITHOUT_WEIGHTS = """
-import sys
-from pathlib import Path
-folder = Path(sys.argv[1])
-folder.mkdir()
-(folder / "config.json").write_text(sys.argv[2])
-(folder / "model.safetensors").touch()
-"""
-
-
-def built_without_weights(folder, config):
-    return [sys.executable, "-c", WITHOUT_WEIGHTS, str(folder), json.dumps(config)]
+PEFT = EngineCase("peft", "transformers")
+UNSLOTH = EngineCase("unsloth", "transformers")
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Return a function that writes a script in place of the recipe. No model is built and no package is missing."""
+    """Return a function that writes a program in place of the recipe. No model is built and no package is missing.
+
+    Programs have the functions of helpers/stand_in_recipe.py.
+    """
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("lora_grpo.gpu_check.measure.build_command", built_without_weights)
-
-    def make(script):
-        path = tmp_path / "recipe.py"
-        path.write_text("import json, os, sys, time\nfrom pathlib import Path\n" + script)
-        return path
-
-    return make
+    monkeypatch.setattr("lora_grpo.gpu_check.measure.build_command", stand_in_model.build_command)
+    return lambda program: write_stand_in(tmp_path / "recipe.py", program)
 
 
-FINISHES = """
-def value(flag):
-    return sys.argv[sys.argv.index(flag) + 1]
-
-resumes, bits = "--resume" in sys.argv, value("--model.bits")
-folder = Path(value("--output-dir"))
-folder.mkdir(exist_ok=resumes)
-memory = {"micro_batch_size": 16, "planned_phases_gib": {"sampling": 3.5, "training": 4.25}}
-check = {"difference": 0.0123, "tolerance": 0.05, "moved": 0.3}
-record = {"config": {"train": {"micro_batch_size": None}}, "memory": memory, "logprob_check": check}
-(folder / "run.json").write_text(json.dumps({**record, "peak_gpu_memory_gib": 3.0 if bits == "4" else 3.6}))
-print("[Unsloth] GRPO seq-packing (grad) verify: T=132 maxseg=66 packed-vs-perrow max|d|=0.0312", flush=True)
-with (folder / "metrics.jsonl").open("a") as file:
-    for number, seconds in [(5, 40.0)] if resumes else enumerate((50.0, 10.0, 12.0, 11.0), start=1):
-        seconds *= SPEED.get((value("--model.engine"), bits), 1)
-        step = {"step": number, "step_time": seconds, "time/rollouts": seconds / 2, "time/rewards": 0.5,
-                "time/training": 4.0, "rollouts/tokens_per_second": 66000 / seconds, "grad_norm": GRAD,
-                "completions/mean_length": 512.0, "sampling/sampling_logp_difference/mean": 0.02}
-        file.write(json.dumps(step) + "\\n")
-"""
+def write_stand_in(path, program):
+    header = f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+    header += "from helpers.stand_in_recipe import finish, flags, hang\n"
+    path.write_text(header + textwrap.dedent(program))
+    return path
 
 
-def finishes(gradient="0.25", speed=()):
-    return f"GRAD, SPEED = {gradient}, {dict(speed)}\n{FINISHES}"
+def wait_until_written(path, process):
+    """Wait until a file has a text, which a child of a process writes, and return the text."""
+    while not path.exists() or not path.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    return path.read_text()
 
 
-def read(output):
-    return json.loads((output / "results.json").read_text()), (output / "results.md").read_text()
+def is_running(pid):
+    """Return whether a process runs. One that has ended and was not waited for does not."""
+    stat = Path("/proc") / pid / "stat"
+    return stat.exists() and stat.read_text().split()[2] != "Z"
+
+
+def results_of(output):
+    return json.loads((output / "results.json").read_text())
 
 
 def table_of(output):
-    """The rows of results.md: their cells by heading."""
-    lines = [line for line in read(output)[1].splitlines() if line.startswith("|")]
-    heads, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+    """Return the rows of results.md: their cells by heading."""
+    lines = (output / "results.md").read_text().splitlines()
+    cells = []
+    for line in lines:
+        if line.startswith("|"):
+            cells.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+    headings, _, *rows = cells
+    return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "statuses"), [(SHORT_CASES, "s s s r r"), (CASES, "r s s r r")])
-def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, rows, statuses):
+@pytest.mark.parametrize(
+    ("cases", "statuses"),
+    [
+        (SHORT_CASES, ["skipped", "skipped", "skipped", "ran", "ran"]),
+        (CASES, ["ran", "skipped", "skipped", "ran", "ran"]),
+    ],
+    ids=["short", "long"],
+)
+def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, cases, statuses):
     find_spec = importlib.util.find_spec
     missing = ("unsloth", "vllm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else find_spec(name))
-    results = run_cases(rows, RECIPE, tmp_path / "out", 600, ON_CPU, short=rows is SHORT_CASES)
+    output = tmp_path / "out"
+    results = run_cases(cases, RECIPE, output, 600, ON_CPU, short=cases is SHORT_CASES)
     logs = [Path(result["log"]).read_text() for result in results if "log" in result]
-    assert " ".join(result["status"][0] for result in results) == statuses, logs
-    by_name = {result["name"]: result for result in results if result["status"] == "ran"}
-    result, resumed = by_name["peft + transformers"], by_name["peft + transformers, resumed"]
+    assert [result["status"] for result in results] == statuses, logs
+
+    results_by_name = {result["name"]: result for result in results if result["status"] == "ran"}
+    result = results_by_name["peft + transformers"]
+    resumed = results_by_name["peft + transformers, resumed"]
     assert result["steps"] == 4 and resumed["steps"] == 1
     assert result["completion_tokens"] == 8 and result["compilation"] is not None
     phases = result["time/rollouts"] + result["time/rewards"] + result["time/training"]
     assert phases == pytest.approx(result["step_time"], rel=0.2)  # medians of different steps
     assert result["logprob_check"]["difference"] <= result["logprob_check"]["tolerance"]
-    assert "left" not in [line.split()[0] for log in logs for line in log.splitlines() if line]  # no row was too long
-    written, _ = read(tmp_path / "out")
-    assert written["rows"] == results and len(table_of(tmp_path / "out")) == 5
-    assert not [*(tmp_path / "out").glob(".check-*")]
+
+    # A row that was too long would have been left out, with a line that begins with "left".
+    assert not re.search(r"^\s*left\b", "\n".join(logs), re.MULTILINE)
+    assert results_of(output)["rows"] == results and len(table_of(output)) == 5
+    assert not list(output.glob(".check-*"))
 
 
 def test_what_is_read_of_a_run(stand_in, tmp_path):
-    [result, resumed] = run_cases([PEFT, EngineCase(resumes=True)], stand_in(finishes()), tmp_path / "out")
-    assert result["status"] == resumed["status"] == "ran" and result["reason"] is None
-    assert result["step_time"] == 11 and result["time/rollouts"] == 5.5  # without the first step
-    assert result["compilation"] == 39 and resumed["compilation"] is None
-    assert result["time/rewards"] == 0.5 and result["time/training"] == 4
-    assert result["rollouts/tokens_per_second"] == 6000
-    assert result["micro_batch_size"] == 16 and result["planned_gib"] == 4.25 and result["torch_peak_gib"] == 3
-    assert resumed["step_time"] == 40 and resumed["engine"] == "peft"
-    first, second = table_of(tmp_path / "out")
-    assert [first[name] for name in ("compilation, s", "step, s", "tokens/s", "planned, GiB", "torch peak")] == [
-        *("39", "11.00", "6,000", "4.25", "3.00")
-    ]
-    assert "0.012 of 0.05" in first["notes"] and "verify: T=132 maxseg=66" in first["notes"]
-    assert "includes compilation" in second["notes"]
+    output = tmp_path / "out"
+    [result, resumed] = run_cases([PEFT, EngineCase(resumes=True)], stand_in("finish()"), output)
+    expected = {
+        "status": "ran",
+        "reason": None,
+        "step_time": 11,  # the median without the first step
+        "compilation": 39,  # the first step's seconds above the median
+        "time/rollouts": 5.5,
+        "time/rewards": 0.5,
+        "time/training": 4,
+        "rollouts/tokens_per_second": 6000,
+        "micro_batch_size": 16,
+        "planned_gib": 4.25,
+        "torch_peak_gib": 3,
+    }
+    assert {name: result[name] for name in expected} == expected
+    expected_of_resumed = {"status": "ran", "engine": "peft", "step_time": 40, "compilation": None}
+    assert {name: resumed[name] for name in expected_of_resumed} == expected_of_resumed
+
+    row, row_of_resumed = table_of(output)
+    cells = {
+        "compilation, s": "39",
+        "step, s": "11.00",
+        "tokens/s": "6,000",
+        "planned, GiB": "4.25",
+        "torch peak": "3.00",
+    }
+    assert {heading: row[heading] for heading in cells} == cells
+    assert "0.012 of 0.05" in row["notes"] and "verify: T=132 maxseg=66" in row["notes"]
+    assert "includes compilation" in row_of_resumed["notes"]
 
 
 def test_a_row_that_fails_is_quoted_and_the_next_one_runs(stand_in, tmp_path):
-    script = """
-if "unsloth" not in sys.argv:
-    print("Traceback", file=sys.stderr); print("error: the GPU's memory did not suffice"); print("bye"); sys.exit(1)
-"""
-    out = tmp_path / "out"
-    results = run_cases([PEFT, UNSLOTH], stand_in(script + finishes()), out)
-    assert [result["status"] for result in results] == ["failed", "ran"]
-    assert results[0]["reason"].startswith("error: the GPU's memory did not suffice (")
-    assert results[0]["log"] in results[0]["reason"] and "bye" in Path(results[0]["log"]).read_text()
-    assert table_of(out)[0]["notes"].startswith("error: the GPU's memory did not suffice")
-    [untrained] = run_cases([PEFT], stand_in(finishes(gradient="0.0")), out)
-    assert untrained["status"] == "failed" and untrained["reason"].startswith("no step had a gradient")
+    program = """
+        if flags.engine == "peft":
+            print("Traceback", file=sys.stderr)
+            print("error: the GPU's memory did not suffice")
+            print("bye")
+            sys.exit(1)
+        finish()
+    """
+    output = tmp_path / "out"
+    failed, ran = run_cases([PEFT, UNSLOTH], stand_in(program), output)
+    assert (failed["status"], ran["status"]) == ("failed", "ran")
+    assert failed["reason"].startswith("error: the GPU's memory did not suffice (")
+    assert failed["log"] in failed["reason"] and "bye" in Path(failed["log"]).read_text()
+    assert table_of(output)[0]["notes"].startswith("error: the GPU's memory did not suffice")
+
+
+def test_a_row_that_learns_nothing_has_failed(stand_in, tmp_path):
+    [result] = run_cases([PEFT], stand_in("finish(gradient=0.0)"), tmp_path / "out")
+    assert result["status"] == "failed" and result["reason"].startswith("no step had a gradient")
 
 
 @pytest.mark.parametrize(
-    ("begins", "status", "reason"),
+    ("program", "status", "reason"),
     [
-        ("print('waiting', flush=True)\n", "not finished", r"no step within \d s \(.*--minutes\); last: waiting"),
-        (finishes(), "ran", r"stopped after \d s"),
+        (
+            "print('waiting', flush=True)\nhang()",
+            "not finished",
+            r"no step within \d s \(.*--minutes\); last: waiting",
+        ),
+        ("finish()\nhang()", "ran", r"stopped after \d s"),
     ],
+    ids=["without a step", "with steps"],
 )
-def test_a_row_out_of_time_keeps_its_steps_and_without_any_is_not_finished(stand_in, tmp_path, begins, status, reason):
-    [result] = run_cases([PEFT], stand_in(begins + "time.sleep(600)"), tmp_path / "out", 6.0)
+def test_a_row_out_of_time_keeps_its_steps_and_without_any_is_not_finished(stand_in, tmp_path, program, status, reason):
+    [result] = run_cases([PEFT], stand_in(program), tmp_path / "out", 6.0)
     assert result["status"] == status and re.fullmatch(reason, result["reason"])
 
 
@@ -188,105 +214,120 @@ def card(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("lora_grpo.gpu_check.measure._TRY_TORCH", "")
-    for name, value in (("CUDA_VISIBLE_DEVICES", "0"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")):
-        monkeypatch.setenv(name, value)  # which the check sets, and a test puts back
+    # The check sets these, and the test puts them back.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
-INTERRUPTED = f"""
-import importlib.util, pathlib, signal, sys
-from lora_grpo.cli import run_command
-from lora_grpo.gpu_check import measure
-from lora_grpo.gpu_check.measure import Options, EngineCase
-build = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir()"
-measure.build_command = lambda folder, config: [sys.executable, "-c", build, str(folder)]
-measure._TRY_TORCH, measure.SHORT_CASES = "", [{PEFT}, {UNSLOTH}, EngineCase()]
-importlib.util.find_spec = lambda name: name
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
-options = Options(1.0, pathlib.Path(sys.argv[2]), short=True)
-sys.exit(run_command(lambda: measure.check_gpu(options, pathlib.Path(sys.argv[1]))))
-"""
+SHORT_CHECK = [sys.executable, str(ROOT / "tests" / "helpers" / "short_gpu_check.py")]
 
 
 def test_an_interrupted_check_prints_its_table_and_leaves_no_process(card, tmp_path):
-    recipe, out, begun = tmp_path / "recipe.py", tmp_path / "out", tmp_path / "begun"
-    hangs = f"if 'unsloth' in sys.argv:\n    Path({str(begun)!r}).write_text(str(os.getpid()))\n    time.sleep(600)\n"
-    recipe.write_text(f"import json, os, sys, time\nfrom pathlib import Path\n{finishes()}\n{hangs}")
+    output = tmp_path / "out"
+    pid_file = tmp_path / "pid"
+    program = f"""
+        finish()
+        if flags.engine == "unsloth":
+            hang({str(pid_file)!r})
+    """
+    recipe = write_stand_in(tmp_path / "recipe.py", program)
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, recipe, out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*SHORT_CHECK, recipe, output], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while not begun.exists() or not begun.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
+    recipe_pid = wait_until_written(pid_file, process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
     assert process.returncode == 128 + signal.SIGINT and "Traceback" not in stderr
-    rows = table_of(out)
+
+    rows = table_of(output)
     assert [row["status"] for row in rows] == ["ran", "not finished", "not run"]
     assert [row["step, s"] for row in rows] == ["11.00", "11.00", "–"]  # the steps before the interruption
     assert rows[1]["notes"].startswith("interrupted") and rows[2]["notes"] == "–"
-    assert stdout == (out / "results.md").read_text() + "\n"
-    row_process = Path("/proc") / begun.read_text() / "stat"
-    assert not row_process.exists() or row_process.read_text().split()[2] == "Z"
-
-
-def script(*arguments, path=None):
-    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "check_gpu.py"), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    assert stdout == (output / "results.md").read_text() + "\n"
+    assert not is_running(recipe_pid)
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path):
-    done = script("--output", str(tmp_path / "out"), path=str(tmp_path))
-    assert done.returncode == 2 and done.stdout == ""
-    [line] = done.stderr.splitlines()
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    command = [sys.executable, str(ROOT / "scripts" / "check_gpu.py"), "--output", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 2 and ended.stdout == ""
+    [line] = ended.stderr.splitlines()
     assert line.startswith("error: no NVIDIA GPU found (nvidia-smi is not on the PATH; ")
     assert not (tmp_path / "out").exists()
 
 
+class Planned(NamedTuple):
+    """What a run on the card gets for `auto`."""
+
+    engine: str
+    backend: str
+    first_line: str
+    """Of what --plan says."""
+
+
 def planned(tmp_path, *, resume=False, **changes):
-    """The engine and backend that a run gets for `auto` on the card, and what --plan says of the engine."""
     model = tmp_path / "planned"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(TINY))
     config = replace(RunConfig(output_dir="out"), {"model": {"name": str(model)}})
     config, plan = make_plan(replace(config, changes), Invocation(resume=resume))
-    return config.model.engine, config.sampling.backend, next(summary(plan))
+    return Planned(config.model.engine, config.sampling.backend, next(summary(plan)))
 
 
-def test_from_the_card_to_the_table_and_the_choice_of_auto(card, stand_in, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
-    before = planned(tmp_path)
-    speed = {("unsloth", "4"): 0.5, ("unsloth", "16"): 0.4}
-    check_gpu(Options(output=out), stand_in(finishes(speed=speed)))
-    printed, stages = capsys.readouterr()
-    assert stages.splitlines()[0] == "Card with 16 GiB"
-    assert re.fullmatch(r"peft \+ transformers \(at most \d+ s\): ran, 11\.00 s per step", stages.splitlines()[1])
+UNSLOTH_IS_FASTER = """
+    if flags.engine == "peft":
+        finish()
+    elif flags.bits == "4":
+        finish(slowness=0.5)
+    else:
+        finish(slowness=0.4)
+"""
+
+
+def test_from_the_card_to_the_table(card, stand_in, tmp_path, capsys):
+    output = tmp_path / "out"
+    check_gpu(Options(output=output), stand_in(UNSLOTH_IS_FASTER))
+    printed, progress = capsys.readouterr()
+    progress_lines = progress.splitlines()
+    assert progress_lines[0] == "Card with 16 GiB"
+    assert re.fullmatch(r"peft \+ transformers \(at most \d+ s\): ran, 11\.00 s per step", progress_lines[1])
+
     assert printed.startswith("Card with 16 GiB; driver 580.65.06, ")
-    assert [row["run"] for row in table_of(out)][2:] == [
-        *("unsloth + vllm", "unsloth + vllm, 16 bits", "unsloth + vllm, resumed")
+    assert [row["run"] for row in table_of(output)] == [
+        "peft + transformers",
+        "peft + vllm",
+        "unsloth + vllm",
+        "unsloth + vllm, 16 bits",
+        "unsloth + vllm, resumed",
     ]
     fastest, bits = printed.splitlines()[-2:]
     assert "unsloth + vllm, 5.50 s per step" in fastest
     assert bits == "16 bits: 1.2x the tokens per second, 1.2x the steps for 0.6 GiB more; pass --model.bits 16"
-    written, _ = read(out)
-    assert written["versions"]["torch"] and written["rows"][0]["status"] == "ran"
-    assert before[:2] == ("auto", "auto") and before[2].startswith("micro-batch")
-    engine, backend, line = planned(tmp_path)
-    assert (engine, backend) == ("unsloth", "vllm") and line.startswith("engine      unsloth") and "check-gpu" in line
+    results = results_of(output)
+    assert results["versions"]["torch"] and results["rows"][0]["status"] == "ran"
+
+
+def test_from_the_card_to_the_choice_of_auto(card, stand_in, tmp_path, monkeypatch):
+    before = planned(tmp_path)
+    assert (before.engine, before.backend) == ("auto", "auto") and before.first_line.startswith("micro-batch")
+    check_gpu(Options(output=tmp_path / "out"), stand_in(UNSLOTH_IS_FASTER))
+    after = planned(tmp_path)
+    assert (after.engine, after.backend) == ("unsloth", "vllm")
+    assert after.first_line.startswith("engine      unsloth") and "check-gpu" in after.first_line
+
     # What the user chose, what the engine does not support, and a run that has begun without it, stay as they are.
     assert planned(tmp_path, resume=True) == before
     for changes in ({"sampling": {"backend": "transformers"}}, {"model": {"engine": "peft"}}, {"lora": {"dora": True}}):
-        asked = replace(RunConfig(), changes)
-        assert planned(tmp_path, **changes)[:2] == (asked.model.engine, asked.sampling.backend)
+        config = replace(RunConfig(), changes)
+        unchanged = planned(tmp_path, **changes)
+        assert (unchanged.engine, unchanged.backend) == (config.model.engine, config.sampling.backend)
+
     # A preset for the CPU beside a GPU whose driver is too old.
     monkeypatch.setattr("lora_grpo.hardware.machine.driver_problem", lambda gpu: "too old")
-    assert planned(tmp_path, preset="starter")[:2] == ("auto", "auto")
+    on_cpu = planned(tmp_path, preset="starter")
+    assert (on_cpu.engine, on_cpu.backend) == ("auto", "auto")
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "olmo"])  # whose memory is planned, and is not
@@ -315,103 +356,152 @@ def test_a_preview_names_the_measured_choice_too(card, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("script", "seconds", "message"),
+    ("program", "seconds", "message", "some_ran"),
     [
-        ("sys.exit(1)", 300, "peft + transformers failed, the log is empty"),
-        ("if 'vllm' in sys.argv:\n    sys.exit(1)\n", 300, "unsloth + vllm failed, the log is empty"),
-        ("time.sleep(600)", 1, "unsloth + vllm not finished, no step within 1 s"),
+        ("sys.exit(1)", 300, "peft + transformers failed, the log is empty", False),
+        (
+            "if flags.backend == 'vllm':\n    sys.exit(1)\nfinish()",
+            300,
+            "unsloth + vllm failed, the log is empty",
+            True,
+        ),
+        ("hang()", 1, "unsloth + vllm not finished, no step within 1 s", False),
     ],
+    ids=["all fail", "vLLM fails", "out of time"],
 )
 def test_a_check_with_an_open_or_failed_row_is_no_success(
-    card, stand_in, tmp_path, monkeypatch, script, seconds, message
+    card, stand_in, tmp_path, monkeypatch, program, seconds, message, some_ran
 ):
     monkeypatch.setattr("lora_grpo.gpu_check.measure._SHORT_SECONDS", seconds)
     with pytest.raises(RunError, match=re.escape(message)):
-        check_gpu(Options(output=tmp_path / "out", short=True), stand_in(script + "\n" + finishes()))
+        check_gpu(Options(output=tmp_path / "out", short=True), stand_in(program))
     statuses = [row["status"] for row in table_of(tmp_path / "out")]
-    assert ("ran" in statuses) == ("vllm" in script) and not (tmp_path / "cache").exists()
+    assert ("ran" in statuses) == some_ran
+    assert not (tmp_path / "cache").exists()
 
 
-def test_auto_changes_only_if_every_engine_was_measured(card, stand_in, tmp_path):
-    results = run_cases(CASES, stand_in(finishes(speed={("peft", "16"): 1.5})), tmp_path / "out")
+@pytest.fixture
+def results(card, stand_in, tmp_path):
+    """The results of a check in which PEFT with 16 bits is slower than with 4."""
+    program = "finish(slowness=1.5 if (flags.engine, flags.bits) == ('peft', '16') else 1.0)"
+    return run_cases(CASES, stand_in(program), tmp_path / "out")
+
+
+def test_the_fastest_engine_is_saved(results):
     assert "stay with 4 bits" in conclude(results, "Card")[-1]
-    path = tmp_path / "cache" / "lora_grpo" / "check-gpu.json"
-    assert json.loads(path.read_text())["engine"] == "peft"
-    path.unlink()
-    for change in ({"status": "not finished", "steps": 0}, {"status": "failed"}, {"steps": 1}):
-        conclude([*results[:2], {**results[2], **change}, *results[3:]], "Card")
-        assert not path.exists()
-    path.parent.rmdir()
-    path.parent.touch()  # not a folder, so the choice cannot be saved, which does not fail the check
+    assert json.loads(measured_engine_file().read_text())["engine"] == "peft"
+
+
+@pytest.mark.parametrize("change", [{"status": "not finished", "steps": 0}, {"status": "failed"}, {"steps": 1}])
+def test_auto_does_not_change_unless_every_engine_was_measured(results, change):
+    assert results[2]["name"] == "unsloth + vllm"
+    results[2].update(change)
+    conclude(results, "Card")
+    assert not measured_engine_file().exists()
+
+
+def test_an_engine_that_is_not_installed_need_not_be_measured(results):
+    for result in results:
+        if "vllm" in result["name"]:
+            result.update(status="skipped", steps=0)
+    conclude(results, "Card")
+    assert measured_engine_file().exists()
+
+
+def test_a_choice_that_cannot_be_saved_does_not_fail_the_check(results):
+    measured_engine_file().parent.parent.mkdir()
+    measured_engine_file().parent.touch()  # not a folder
     assert "peft + transformers, 11.00 s per step" in conclude(results, "Card")[1]
-    path.parent.unlink()
-    skipped = {"status": "skipped", "steps": 0}
-    conclude([{**result, **skipped} if "vllm" in result["name"] else result for result in results], "Card")
-    assert path.exists()
+
+
+RAN, SKIPPED, FAILED = "ran", "skipped", "failed"
 
 
 @pytest.mark.parametrize(
     ("condition", "statuses"),
     [
-        ("value('--sampling.backend') == 'vllm' and 'peft' in sys.argv", "ran skipped ran ran ran"),
-        ("bits == '16'", "ran ran ran skipped ran"),
-        ("resumes", "ran ran ran ran failed"),
-        ("'unsloth' in sys.argv", "ran ran failed ran ran"),
-        ("True", "failed skipped failed skipped skipped"),
+        ("flags.engine == 'peft' and flags.backend == 'vllm'", [RAN, SKIPPED, RAN, RAN, RAN]),
+        ("flags.bits == '16'", [RAN, RAN, RAN, SKIPPED, RAN]),
+        ("flags.resumes", [RAN, RAN, RAN, RAN, FAILED]),
+        ("flags.engine == 'unsloth'", [RAN, RAN, FAILED, RAN, RAN]),
+        ("True", [FAILED, SKIPPED, FAILED, SKIPPED, SKIPPED]),
     ],
 )
 def test_only_vllm_with_peft_and_16_bits_may_be_refused(card, stand_in, tmp_path, condition, statuses):
-    refusing = finishes().replace("folder = ", f"if {condition}:\n    sys.exit(2)\nfolder = ", 1)
-    results = run_cases(CASES, stand_in(refusing), tmp_path / "out")
-    assert [result["status"] for result in results] == statuses.split()
+    program = f"""
+        if {condition}:
+            sys.exit(2)
+        finish()
+    """
+    results = run_cases(CASES, stand_in(program), tmp_path / "out")
+    assert [result["status"] for result in results] == statuses
 
 
 def test_a_killed_check_leaves_no_run_and_the_next_one_removes_its_model(card, stand_in, tmp_path):
-    out, begun = tmp_path / "out", tmp_path / "begun"
-    recipe = stand_in(f"Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
-    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, recipe, out], stderr=subprocess.DEVNULL)
-    while not begun.exists() or not begun.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
+    output = tmp_path / "out"
+    pid_file = tmp_path / "pid"
+    recipe = stand_in(f"hang({str(pid_file)!r})")
+    process = subprocess.Popen([*SHORT_CHECK, recipe, output], stderr=subprocess.DEVNULL)
+    recipe_pid = wait_until_written(pid_file, process)
     process.kill()
     process.wait()
-    row_process, deadline = Path("/proc") / begun.read_text() / "stat", time.monotonic() + 60
-    while row_process.exists() and row_process.read_text().split()[2] != "Z":
+    deadline = time.monotonic() + 60
+    while is_running(recipe_pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert [*out.glob(".check-*")]
-    check_gpu(Options(output=out), stand_in(finishes()))
-    assert not [*out.glob(".check-*")]
+    assert list(output.glob(".check-*"))
+    check_gpu(Options(output=output), stand_in("finish()"))
+    assert not list(output.glob(".check-*"))
 
 
 def test_sixteen_bits_that_do_not_fit_are_no_failure(card, stand_in, tmp_path, capsys):
-    refuses = "if '16' in sys.argv:\n    print('error: it does not fit'); sys.exit(2)\n"
-    check_gpu(Options(output=tmp_path / "out"), stand_in(refuses + finishes()))
-    assert table_of(tmp_path / "out")[3]["status"] == "skipped" and "x the tokens" not in capsys.readouterr().out
+    program = """
+        if flags.bits == "16":
+            print("error: it does not fit")
+            sys.exit(2)
+        finish()
+    """
+    check_gpu(Options(output=tmp_path / "out"), stand_in(program))
+    assert table_of(tmp_path / "out")[3]["status"] == "skipped"
+    assert "x the tokens" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("damage", "lines"),
-    [
-        (lambda text: text.replace("Card", "Card 2"), 0),
-        (lambda text: re.sub(r'"trl": "[^"]*"', '"trl": "0.1"', text), 0),
-        (lambda text: text[:-9], 1),
-        (lambda text: text.replace("unsloth", "jax"), 1),
-        (lambda text: "[" * 100_000, 1),
-        (lambda text: "[]", 1),
-        (lambda text: "\udcff", 1),
-    ],
-)
-def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp_path, capsys, damage, lines):
+def measured_on(**machine):
+    """Return a function that changes the machine of a measurement."""
+
+    def change(text):
+        measurement = json.loads(text)
+        return json.dumps({**measurement, "machine": {**measurement["machine"], **machine}})
+
+    return change
+
+
+UNUSABLE_FILES = {
+    "another GPU": (measured_on(gpu="Card 2"), 0),
+    "another version": (measured_on(trl="0.1"), 0),
+    "truncated": (lambda text: text[:-9], 1),
+    "an unknown engine": (lambda text: json.dumps({**json.loads(text), "engine": "jax"}), 1),
+    "deep nesting": (lambda text: "[" * 100_000, 1),
+    "a list": (lambda text: "[]", 1),
+    "not UTF-8": (lambda text: "\udcff", 1),
+}
+"""For each, how the text of the file changes, and the number of lines about it on stderr."""
+
+
+@pytest.mark.parametrize(("change", "lines"), UNUSABLE_FILES.values(), ids=UNUSABLE_FILES)
+def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp_path, capsys, change, lines):
     before = planned(tmp_path)
     path = save_measured_engine("unsloth", "vllm", "Card")
     assert planned(tmp_path) != before
-    path.write_text(damage(path.read_text()), errors="surrogateescape")
+    path.write_text(change(path.read_text()), errors="surrogateescape")
     capsys.readouterr()
     assert planned(tmp_path) == before
     assert len(capsys.readouterr().err.splitlines()) == lines
-    path.unlink()
-    path.mkdir()
+
+
+def test_a_folder_in_place_of_the_measurement_is_ignored(card, tmp_path):
+    before = planned(tmp_path)
+    measured_engine_file().mkdir(parents=True)
     assert planned(tmp_path) == before
 
 
@@ -419,9 +509,9 @@ def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp
 def test_a_row_of_another_engine_and_backend_really_runs(tmp_path):
     for package in ("unsloth", "vllm"):
         pytest.importorskip(package, reason=f"{package} is not installed: make engines")
-    heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
-    wide = {**TINY, **heads}  # which vLLM's CPU build takes
+    larger_heads = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = {**TINY, **larger_heads}  # which vLLM's CPU build takes
     # The one combination that no other test trains by.
-    [result] = measure.run_cases([EngineCase()], wide, Options(15, tmp_path / "out"), RECIPE, MACHINE, ON_CPU)
+    [result] = measure.run_cases([EngineCase()], model, Options(15, tmp_path / "out"), RECIPE, MACHINE, ON_CPU)
     assert (result["status"], result["reason"]) == ("ran", None)
     assert result["logprob_check"]["difference"] < result["logprob_check"]["tolerance"]

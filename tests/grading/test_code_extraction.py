@@ -1,3 +1,6 @@
+"""Programs in completions: fenced, bare, only a body, with other text and code around them."""
+
+import textwrap
 import time
 import tracemalloc
 
@@ -6,7 +9,7 @@ import pytest
 from lora_grpo.grading.code_extraction import extract_program
 
 PREFIX = 'import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    """Round up, then double."""\n'
-WHOLE = "def f(x):\n    return twice(math.ceil(x))"
+FUNCTION = "def f(x):\n    return twice(math.ceil(x))"
 BODY = "    return twice(math.ceil(x))\n"
 
 
@@ -25,19 +28,19 @@ def value(completion, argument=1.5, prefix=PREFIX):
     "completion",
     [
         # Fences
-        fenced(WHOLE),
-        fenced(WHOLE, ""),
-        fenced(WHOLE, " python title=solution.py"),
-        f"Sure! Here it is:\n\n{fenced(WHOLE)}\n\nIt doubles the ceiling.",
-        f"```python\n{WHOLE}",
-        f"```python\n{WHOLE}```",
-        f"```python\n{WHOLE}\n\nprint(f(1",
-        f"1. Do it:\n   ```python\n   {WHOLE.replace(chr(10), chr(10) + '   ')}\n   ```",
+        fenced(FUNCTION),
+        fenced(FUNCTION, ""),
+        fenced(FUNCTION, " python title=solution.py"),
+        f"Sure! Here it is:\n\n{fenced(FUNCTION)}\n\nIt doubles the ceiling.",
+        f"```python\n{FUNCTION}",
+        f"```python\n{FUNCTION}```",
+        f"```python\n{FUNCTION}\n\nprint(f(1",
+        "1. Do it:\n" + textwrap.indent(fenced(FUNCTION), "   "),
         # No fence
-        WHOLE,
-        f"Here is the function:\n\n{WHOLE}\n\nThis rounds up, then doubles it.\nIt's done.",
+        FUNCTION,
+        f"Here is the function:\n\n{FUNCTION}\n\nThis rounds up, then doubles it.\nIt's done.",
         f"Here is the function:\n\n{PREFIX}{BODY}\nHope this helps!",
-        f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{WHOLE}\n</answer>",
+        f"<reasoning>\nEasy.\n</reasoning>\n<answer>\n{FUNCTION}\n</answer>",
         # Only the body
         BODY,
         BODY.strip(),
@@ -52,26 +55,26 @@ def value(completion, argument=1.5, prefix=PREFIX):
         f"{BODY}\nThis function doubles.",
         f"{BODY}\n\ndef twice(x):\n    return 0",
         # Several blocks
-        fenced("def f(x):\n    return 0") + "\nNo, wait:\n" + fenced(WHOLE),
-        fenced(WHOLE) + "\nUse it:\n" + fenced("print(f(input()))"),
-        fenced(WHOLE) + "\nUse it:\n" + fenced("from solution import f\nassert f(1) == 99"),
-        fenced(WHOLE) + "\nOr shorter:\n```python\ndef f(x):\n    return twice(",
-        f"```python\n{WHOLE}\n```python\nf(1)\n```",
+        fenced("def f(x):\n    return 0") + "\nNo, wait:\n" + fenced(FUNCTION),
+        fenced(FUNCTION) + "\nUse it:\n" + fenced("print(f(input()))"),
+        fenced(FUNCTION) + "\nUse it:\n" + fenced("from solution import f\nassert f(1) == 99"),
+        fenced(FUNCTION) + "\nOr shorter:\n```python\ndef f(x):\n    return twice(",
+        f"```python\n{FUNCTION}\n```python\nf(1)\n```",
         # Text around the function
         fenced(PREFIX + BODY),
         fenced("def up(x):\n    return math.ceil(x)\n\ndef f(x):\n    return twice(up(x))"),
-        fenced(f"{WHOLE}\n\nassert f(1) == 99\nprint(f(input()))\nx = int(input())"),
+        fenced(f"{FUNCTION}\n\nassert f(1) == 99\nprint(f(input()))\nx = int(input())"),
         fenced("def f(x):\n    return N * math.ceil(x)\n\nN = 2\n"),
-        fenced(f"def keep(g):\n    return g\n\n@keep\n{WHOLE}"),
+        fenced(f"def keep(g):\n    return g\n\n@keep\n{FUNCTION}"),
         fenced("N = []\nN.append(2)\n\ndef f(x):\n    return N[0] * math.ceil(x)"),
         fenced("def f(x):\n    global N\n    N = N + 2\n    return N * math.ceil(x)\n\nN = 0"),
         # Unusual characters
-        fenced(WHOLE).replace("\n", "\r\n"),
+        fenced(FUNCTION).replace("\n", "\r\n"),
         fenced("def f(x):\n    '\ud800'\n    return twice(math.ceil(x))"),
-        f"{WHOLE}<|im_end|>\n<|im_start|>user\nThanks",
+        f"{FUNCTION}<|im_end|>\n<|im_start|>user\nThanks",
         # Thinking
-        f"<think>\n{fenced('def f(x): return 0')}\n</think>\n{fenced(WHOLE)}",
-        f"Hm, def f\n</think>\n\n{WHOLE}",
+        f"<think>\n{fenced('def f(x): return 0')}\n</think>\n{fenced(FUNCTION)}",
+        f"Hm, def f\n</think>\n\n{FUNCTION}",
     ],
 )
 def test_the_program_that_was_meant(completion):
@@ -103,21 +106,21 @@ TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(
         fenced("import sys\nsys.setrecursionlimit(5000)\n\ndef f(x, n=2000):\n"
             "    return f(x, n - 1) if n else twice(math.ceil(x))"),
         # Demonstrations
-        fenced(f"n = float(input())\n\n{WHOLE}\n\nprint(f(n))"),
-        fenced(f"{WHOLE}\n\ndef main():\n    return f(LIMIT)\n\nLIMIT = int(input())\nresult = main()\n"
+        fenced(f"n = float(input())\n\n{FUNCTION}\n\nprint(f(n))"),
+        fenced(f"{FUNCTION}\n\ndef main():\n    return f(LIMIT)\n\nLIMIT = int(input())\nresult = main()\n"
             f"result += 1\nresult = result / 0"),
-        fenced(f"import sys\n\n{WHOLE}\n\nfor line in sys.stdin:\n    print(f(float(line)))"),
-        fenced(f"import unittest\n\n{WHOLE}\n\nclass Test(unittest.TestCase):\n    def test(self):\n"
+        fenced(f"import sys\n\n{FUNCTION}\n\nfor line in sys.stdin:\n    print(f(float(line)))"),
+        fenced(f"import unittest\n\n{FUNCTION}\n\nclass Test(unittest.TestCase):\n    def test(self):\n"
             f"        self.assertEqual(f(1), 9)\n\nunittest.main()"),
-        fenced(f"{WHOLE}\n\ncases = [(1, 99)]\nfor argument, expected in cases:\n"
+        fenced(f"{FUNCTION}\n\ncases = [(1, 99)]\nfor argument, expected in cases:\n"
             f"    assert f(argument) == expected, argument"),
-        fenced(f"{WHOLE}\n\ndef test_f():\n    assert f(1) == 99\n\ntest_f()"),
+        fenced(f"{FUNCTION}\n\ndef test_f():\n    assert f(1) == 99\n\ntest_f()"),
         fenced("K = 2\n\ndef f(x):\n    return K * math.ceil(x)\n\nif '__main__' == __name__:\n    K = 0"),
-        fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(WHOLE),
+        fenced('def f(x):\n    """Broken.\n    return 0') + "\nSorry:\n" + fenced(FUNCTION),
         fenced("memo = {}\ndef f(x):\n    memo[x] = twice(math.ceil(x))\n    return memo[x]\n\n"
             "r = f(1)\nassert r == 9"),
         # Fences
-        f"Install:\n{fenced('pip install x', 'bash')}\n{fenced(WHOLE)}\nOutput:\n{fenced('4', '')}",
+        f"Install:\n{fenced('pip install x', 'bash')}\n{fenced(FUNCTION)}\nOutput:\n{fenced('4', '')}",
         "    def f(x):\n        return twice(math.ceil(x))\n\n    print(f(2))",
         "    import math\n\n    def f(x):\n        return twice(math.ceil(x))",
         # Versions and shapes
@@ -127,9 +130,9 @@ TWO_VERSIONS = "def f(x):\n    return twice(x)\n\n\ndef f(x):\n    return twice(
         "    def inner(y):\n\n        return math.ceil(y)\n\n    return twice(inner(x))\n\n"
             "if __name__ == '__main__':\n    f(1)",
         # Characters
-        "<|im_start|>assistant\n" + fenced(WHOLE) + "<|im_end|>\n<|im_start|>user\n" + fenced("def f(x): return 0"),
-        f"Thinking first.\n{fenced('def f(x): return 0')}\n</think>{fenced(WHOLE)}",
-        f"<answer>{WHOLE}</answer>",
+        "<|im_start|>assistant\n" + fenced(FUNCTION) + "<|im_end|>\n<|im_start|>user\n" + fenced("def f(x): return 0"),
+        f"Thinking first.\n{fenced('def f(x): return 0')}\n</think>{fenced(FUNCTION)}",
+        f"<answer>{FUNCTION}</answer>",
     ],
 )  # fmt: skip
 def test_the_program_that_a_careful_reader_would_run(completion):
@@ -142,8 +145,8 @@ def test_a_future_import_comes_first_in_a_program_without_a_prompt():
 
 
 def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
-    assert extract_program(fenced(WHOLE) + " " * 40_000 + ".", "f", PREFIX) is None
-    assert value(f"<think>{'x ' * 40_000}</think>{fenced(WHOLE)}") == 4
+    assert extract_program(fenced(FUNCTION) + " " * 40_000 + ".", "f", PREFIX) is None
+    assert value(f"<think>{'x ' * 40_000}</think>{fenced(FUNCTION)}") == 4
 
 
 @pytest.mark.parametrize(
@@ -153,8 +156,8 @@ def test_a_long_answer_is_rejected_but_not_a_long_thinking_section():
         " \n",
         "I cannot do that.",
         " Sure",
-        "<think>\n" + WHOLE,
-        f"<think>{WHOLE}</think>",
+        "<think>\n" + FUNCTION,
+        f"<think>{FUNCTION}</think>",
         "```python\n```",
         "<|im_end|>",
     ],

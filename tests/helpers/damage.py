@@ -2,10 +2,8 @@
 
 import contextlib
 import copy
-import functools
 import io
 import json
-import operator
 import random
 import shutil
 
@@ -64,17 +62,23 @@ VALUES = (
 def places(value, path=()):
     """Yield the path of every value in a JSON value; of a list, only those of its first element."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    for key, each in items:
-        yield from places(each, (*path, key))
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from places(entry, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
 
 
 def with_value(value, path, text):
     """Return a JSON value as text in which `text` takes the place of one of its values."""
-    mark, changed = "the value that is replaced", copy.deepcopy(value)
-    *way, last = path
-    functools.reduce(operator.getitem, way, changed)[last] = mark
-    return json.dumps(changed).replace(json.dumps(mark), text)
+    placeholder = "the value that is replaced"
+    changed = copy.deepcopy(value)
+    *keys, last_key = path
+    parent = changed
+    for key in keys:
+        parent = parent[key]
+    parent[last_key] = placeholder
+    return json.dumps(changed).replace(json.dumps(placeholder), text)
 
 
 def outcome(main):

@@ -53,17 +53,17 @@ def changed(value, rng):
     if isinstance(value, float):
         return rng.choice([value + 0.5, value * 1.5, value - 1.0, round(value, 1)])
     if isinstance(value, str):
-        place = rng.randrange(len(value) + 1)
-        kinds = [value.swapcase(), value[:place] + value[place + 1 :], value * 2, value[::-1]]
-        return rng.choice([*kinds, value[:place] + rng.choice("aZ 1(") + value[place:]])
+        index = rng.randrange(len(value) + 1)
+        kinds = [value.swapcase(), value[:index] + value[index + 1 :], value * 2, value[::-1]]
+        return rng.choice([*kinds, value[:index] + rng.choice("aZ 1(") + value[index:]])
     if isinstance(value, list) and value:
-        place = rng.randrange(len(value))
+        index = rng.randrange(len(value))
         kind = rng.randrange(4)
         if kind == 0:
-            return value[:place] + value[place + 1 :]
+            return value[:index] + value[index + 1 :]
         if kind == 1:
-            return [*value, copy.deepcopy(value[place])]
-        return [*value[:place], changed(value[place], rng), *value[place + 1 :]]
+            return [*value, copy.deepcopy(value[index])]
+        return [*value[:index], changed(value[index], rng), *value[index + 1 :]]
     if isinstance(value, dict) and value:
         key = rng.choice(sorted(value))
         return {**value, key: changed(value[key], rng)}
@@ -119,12 +119,13 @@ def inputs(program, entry_point, calls, rng, convert):
 def humaneval(folder):
     lines = gzip.decompress((folder / "humaneval" / "HumanEval.jsonl.gz").read_bytes()).decode().splitlines()
     for row in map(json.loads, lines):
-        program, name = row["prompt"] + row["canonical_solution"], row["entry_point"]
+        program = row["prompt"] + row["canonical_solution"]
+        name = row["entry_point"]
         random.seed(0)
         calls = recorded(program, name, f"{row['test']}\ncheck({name})")
-        made = inputs(program, name, calls, random.Random(row["task_id"]), list)
-        kept = {key: row[key] for key in ("task_id", "prompt", "entry_point", "canonical_solution")}
-        yield {**kept, **made, "atol": 1e-4 if name == "find_zero" else 0, "contract": ""}
+        columns = {key: row[key] for key in ("task_id", "prompt", "entry_point", "canonical_solution")}
+        columns |= inputs(program, name, calls, random.Random(row["task_id"]), list)
+        yield {**columns, "atol": 1e-4 if name == "find_zero" else 0, "contract": ""}
 
 
 def mbpp(folder, convert):
@@ -139,11 +140,20 @@ def mbpp(folder, convert):
             calls = recorded(program, name, "\n".join([row["test_setup_code"], *row["test_list"]]))
         except Exception:  # noqa: BLE001 - its tests need more than the function
             calls = []
-        made = inputs(program, name, calls, random.Random(task), lambda call, task=task: convert(task, [call])[0])
-        if made["base_input"]:  # not if JSON has no such arguments
-            prompt = f'"""\n{row["text"]}\n{row["test_list"][0]}\n"""\n'
-            kept = {"task_id": task, "prompt": prompt, "entry_point": name, "canonical_solution": program}
-            yield {**kept, **made, "atol": 0, "contract": "", "assertion": "\n".join(row["test_list"])}
+        inputs_of_row = inputs(
+            program, name, calls, random.Random(task), lambda call, task=task: convert(task, [call])[0]
+        )
+        if inputs_of_row["base_input"]:  # not if JSON has no such arguments
+            yield {
+                "task_id": task,
+                "prompt": f'"""\n{row["text"]}\n{row["test_list"][0]}\n"""\n',
+                "entry_point": name,
+                "canonical_solution": program,
+                **inputs_of_row,
+                "atol": 0,
+                "contract": "",
+                "assertion": "\n".join(row["test_list"]),
+            }
 
 
 def write(data, out, convert):
@@ -168,8 +178,8 @@ def grade(folder, convert):
             row = json.loads(line)
             rows[row["task_id"]] = row
             for part in ("base", "plus"):
-                given = row[f"{part}_input"]
-                row[f"{part}_input"] = convert(row["task_id"], given) if dataset == "mbpp" else given
+                if dataset == "mbpp":
+                    row[f"{part}_input"] = convert(row["task_id"], row[f"{part}_input"])
                 with redirect_stdout(io.StringIO()):
                     row[part] = trusted_exec(
                         row["prompt"] + row["canonical_solution"],
@@ -179,12 +189,16 @@ def grade(folder, convert):
                         output_not_none=dataset == "mbpp" and row["entry_point"] in MBPP_OUTPUT_NOT_NONE_TASKS,
                     )
         for task, source in programs:
-            row, passed = rows[task], True
+            row = rows[task]
+            statuses = []
             for part in ("base", "plus"):
                 expected, seconds = row[part]
                 arguments = row[f"{part}_input"], row["entry_point"], expected, row["atol"], seconds
-                passed = passed and untrusted_check(dataset, source, *arguments, fast_check=True)[0] == PASS
-            verdicts.append(passed)
+                status, _ = untrusted_check(dataset, source, *arguments, fast_check=True)
+                statuses.append(status)
+                if status != PASS:
+                    break
+            verdicts.append(statuses == [PASS, PASS])
     (folder / "verdicts.json").write_text(json.dumps(verdicts), encoding="utf-8")
 
 

@@ -106,9 +106,10 @@ def loss_and_gradients(trainer, inputs):
     return loss.item(), gradients, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
-def distance(gradients, others):
+def distance(gradients, expected):
     """Return the norm of the difference of two gradients, relative to the norm of the second."""
-    assert gradients.keys() == others.keys()
-    one, other = (torch.cat([each[name].double().flatten() for name in others]) for each in (gradients, others))
-    assert other.norm() > 0
-    return ((one - other).norm() / other.norm()).item()
+    assert gradients.keys() == expected.keys()
+    vector = torch.cat([gradients[name].double().flatten() for name in expected])
+    expected_vector = torch.cat([gradient.double().flatten() for gradient in expected.values()])
+    assert expected_vector.norm() > 0
+    return ((vector - expected_vector).norm() / expected_vector.norm()).item()

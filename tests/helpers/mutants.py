@@ -4,6 +4,7 @@ import ast
 import copy
 import random
 from collections.abc import Iterator
+from typing import Any
 
 OPERATORS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -27,48 +28,54 @@ def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
         yield "negated", lambda node: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))
     if isinstance(node, ast.Return) and node.value is not None:
         for answer in ANSWERS:
-            constant = (
-                ast.Constant(answer) if not isinstance(answer, (list, tuple)) else ast.parse(repr(answer)).body[0].value
-            )
+            constant = ast.parse(repr(answer)).body[0].value
             yield "constant answer", lambda node, constant=constant: setattr(node, "value", constant)
     if isinstance(node, ast.Call) and len(node.args) >= 2:
         yield "swapped arguments", lambda node: node.args.reverse()
     body = getattr(node, "body", None)
     if isinstance(body, list) and isinstance(node, ast.stmt) and not isinstance(node, ast.ClassDef):
-        for place in range(len(body)):
-            yield "deleted statement", lambda node, place=place: node.body.__setitem__(place, ast.Pass())
+        for index in range(len(body)):
+            yield "deleted statement", lambda node, index=index: node.body.__setitem__(index, ast.Pass())
         yield "empty body", lambda node: setattr(node, "body", [ast.Pass()])
         yield "raises", lambda node: node.body.insert(0, ast.parse("raise ValueError('mutant')").body[0])
 
 
-def mutants(source: str, number: int, chosen: random.Random, function: str | None = None) -> list[str]:
+def mutants(source: str, number: int, generator: random.Random, function: str | None = None) -> list[str]:
     """Return programs that differ from the source in one change, with as many kinds of changes as possible.
 
     Args:
         source: a correct program.
         number: maximum number of mutants; fewer if there are not enough possible changes.
-        chosen: random number generator that selects the changes.
+        generator: selects the changes.
         function: the function to change; None means the whole program.
     """
     tree = ast.parse(source)
-    within = next((node for node in tree.body if function and getattr(node, "name", None) == function), tree)
-    inside = {id(node) for node in ast.walk(within)}
-    found: dict[str, list[tuple[int, object]]] = {}
-    for place, node in enumerate(ast.walk(tree)):
-        if id(node) not in inside:
-            continue
-        for kind, change in changes(node):
-            found.setdefault(kind, []).append((place, change))
-    for ways in found.values():
-        chosen.shuffle(ways)
-    order = []
-    while len(order) < number and any(found.values()):
-        kinds = [kind for kind, ways in sorted(found.items()) if ways]
-        chosen.shuffle(kinds)
-        order += [found[kind].pop() for kind in kinds]
-    made = []
-    for place, change in order[:number]:
+    changed_part: ast.AST = tree
+    for statement in tree.body:
+        if function and getattr(statement, "name", None) == function:
+            changed_part = statement
+            break
+
+    # All changes, by their kind: the position of the node in `ast.walk`, and what changes it.
+    changes_of_kind: dict[str, list[tuple[int, Any]]] = {}
+    may_change = {id(node) for node in ast.walk(changed_part)}
+    for position, node in enumerate(ast.walk(tree)):
+        if id(node) in may_change:
+            for kind, change in changes(node):
+                changes_of_kind.setdefault(kind, []).append((position, change))
+
+    # One change of each kind, in random order, until there are enough.
+    for changes_of_one_kind in changes_of_kind.values():
+        generator.shuffle(changes_of_one_kind)
+    selected = []
+    while len(selected) < number and any(changes_of_kind.values()):
+        kinds = [kind for kind, remaining in sorted(changes_of_kind.items()) if remaining]
+        generator.shuffle(kinds)
+        selected += [changes_of_kind[kind].pop() for kind in kinds]
+
+    programs = []
+    for position, change in selected[:number]:
         mutant = copy.deepcopy(tree)
-        change(list(ast.walk(mutant))[place])
-        made.append(ast.unparse(ast.fix_missing_locations(mutant)))
-    return made
+        change(list(ast.walk(mutant))[position])
+        programs.append(ast.unparse(ast.fix_missing_locations(mutant)))
+    return programs

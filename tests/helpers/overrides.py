@@ -28,15 +28,16 @@ def overrides(trainer_class):
 def rejected_calls(overriding_class, name, trainer_class):
     """Return how the trainer's method can be called but the override cannot: by position or by name."""
     parameters = inspect.signature(getattr(trainer_class, name)).parameters.values()
-    named = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
-    only_named = {each.name: None for each in parameters if each.kind == each.KEYWORD_ONLY}
+    arguments = [parameter.name for parameter in parameters if parameter.kind == parameter.POSITIONAL_OR_KEYWORD]
+    keyword_only = {parameter.name: None for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
     override = inspect.signature(getattr(overriding_class, name))
     rejected = []
-    for how, count in (("by position", len(named)), ("by name", 1)):
+    for form, num_positional in (("by position", len(arguments)), ("by name", 1)):
+        by_name = dict.fromkeys(arguments[num_positional:])
         try:
-            override.bind(*named[:count], **dict.fromkeys(named[count:]), **only_named)
+            override.bind(*arguments[:num_positional], **by_name, **keyword_only)
         except TypeError as error:
-            rejected.append(f"{how}: {error}")
+            rejected.append(f"{form}: {error}")
     return rejected
 
 

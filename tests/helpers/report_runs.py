@@ -21,8 +21,8 @@ HOSTILE = (
 
 
 def metrics(steps, every=False):
-    """Lines of metrics.jsonl, rising; with every metric that is plotted, or a few."""
-    few = ("step", "reward", "reward_std", "rewards/correct_answer/mean", "rewards/correct_answer/std")
+    """Return lines of metrics.jsonl, rising; with every metric that is plotted, or with rewards only."""
+    rewards_only = ("step", "reward", "reward_std", "rewards/correct_answer/mean", "rewards/correct_answer/std")
     lines = [
         {
             "step": step,
@@ -45,13 +45,22 @@ def metrics(steps, every=False):
         }
         for step in range(1, steps + 1)
     ]
-    return lines if every else [{name: line[name] for name in few} for line in lines]
+    if every:
+        return lines
+    return [{name: line[name] for name in rewards_only} for line in lines]
 
 
 def completion(step, text, reward, **more):
-    """A line of completions/."""
-    line = {"step": step, "id": f"t/{step}", "question": f"What is {step}?", "completion": text}
-    return {**line, "rewards": {"correct_answer": reward / 2}, "reward": reward, **more}
+    """Return a line of completions/."""
+    return {
+        "step": step,
+        "id": f"t/{step}",
+        "question": f"What is {step}?",
+        "completion": text,
+        "rewards": {"correct_answer": reward / 2},
+        "reward": reward,
+        **more,
+    }
 
 
 def write_run(
@@ -78,29 +87,32 @@ def write_run(
         **record,
     }
     (folder / "run.json").write_text(json.dumps(record))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics(steps, every)))
+    write_lines(folder / "metrics.jsonl", metrics(steps, every))
     if completions is None:
         completions = [completion(step, f"the answer is {step}", step % 2 * 2.0) for step in range(1, steps + 1)]
     for step in {line["step"] for line in completions}:
-        lines = [json.dumps(line) + "\n" for line in completions if line["step"] == step]
-        (folder / "completions" / f"step-{step:05d}.jsonl").write_text("".join(lines))
+        lines = [line for line in completions if line["step"] == step]
+        write_lines(folder / "completions" / f"step-{step:05d}.jsonl", lines)
     if evaluated:
-        before, after = samples("----", ["+-", "--", "--", "--"]), samples("+---", ["++", "+-", "--", "--"])
-        protocol = Protocol(
-            task="starter",
-            rows=4,
-            data_sha256="",
-            sampling=Sampling(
-                prompt_style="xml", few_shot=0, num_samples=2, temperature=1.0, top_p=1.0, max_completion_tokens=64
-            ),
-            grading="",
-            seed=0,
-        )
-        report = make_report((1, 2), Graded("trained", after, {}, protocol), Graded("base", before, {}, protocol))
-        write_report(folder / "evaluation", report)
-        for name, results in (("base", before), ("trained", after)):
-            path = folder / "evaluation" / f"{name}.samples.jsonl"
-            path.write_text("".join(json.dumps(sample) + "\n" for sample in results))
-        rows = [{"task_id": f"t{place}", "question": f"Question {place}?", "answer": f"{place}"} for place in range(4)]
-        (folder / "evaluation" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_evaluation(folder / "evaluation")
     return folder
+
+
+def write_evaluation(folder):
+    """Write what the evaluations before and after training leave: 1 of 8 and 3 of 8 sampled answers are right."""
+    base = samples("----", ["+-", "--", "--", "--"])
+    trained = samples("+---", ["++", "+-", "--", "--"])
+    sampling = Sampling(
+        prompt_style="xml", few_shot=0, num_samples=2, temperature=1.0, top_p=1.0, max_completion_tokens=64
+    )
+    protocol = Protocol(task="starter", rows=4, data_sha256="", sampling=sampling, grading="", seed=0)
+    report = make_report((1, 2), Graded("trained", trained, {}, protocol), Graded("base", base, {}, protocol))
+    write_report(folder, report)
+    rows = [{"task_id": f"t{index}", "question": f"Question {index}?", "answer": f"{index}"} for index in range(4)]
+    write_lines(folder / "base.samples.jsonl", base)
+    write_lines(folder / "trained.samples.jsonl", trained)
+    write_lines(folder / "rows.jsonl", rows)
+
+
+def write_lines(path, values):
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))

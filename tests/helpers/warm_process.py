@@ -131,9 +131,9 @@ class WarmProcess:
         with theirs:
             descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-        said = ours.recv(NUMBER.size)
-        assert said, "the warm process is gone"
-        return Started(*NUMBER.unpack(said), ours, files)
+        packed_pid = ours.recv(NUMBER.size)
+        assert packed_pid, "the warm process is gone"
+        return Started(*NUMBER.unpack(packed_pid), ours, files)
 
     def close(self) -> None:
         """End the process that forks, unless others use it; commands go on."""
@@ -164,8 +164,8 @@ def serve() -> None:
             users.remove(user)
             user.close()
         elif os.fork() == 0:
-            for each in (listener, *users):
-                each.close()
+            for inherited_socket in (listener, *users):
+                inherited_socket.close()
             return fork_command(json.loads(request), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)

@@ -64,12 +64,13 @@ def undeclared_imports(path, packages, local_modules=()):
 
 def undeclared_by_file(folders, packages, local_modules=()):
     """Return {file: modules} for the files below these folders that import what is not declared."""
-    found = {}
+    modules_by_file = {}
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
-            if undeclared := undeclared_imports(path, packages, local_modules):
-                found[path.relative_to(ROOT).as_posix()] = undeclared
-    return found
+            undeclared = undeclared_imports(path, packages, local_modules)
+            if undeclared:
+                modules_by_file[path.relative_to(ROOT).as_posix()] = undeclared
+    return modules_by_file
 
 
 def test_what_a_user_runs_imports_only_what_is_declared():
@@ -77,8 +78,8 @@ def test_what_a_user_runs_imports_only_what_is_declared():
 
 
 def test_tests_and_tools_import_only_what_is_declared():
-    found = undeclared_by_file(DEVELOPER_FOLDERS, declared_packages(EXTRAS), modules_in(DEVELOPER_PATH))
-    assert found == NOT_DECLARED
+    undeclared = undeclared_by_file(DEVELOPER_FOLDERS, declared_packages(EXTRAS), modules_in(DEVELOPER_PATH))
+    assert undeclared == NOT_DECLARED
 
 
 @pytest.mark.parametrize(

@@ -13,58 +13,82 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PYTHON = """#!/bin/sh
-# Stands for a Python of the system: its venv contains only a stand-in for pip.
+
+def python_script(pip):
+    """Return a stand-in for a Python of the system. Its venv contains only a stand-in for pip."""
+    return f"""#!/bin/sh
 case "$*" in
-*nvidia.py*) exec REAL "$@";;
+*nvidia.py*) exec {sys.executable} "$@";;
 "-m venv"*) for folder; do :; done; case "$*" in *--clear*) rm -rf "$folder"/*;; esac
-    mkdir -p "$folder/bin"; ln -sf PIP "$folder/bin/python";;
-"-m pip"*) exec PIP "$@";;
+    mkdir -p "$folder/bin"; ln -sf {pip} "$folder/bin/python";;
+"-m pip"*) exec {pip} "$@";;
 esac
 """
 
-PIP = """#!/bin/sh
-# Installs one file a call. With a file `killed` beside it, kills the installation as soon as half a file is there;
-# with a file `fails`, prints that file and fails.
+
+def pip_script(log, requirements, killed, fails):
+    """Return a stand-in for pip, which installs one file a call.
+
+    Args:
+        log: file to which its arguments are appended.
+        requirements: file to which the requirements are copied.
+        killed: if this file exists, it is run as soon as half a file is installed, and kills the installation.
+        fails: if this file exists, it is printed, and nothing is installed.
+    """
+    return f"""#!/bin/sh
 folder=$(dirname "$(dirname "$0")")
-echo "$*" >> LOG
-for file; do case "$file" in /dev/fd/*) cat "$file" > REQUIREMENTS;; esac; done
-if [ -e KILLED ]; then echo half > "$folder/package"; . KILLED; exit 1; fi
-if [ -e FAILS ]; then cat FAILS >&2; exit 1; fi
+echo "$*" >> {log}
+for file; do case "$file" in /dev/fd/*) cat "$file" > {requirements};; esac; done
+if [ -e {killed} ]; then echo half > "$folder/package"; . {killed}; exit 1; fi
+if [ -e {fails} ]; then cat {fails} >&2; exit 1; fi
 [ ! -e "$folder/package" ] || [ "$(cat "$folder/package")" = whole ] || exit 0  # pip skips what it finds
 echo whole > "$folder/package"
 """
 
 
 class Machine:
+    """A folder with a Python, a pip and a venv, for `make`."""
+
     def __init__(self, folder):
-        self.venv, self.log = folder / "venv", folder / "log"
-        self.killed, self.fails = folder / "killed", folder / "fails"
-        self.requirements, self.tools = folder / "requirements", folder / "tools"
-        for name, text in (("python", PYTHON), ("pip", PIP)):
-            text = text.replace("REAL", sys.executable)
-            for word in ("pip", "log", "killed", "fails", "requirements"):
-                text = text.replace(word.upper(), str(folder / word))
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o755)
+        self.venv = folder / "venv"
+        self.tools = folder / "tools"
+        self.log = folder / "log"
+        self.requirements = folder / "requirements"
+        self.killed = folder / "killed"
+        self.fails = folder / "fails"
         self.python = folder / "python"
+        pip = folder / "pip"
+        write_script(pip, pip_script(self.log, self.requirements, self.killed, self.fails))
+        write_script(self.python, python_script(pip))
 
     def make(self, target, extra="", *flags):
+        """Run `make`. Without `extra`, None, it chooses between the CPU and a GPU."""
         command = ["make", target, f"PYTHON={self.python}", f"VENV={self.venv}"]
-        command += [*([] if extra is None else [f"EXTRA={extra}"]), *flags]
-        # A background job of a script ignores SIGINT, and so would make.
-        default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        options = {"capture_output": True, "text": True, "start_new_session": True, "preexec_fn": default}
-        options["env"] = {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
-        return subprocess.run(command, cwd=ROOT, check=False, **options)
+        if extra is not None:
+            command.append(f"EXTRA={extra}")
+        return subprocess.run(
+            [*command, *flags],
+            cwd=ROOT,
+            env={**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+            # A background job of a script ignores SIGINT, and so would make.
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )
 
-    def nvidia_smi(self, script):
+    def nvidia_smi(self, commands):
         self.tools.mkdir(exist_ok=True)
-        (self.tools / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (self.tools / "nvidia-smi").chmod(0o755)
+        write_script(self.tools / "nvidia-smi", f"#!/bin/sh\n{commands}\n")
 
     def outdate(self):
         subprocess.run(["touch", "-d", "2000-01-01", self.venv / "installed"], check=True)
+
+
+def write_script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -72,21 +96,23 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("is_update", [False, True])
 @pytest.mark.parametrize("kill", ["kill -9 $PPID", "kill -9 $$", "kill -INT 0"])
-def test_an_installation_that_was_killed_starts_again(machine, installed, kill):
-    if installed:  # an update
+def test_an_installation_that_was_killed_starts_again(machine, is_update, kill):
+    if is_update:
         assert machine.make("install").returncode == 0
         machine.outdate()
     machine.killed.write_text(kill)
     assert machine.make("install").returncode != 0
     machine.killed.unlink()
-    done = machine.make("install")
-    assert done.returncode == 0, done.stderr
-    assert "the last installation" in done.stderr and (machine.venv / "package").read_text() == "whole\n"
+    second = machine.make("install")
+    assert second.returncode == 0, second.stderr
+    assert "the last installation" in second.stderr
+    assert (machine.venv / "package").read_text() == "whole\n"
     assert (machine.venv / "installed").exists() and not (machine.venv / "installing").exists()
-    calls = machine.log.read_text()
-    assert machine.make("install").returncode == 0 and machine.log.read_text() == calls  # nothing left to do
+    log = machine.log.read_text()
+    assert machine.make("install").returncode == 0
+    assert machine.log.read_text() == log, "nothing is left to do"
 
 
 @pytest.mark.parametrize("extra", ["", ",gpu"])
@@ -99,8 +125,9 @@ def test_an_update_that_fails_keeps_the_environment(machine, extra):
         assert failed.returncode != 0 and "ERROR: unreachable" in failed.stderr
         assert (machine.venv / "package").exists() and (machine.venv / "installed").exists()
     machine.fails.unlink()
-    calls = machine.log.read_text()
-    assert machine.make("install", extra=extra).returncode == 0 and machine.log.read_text() != calls
+    log = machine.log.read_text()
+    assert machine.make("install", extra=extra).returncode == 0
+    assert machine.log.read_text() != log
 
 
 def test_an_environment_that_somebody_else_made_is_kept(machine):
@@ -126,7 +153,8 @@ def test_only_a_gpu_gets_the_lock(machine):
     assert machine.make("install", extra=",gpu").returncode == 0
     machine.outdate()
     assert machine.make("install", extra=None).returncode == 0  # nvidia-smi finds no GPU this time
-    assert re.sub(r"fd/\d+", "", machine.log.read_text()) == re.sub(r"fd/\d+", "", f"{lock}\n{project}\n" * 2)
+    log = re.sub(r"fd/\d+", "", machine.log.read_text()).splitlines()
+    assert log == [re.sub(r"fd/\d+", "", line) for line in (lock, project, lock, project)]
 
 
 def test_the_newest_packages_are_installed_without_a_lock(machine):
@@ -152,7 +180,9 @@ def test_an_old_driver_stops_the_download_and_can_be_overridden(machine, driver)
     stopped = machine.make("install", None)
     errors = [line for line in stopped.stderr.splitlines() if line.startswith("error: ")]
     assert stopped.returncode == 2 and not machine.log.exists() and not machine.venv.exists()
-    assert len(errors) == 1 and all(word in errors[0] for word in (driver, "580", "EXTRA=cuda12", "ANY_DRIVER=1"))
+    assert len(errors) == 1
+    for word in (driver, "580", "EXTRA=cuda12", "ANY_DRIVER=1"):
+        assert word in errors[0]
     assert machine.make("install", None, "ANY_DRIVER=1").returncode == 0
     assert machine.requirements.read_text().splitlines() == locked("gpu")
 
@@ -162,27 +192,34 @@ def test_cuda_12_runs_on_an_old_driver_and_is_kept(machine):
     assert machine.make("install", "cuda12").returncode == 0
     torch, project = machine.log.read_text().splitlines()
     assert re.search(r" torch==[\d.]+\+cu126$", torch) and project.endswith("-e .[dev]")
-    names = [line.partition("==")[0] for line in machine.requirements.read_text().splitlines()]
-    assert "torch" in names and not [name for name in names if name.startswith(("nvidia", "cuda"))]
+    packages = [line.partition("==")[0] for line in machine.requirements.read_text().splitlines()]
+    assert "torch" in packages
+    assert not [package for package in packages if package.startswith(("nvidia", "cuda"))]
     machine.outdate()
     assert machine.make("install", None).returncode == 0
     assert (machine.venv / "installed").read_text() == "cuda12\n"
 
 
 @pytest.mark.parametrize(
-    ("script", "extra", "notes"),
+    ("nvidia_smi", "extra", "words"),
     [
         (card("580.65.06"), ",gpu", []),
         ('echo "couldn\'t communicate with the NVIDIA driver"; exit 9', "", ["couldn't communicate", "580"]),
         ("exit 127", "", ["nvidia-smi failed", "580"]),
     ],
+    ids=["it works", "it fails", "it is missing"],
 )
-def test_a_driver_that_fails_is_named_and_the_cpu_takes_its_place(machine, script, extra, notes):
-    machine.nvidia_smi(script)
-    done = machine.make("install", None)
-    assert done.returncode == 0 and (machine.venv / "installed").read_text() == f"{extra}\n"
-    found = [line for line in done.stderr.splitlines() if "NVIDIA" in line]
-    assert len(found) == bool(notes) and all(note in line for note in notes for line in found)
+def test_a_driver_that_fails_is_named_and_the_cpu_takes_its_place(machine, nvidia_smi, extra, words):
+    machine.nvidia_smi(nvidia_smi)
+    ended = machine.make("install", None)
+    assert ended.returncode == 0
+    assert (machine.venv / "installed").read_text() == f"{extra}\n"
+    notes = [line for line in ended.stderr.splitlines() if "NVIDIA" in line]
+    if not words:
+        assert notes == []
+    else:
+        [note] = notes
+        assert all(word in note for word in words)
 
 
 def test_the_notebook_installs_the_lock_beside_its_kernel(machine, monkeypatch):
@@ -194,7 +231,8 @@ def test_the_notebook_installs_the_lock_beside_its_kernel(machine, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(machine.python))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # lora_grpo is not installed
     cells = json.loads((ROOT / "notebooks" / "first_run.ipynb").read_text())["cells"]
-    install = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    first_code_cell = next(cell for cell in cells if cell["cell_type"] == "code")
+    install = "".join(first_code_cell["source"])
     assert shells.InteractiveShell().run_cell(install).success
     left_out = {*locked("gpu")} - {*machine.requirements.read_text().splitlines()}
     assert {line.partition("==")[0] for line in left_out} >= {"ipykernel", "ipython", "pyzmq", "tornado"}

@@ -21,15 +21,23 @@ GPU = {"sys_platform": "linux", "platform_machine": "x86_64", "implementation_na
 def pins(lock, python):
     """Return the versions that a lock installs for a Python version on Linux."""
     environment = {**GPU, "python_full_version": f"{python}.0", "python_version": python}
-    lines = map(Requirement, (line for line in lock.read_text().splitlines() if line and line[0] != "#"))
-    kept = [line for line in lines if line.marker is None or line.marker.evaluate(environment)]
-    return {line.name: str(line.specifier).removeprefix("==") for line in kept}
+    versions = {}
+    for line in lock.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            versions[requirement.name] = str(requirement.specifier).removeprefix("==")
+    return versions
 
 
 def moved(before, after):
     """Return one line for each package whose version differs."""
-    names = sorted({name for name in before.keys() | after.keys() if before.get(name) != after.get(name)})
-    return [f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}" for name in names]
+    changes = []
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            changes.append(f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}")
+    return changes
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -58,10 +66,10 @@ def resolve(arguments, folder):
 
     shutil.copy(ROOT / "pyproject.toml", folder)
     command = [uv.find_uv_bin(), "pip", "compile", *arguments, "--quiet"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if "error sending request" in done.stderr or "Failed to fetch" in done.stderr:
-        pytest.skip(f"the registry cannot be reached: {done.stderr.splitlines()[0]}")
-    assert done.returncode == 0, done.stderr
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if "error sending request" in ended.stderr or "Failed to fetch" in ended.stderr:
+        pytest.skip(f"the registry cannot be reached: {ended.stderr.splitlines()[0]}")
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.registry

@@ -5,6 +5,7 @@ import os
 import random
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from helpers.flags import flag_names
@@ -35,7 +36,7 @@ TINY = {
 }
 
 
-def lines(path):
+def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -60,101 +61,141 @@ def test_the_groups_are_those_of_the_first_step_and_so_are_their_figures(starter
     run.begin(policy.record)
     train(training)
 
-    answers = [(group, place) for group in groups for place in range(4)]
-    logged = lines(run.completions / "step-00001.jsonl")
-    assert len(groups) == 8 and len(logged) >= 16
-    for line, (group, place) in zip(logged, answers, strict=False):
-        assert (line["id"], line["completion"]) == (group.row["id"], group.answers[place].text)
-        assert {name: weights[name] * value for name, value in line["rewards"].items()} == group.answers[place].rewards
-        assert line["reward"] == pytest.approx(group.answers[place].total)
-    (step,), found = lines(run.metrics), measure(groups)
-    assert step["reward"] == pytest.approx(found.rewards["sum"].mean, abs=1e-4)
-    assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(found.rewards["correct_answer"].mean, abs=1e-4)
-    assert step["frac_reward_zero_std"] == pytest.approx(found.zero_variance.value)
-    assert step["completions/clipped_ratio"] == pytest.approx(found.truncated.value)
-    assert step["completions/mean_length"] == pytest.approx(found.num_tokens, abs=1e-3)
+    # The completions of the preview are the first ones of the step.
+    answers = [(group, answer) for group in groups for answer in group.answers]
+    logged_completions = read_lines(run.completions / "step-00001.jsonl")
+    assert len(groups) == 8 and len(logged_completions) >= 16
+    for line, (group, answer) in zip(logged_completions, answers, strict=False):
+        assert (line["id"], line["completion"]) == (group.row["id"], answer.text)
+        assert {name: weights[name] * value for name, value in line["rewards"].items()} == answer.rewards
+        assert line["reward"] == pytest.approx(answer.total)
+
+    # Its figures are the metrics of the step.
+    [step] = read_lines(run.metrics)
+    measured = measure(groups)
+    assert step["reward"] == pytest.approx(measured.rewards["sum"].mean, abs=1e-4)
+    assert 2 * step["rewards/correct_answer/mean"] == pytest.approx(measured.rewards["correct_answer"].mean, abs=1e-4)
+    assert step["frac_reward_zero_std"] == pytest.approx(measured.zero_variance.value)
+    assert step["completions/clipped_ratio"] == pytest.approx(measured.truncated.value)
+    assert step["completions/mean_length"] == pytest.approx(measured.num_tokens, abs=1e-3)
 
 
-@pytest.mark.parametrize("what", ["check", "reward"])
-def test_a_check_or_a_reward_that_raises_is_an_error_of_the_user(what, starter, tmp_path):
-    (tmp_path / "own.py").write_text(
-        "def load(split): return [{'question': f'{split} {n}'} for n in range(9)]\n"
-        "def check(completion, row): return 1 / 0\n"
-        "def mine(completions, **columns): return 1 / 0\n"
-    )
-    own = str(tmp_path / "own.py")
-    changes = {"data": {"task": own}} if what == "check" else {"rewards": (f"{own}:mine",)}
-    config = replace(starter[0], changes)
+OWN_FILE = """
+def load(split): return [{"question": f"{split} {number}"} for number in range(9)]
+def check(completion, row): return 1 / 0
+def mine(completions, **columns): return 1 / 0
+"""
+
+
+@pytest.mark.parametrize("raises", ["check", "reward"])
+def test_a_check_or_a_reward_that_raises_is_an_error_of_the_user(raises, starter, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_FILE)
+    changes = {"check": {"data": {"task": str(path)}}, "reward": {"rewards": (f"{path}:mine",)}}
+    config = replace(starter[0], changes[raises])
     with pytest.raises(UserError, match=r"own\.py:\d: .* raised ZeroDivisionError"):
         preview(config, load_data(config))
 
 
 # Groups that fail in one way each
 
-RIGHT, WRONG, UNREAD = Verdict(True, "correct"), Verdict(False, "wrong_answer"), Verdict(False, "no_answer")
+RIGHT = Verdict(True, "correct")
+WRONG = Verdict(False, "wrong_answer")
+UNREAD = Verdict(False, "no_answer")
 
 
 def group(rewards, verdicts=(WRONG,) * 4, *, texts="abcd", truncated=False):
-    """A group of 4; rewards as name to 4 values."""
-    answers = (
-        Answer(texts[i], 10, truncated, {name: values[i] for name, values in rewards.items()}, verdicts[i])
-        for i in range(4)
-    )
+    """Return a group of four answers of ten tokens.
+
+    Args:
+        rewards: by name, the values of the four.
+    """
+    answers = []
+    for index, verdict in enumerate(verdicts):
+        rewards_of_answer = {name: values[index] for name, values in rewards.items()}
+        answers.append(Answer(texts[index], 10, truncated, rewards_of_answer, verdict))
     return Group({"id": "row", "question": "What?"}, tuple(answers))
 
 
-def graded(*verdicts, **more):
-    """A group that is paid for right answers alone."""
-    return group({"correct_answer": [float(verdict.passed) for verdict in verdicts]}, verdicts, **more)
+def graded(*verdicts, **options):
+    """Return a group that is paid for right answers alone."""
+    return group({"correct_answer": [float(verdict.passed) for verdict in verdicts]}, verdicts, **options)
 
 
-NEVER, ALWAYS = graded(WRONG, WRONG, WRONG, WRONG), graded(RIGHT, RIGHT, RIGHT, RIGHT)
-MIXED, MOSTLY = graded(RIGHT, WRONG, WRONG, RIGHT), graded(RIGHT, WRONG, RIGHT, RIGHT)
-FORMAT_ALONE = group({"correct_answer": [0, 0, 0, 0], "soft_xml_format": [0, 1, 0, 1]}, (WRONG,) * 4)
+NEVER_RIGHT = graded(WRONG, WRONG, WRONG, WRONG)
+ALWAYS_RIGHT = graded(RIGHT, RIGHT, RIGHT, RIGHT)
+HALF_RIGHT = graded(RIGHT, WRONG, WRONG, RIGHT)
+MOSTLY_RIGHT = graded(RIGHT, WRONG, RIGHT, RIGHT)
+RARELY_RIGHT_AND_TRUNCATED = graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)
+HALF_UNREADABLE = graded(RIGHT, WRONG, UNREAD, UNREAD)
+UNREADABLE = graded(UNREAD, UNREAD, UNREAD, UNREAD)
+ALIKE = graded(WRONG, WRONG, WRONG, WRONG, texts="aaaa")
+PAID_FOR_FORMAT_ALONE = group({"correct_answer": [0, 0, 0, 0], "soft_xml_format": [0, 1, 0, 1]})
+NOT_GRADED = group({"mine": [None] * 4})
+ONE_OF_TWO_REWARDS_VARIES = group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})
+REWARDS_THAT_CANCEL_OUT = group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})
+THREE_OF_EIGHT_EACH_WAY = [*[ALWAYS_RIGHT] * 3, *[NEVER_RIGHT] * 3, *[HALF_RIGHT] * 2]
+
 FILTER = {"data": {"filter_by_difficulty": True}}
-LARGER = "--sampling.num-generations 8"
+LARGER_GROUPS = "--sampling.num-generations 8"
+LONGER = "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,"
+
+CAN = "can learn"
+BARELY = "can barely learn"
+CANNOT = "cannot learn"
 
 
-UNREADABLE, ALIKE = graded(*[UNREAD] * 4), graded(*[WRONG] * 4, texts="aaaa")
-CAN, BARELY, CANNOT = "can learn", "can barely learn", "cannot learn"
+class Case(NamedTuple):
+    groups: list[Group]
+    verdict: str
+    problem: str | None
+    """A part of a finding, or None if nothing is found."""
+    advice: str | None = None
+    """A part of the advice of the same finding."""
+    settings: dict[str, Any] = {}  # noqa: RUF012
+
+
 FAILURES = [
-    ([MIXED] * 8, {}, CAN, None, None),
-    ([NEVER] * 8, {}, CANNOT, "none of 32 completions is correct (95% upper bound: 32%)", "--data.train"),
-    ([NEVER] * 8, {}, CANNOT, "none of 32", "soft_xml_format=0.5"),
-    ([NEVER] * 8, {"data": {"task": "mbpp"}}, CANNOT, "none of 32", "share_of_tests_passed"),
-    ([ALWAYS] * 8, {}, CANNOT, "all of 32 completions are correct", "harder problems"),
-    ([ALWAYS, NEVER] * 3 + [MIXED] * 2, {}, CAN, "3 of 8 problems are always solved and 3 never", "filter"),
-    ([ALWAYS, NEVER] * 3 + [MIXED] * 2, FILTER, CAN, None, None),
-    ([NEVER] * 7 + [MOSTLY], {}, BARELY, "0 of 8 problems are always solved and 7 never", "filter"),
-    ([NEVER] * 7 + [MIXED], {}, BARELY, "0 of 8 problems are always solved and 7 never", LARGER),
-    ([NEVER] * 8, FILTER, BARELY, "none of 32", "easier problems"),
-    ([UNREADABLE] * 8, {}, CANNOT, "100% [68, 100] of completions end without", "train sft"),
-    ([graded(RIGHT, WRONG, UNREAD, UNREAD)] * 8, {}, CAN, "50% [", "no change needed: training can fix this"),
-    ([graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)] * 8, {}, BARELY,
-     "100% [68, 100] of completions are truncated at 256 tokens",
-     "--sampling.max-completion-tokens 512 --model.max-sequence-tokens 1280,"),
-    ([ALIKE] * 8, {}, CANNOT, "has 1.0 distinct", "--sampling.temperature 1.2"),
-    ([FORMAT_ALONE] * 8, {}, BARELY, "none of 32", "--sampling.num-generations 8"),
-    ([group({"mine": [n / 8] * 4}) for n in range(8)], {}, CANNOT, "within each group: mine", "a finer reward"),
-    ([group({"mine": [None] * 4})] * 8, {}, CANNOT, "within each group: mine", "a finer reward"),
-    ([group({"mine": [0, 1, 0, 1], "other": [1, 1, 1, 1]})] * 8, {}, CAN, "within each group: other",
-     "none is needed if mine is the goal"),
-    # Each varies, and their sum does not.
-    ([group({"mine": [0, 1, 0, 1], "other": [1, 0, 1, 0]})] * 8, {}, CANNOT, "their rewards do not", "reward"),
-]  # fmt: skip
+    Case([HALF_RIGHT] * 8, CAN, None),
+    # Problems that are too hard or too easy
+    Case([NEVER_RIGHT] * 8, CANNOT, "none of 32 completions is correct (95% upper bound: 32%)", "--data.train"),
+    Case([NEVER_RIGHT] * 8, CANNOT, "none of 32", "soft_xml_format=0.5"),
+    Case([NEVER_RIGHT] * 8, CANNOT, "none of 32", "share_of_tests_passed", {"data": {"task": "mbpp"}}),
+    Case([NEVER_RIGHT] * 8, BARELY, "none of 32", "easier problems", FILTER),
+    Case([PAID_FOR_FORMAT_ALONE] * 8, BARELY, "none of 32", LARGER_GROUPS),
+    Case([ALWAYS_RIGHT] * 8, CANNOT, "all of 32 completions are correct", "harder problems"),
+    Case(THREE_OF_EIGHT_EACH_WAY, CAN, "3 of 8 problems are always solved and 3 never", "filter"),
+    Case(THREE_OF_EIGHT_EACH_WAY, CAN, None, settings=FILTER),
+    Case([*[NEVER_RIGHT] * 7, MOSTLY_RIGHT], BARELY, "0 of 8 problems are always solved and 7 never", "filter"),
+    Case([*[NEVER_RIGHT] * 7, HALF_RIGHT], BARELY, "0 of 8 problems are always solved and 7 never", LARGER_GROUPS),
+    # Texts
+    Case([UNREADABLE] * 8, CANNOT, "100% [68, 100] of completions end without", "train sft"),
+    Case([HALF_UNREADABLE] * 8, CAN, "50% [", "no change needed: training can fix this"),
+    Case([RARELY_RIGHT_AND_TRUNCATED] * 8, BARELY, "100% [68, 100] of completions are truncated at 256 tokens", LONGER),
+    Case([ALIKE] * 8, CANNOT, "has 1.0 distinct", "--sampling.temperature 1.2"),
+    # Rewards
+    Case([group({"mine": [n / 8] * 4}) for n in range(8)], CANNOT, "within each group: mine", "a finer reward"),
+    Case([NOT_GRADED] * 8, CANNOT, "within each group: mine", "a finer reward"),
+    Case([ONE_OF_TWO_REWARDS_VARIES] * 8, CAN, "within each group: other", "none is needed if mine is the goal"),
+    Case([REWARDS_THAT_CANCEL_OUT] * 8, CANNOT, "their rewards do not", "reward"),
+]
 
 
-@pytest.mark.parametrize(("groups", "changes", "word", "seen", "advice"), FAILURES)
-def test_each_way_to_fail_is_named_with_what_to_change(groups, changes, word, seen, advice):
-    diagnosis = judge(groups, replace(RunConfig(), changes))
-    assert diagnosis.verdict == word
-    if seen is None:
+@pytest.mark.parametrize("case", FAILURES)
+def test_each_way_to_fail_is_named_with_what_to_change(case):
+    diagnosis = judge(case.groups, replace(RunConfig(), case.settings))
+    assert diagnosis.verdict == case.verdict
+    if case.problem is None:
         assert diagnosis.findings == ()
     else:
-        assert any(seen in finding.problem and advice in finding.advice for finding in diagnosis.findings)
-    offered = " ".join(finding.advice for finding in diagnosis.findings)
-    assert set(re.findall(r"--[a-z.-]+", offered)) <= {*flag_names(), "--task"}
-    assert [*parse_reward_specs(re.findall(r"\b\w+_format=[\d.]+", offered) or ("correct_answer",))]
+        assert any(case.problem in finding.problem and case.advice in finding.advice for finding in diagnosis.findings)
+
+    # Flags and rewards that the advice names exist.
+    advice = " ".join(finding.advice for finding in diagnosis.findings)
+    assert set(re.findall(r"--[a-z.-]+", advice)) <= {*flag_names(), "--task"}
+    format_rewards = re.findall(r"\b\w+_format=[\d.]+", advice)
+    if format_rewards:
+        parse_reward_specs(format_rewards)
 
 
 def test_sft_is_advised_for_this_preset_and_only_before_it_has_run():
@@ -163,43 +204,79 @@ def test_sft_is_advised_for_this_preset_and_only_before_it_has_run():
     assert sft_command(replace(laptop, {"lora": {"from": "outputs/sft_lora"}})) is None
 
 
-@pytest.mark.parametrize("gold", ["", "def gold(row): return 'a'\n"])
-def test_a_dry_run_shows_the_reward_of_the_reference_answer_if_there_is_one(tmp_path, gold, capsys):
-    path = tmp_path / "own.py"
-    load = "def load(split): return [{'question': f'{split} {n}'} for n in range(9)]\n"
-    path.write_text(load + gold + "def check(completion, row): return completion == 'a'\n")
-    config = replace(RunConfig(), {"data": {"task": str(path)}})
-    dry_run(config, load_data(config), load_tokenizer(config, dry_run=True))
-    said = capsys.readouterr().out
-    if gold:
-        assert "\n--- reference answer\na\n--- its rewards\ncorrect_answer           1 of 1, weight 2" in said
+WITHOUT_REFERENCE = """
+def load(split): return [{"question": f"{split} {number}"} for number in range(9)]
+def check(completion, row): return completion == "a"
+"""
+WITH_REFERENCE = f"""
+{WITHOUT_REFERENCE}
+def gold(row): return "a"
+"""
+
+
+@pytest.fixture
+def dry_run_of(tmp_path, capsys):
+    """Return a function that returns what a dry run of a task file prints."""
+
+    def printed(text):
+        path = tmp_path / "own.py"
+        path.write_text(text)
+        config = replace(RunConfig(), {"data": {"task": str(path)}})
+        dry_run(config, load_data(config), load_tokenizer(config, dry_run=True))
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_a_dry_run_shows_a_prompt_and_the_reward_of_its_reference_answer(dry_run_of):
+    printed = dry_run_of(WITH_REFERENCE)
+    assert printed.count("--- prompt of own/train/0") == 1 and printed.endswith("nothing was trained\n")
+    assert "\n--- reference answer\na\n--- its rewards\ncorrect_answer           1 of 1, weight 2" in printed
+
+
+def test_a_dry_run_without_a_reference_answer_says_so(dry_run_of):
+    printed = dry_run_of(WITHOUT_REFERENCE)
+    assert printed.count("--- prompt of own/train/0") == 1 and printed.endswith("nothing was trained\n")
+    assert "\n--- no reference answer: own.py has no gold(row)\n" in printed
+    assert "reward" not in printed.split("---")[2]
+
+
+NUM_PREVIEWS = 200
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_useful"), [((0.05,), False), ((0.95,), False), ((0.0, 1.0, 1.0, 0.0, 0.5), True)]
+)
+def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(rates, is_useful):
+    """Problems of one difficulty are kept by chance, so the filter gains nothing.
+
+    Args:
+        rates: the difficulties of the problems, as shares of right answers.
+    """
+    generator = random.Random(0)
+    num_advised = 0
+    for _ in range(NUM_PREVIEWS):
+        groups = [random_group(generator, generator.choice(rates)) for _ in range(8)]
+        advice = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
+        num_advised += "--data.filter-by-difficulty" in advice
+    if is_useful:
+        assert num_advised >= NUM_PREVIEWS / 2
     else:
-        assert "\n--- no reference answer: own.py has no gold(row)\n" in said and "reward" not in said.split("---")[2]
-    assert said.count("--- prompt of own/train/0") == 1 and said.endswith("nothing was trained\n")
+        assert num_advised <= NUM_PREVIEWS / 10
 
 
-@pytest.mark.parametrize("rates", [(0.05,), (0.95,), (0.0, 1.0, 1.0, 0.0, 0.5)])
-def test_the_filter_is_advised_only_where_it_raises_the_share_of_mixed_groups(rates):
-    """200 previews of 8 groups of 8. Problems of one difficulty are kept by chance, so the filter gains nothing."""
-    draw, advised = random.Random(0), 0
-    for _ in range(200):
-        groups = []
-        for _ in range(8):
-            rate = draw.choice(rates)
-            verdicts = [RIGHT if draw.random() < rate else WRONG for _ in range(8)]
-            answers = (Answer(str(n), 9, False, {"correct_answer": float(v.passed)}, v) for n, v in enumerate(verdicts))
-            groups.append(Group({"id": "row", "question": "What?"}, tuple(answers)))
-        offered = " ".join(finding.advice for finding in judge(groups, RunConfig()).findings)
-        advised += "--data.filter-by-difficulty" in offered
-    assert advised <= 20 if len(rates) == 1 else advised >= 100, advised / 200
+def random_group(generator, rate):
+    """Return a group of eight different answers, each of which is right with a probability."""
+    verdicts = [RIGHT if generator.random() < rate else WRONG for _ in range(8)]
+    return graded(*verdicts, texts="abcdefgh")
 
 
 def test_a_share_of_eight_groups_is_told_with_its_interval():
-    found = measure([MIXED] * 6 + [NEVER] * 2)
-    assert str(found.zero_variance) == "25% [7, 59]"
-    assert found.difficulty == Difficulty(always_solved=0, sometimes_solved=6, never_solved=2)
-    assert found.solved.value == pytest.approx(12 / 32)
-    assert found.solved.low < 12 / 32 < found.solved.high
+    measured = measure([HALF_RIGHT] * 6 + [NEVER_RIGHT] * 2)
+    assert str(measured.zero_variance) == "25% [7, 59]"
+    assert measured.difficulty == Difficulty(always_solved=0, sometimes_solved=6, never_solved=2)
+    assert measured.solved.value == pytest.approx(12 / 32)
+    assert measured.solved.low < 12 / 32 < measured.solved.high
 
 
 # What a person sees
@@ -207,31 +284,32 @@ def test_a_share_of_eight_groups_is_told_with_its_interval():
 
 def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    nasty = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
-    one = group({"mine": [0, 1, 1, 1]}, texts=(nasty, "", "\0", nasty), truncated=True)
-    groups = (Group({"id": "\x1b[31m", "question": nasty}, one.answers),) * 4
+    hostile = "\x1b[2J[bold]\r\x07\u202e\ud800</answer>\n" + "x" * 500 + "\x9bend"
+    answers = group({"mine": [0, 1, 1, 1]}, texts=(hostile, "", "\0", hostile), truncated=True).answers
+    groups = (Group({"id": "\x1b[31m", "question": hostile}, answers),) * 4
     show(RunConfig(), Preview(groups, measure(groups), judge(groups, RunConfig())))
-    out = capsys.readouterr().out
-    assert all(line.isprintable() for line in out.splitlines())
-    assert "\\x1b[2J[bold]\\r\\x07" in out and "\\x9bend" in out
-    assert out.count("--- group") == 3
-    table = out[: out.index("--- all 4 groups")]
+    printed = capsys.readouterr().out
+    assert all(line.isprintable() for line in printed.splitlines())
+    assert "\\x1b[2J[bold]\\r\\x07" in printed and "\\x9bend" in printed
+    assert printed.count("--- group") == 3
+    table, _, _ = printed.partition("--- all 4 groups")
     assert max(map(len, table.splitlines())) <= 80
-    assert out.count("2 x reward ") == 3  # the two that are alike, once in each group
-    out.encode()
+    assert printed.count("2 x reward ") == 3  # the two that are alike, once in each group
+    printed.encode()
 
 
 def test_a_preview_beside_a_run_leaves_everything_as_it_is(warm, tmp_path):
-    recipe = "code_lora"
-    folder = tmp_path / "outputs" / recipe
+    folder = tmp_path / "outputs" / "code_lora"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    flags = ["--preview", "--sampling.num-generations", "4", "--train.micro-batch-size", "4", "--model.engine", "peft"]
-    flags += ["--data.train-limit", "8", "--data.eval-limit", "4"]
+    flags = [
+        *("--preview", "--sampling.num-generations", "4", "--train.micro-batch-size", "4", "--model.engine", "peft"),
+        *("--data.train-limit", "8", "--data.eval-limit", "4"),
+    ]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = finish(warm.start(RECIPES / f"{recipe}.py", *flags, cwd=tmp_path, env=environment))
+    ended = finish(warm.start(RECIPES / "code_lora.py", *flags, cwd=tmp_path, env=environment))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [folder / "run.json"]
     assert (folder / "run.json").read_text() == "{}"
-    assert "\nverdict   can" in done.stdout and "\nsample    8 prompts x 4 completions" in done.stdout
-    assert "\nproblems solved" in done.stdout
-    assert "\x1b" not in done.stdout
+    for text in ("\nverdict   can", "\nsample    8 prompts x 4 completions", "\nproblems solved"):
+        assert text in ended.stdout
+    assert "\x1b" not in ended.stdout

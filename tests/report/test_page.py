@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from helpers.report_runs import HOSTILE, completion, write_run
@@ -12,7 +13,7 @@ from helpers.warm_process import finish
 from lora_grpo.evaluation import read_report
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import write_report
-from lora_grpo.runs.reader import read_run
+from lora_grpo.runs.reader import RunFiles, read_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -29,30 +30,32 @@ TINY = shlex.split(
 @pytest.fixture(scope="module")
 def browser():
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield launched
-        launched.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
 def visit(browser):
     """Open a page; when the test ends, it must have requested nothing but itself and logged no errors."""
-    opened, requests, complaints = [], [], []
+    opened_pages = []
+    requests = []
+    errors = []
 
     def open_page(path, **context):
         page = browser.new_context(**context).new_page()
         page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append(dialog.message))
         page.goto(path.resolve().as_uri())
-        opened.append(page)
+        opened_pages.append(page)
         return page
 
     yield open_page
-    assert complaints == []
-    assert requests == [page.url for page in opened]
-    for page in opened:
+    assert errors == []
+    assert requests == [page.url for page in opened_pages]
+    for page in opened_pages:
         page.context.close()
 
 
@@ -60,60 +63,98 @@ def visit(browser):
 def trained(warm, tmp_path_factory):
     """A run that the recipe trained, evaluated and reported on."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    done = finish(warm.start(RECIPE, *TINY, "--output-dir", folder))
-    assert f"report    {folder / 'report' / 'report.html'}" in done.stdout
+    ended = finish(warm.start(RECIPE, *TINY, "--output-dir", folder))
+    assert f"report    {folder / 'report' / 'report.html'}" in ended.stdout
     return folder
 
 
-def shown(page):
-    """How many completions the page says it found."""
+def shown_count(page):
+    """Return how many completions the page says it found."""
     return int(page.locator("#count").inner_text().split(" of ")[0].replace(",", ""))
 
 
-def found(page, **filters):
+def count_with(page, **filters):
     """Set filters, and return how many completions are left."""
     page.click("text=Clear")
     for name, value in filters.items():
         field = page.locator(f"[name={name}]")
-        field.select_option(value) if name in ("source", "step", "verdict", "sort") else field.fill(str(value))
+        if name in ("source", "step", "verdict", "sort"):
+            field.select_option(value)
+        else:
+            field.fill(str(value))
     page.wait_for_timeout(150)
-    return shown(page)
+    return shown_count(page)
 
 
-def test_a_trained_run_is_all_there_and_its_filters_count_right(trained, visit):
+class TrainedPage(NamedTuple):
+    """The page of a trained run, and the completions that it must show."""
+
+    page: Any
+    run: RunFiles
+    completions: list[dict]
+    """Lines of completions/, of training."""
+    samples: list[dict]
+    """Of the evaluations before and after training."""
+
+    @property
+    def all_lines(self):
+        return [*self.completions, *self.samples]
+
+
+@pytest.fixture
+def trained_page(trained, visit):
     page = visit(trained / "report" / "report.html")
     page.wait_for_function("document.querySelectorAll('#list li').length > 0")
     run = read_run(trained)
+    return TrainedPage(page, run, run.completions, [*run.samples["base"], *run.samples["trained"]])
+
+
+def test_a_trained_run_is_all_there(trained, trained_page):
+    page, run, completions, samples = trained_page
     assert page.locator("figure img").count() == len(plots_of(run, read_report(trained / "evaluation"))) > 10
     assert page.locator(".state").inner_text() == "Complete."
-    lines, samples = run.completions, [*run.samples["base"], *run.samples["trained"]]
-    assert shown(page) == len(lines) + len(samples) and len(samples) == 2 * 8 * 3
-    step = lines[-1]["step"]
-    assert found(page, source="trained") == len(run.samples["trained"])
-    assert found(page, step=str(step)) == sum(line["step"] == step for line in lines)
-    judged = [*lines, *samples]
-    failed = sum(line.get("passed") is False for line in judged)
-    assert found(page, verdict="verdict failed") == failed > 0
-    wrong = sum(line.get("status") == "wrong_answer" for line in judged)
-    assert found(page, verdict="status wrong_answer") == wrong
-    least, most = 1.0, 3.0
-    assert found(page, least=least, most=most) == sum(least <= line["reward"] <= most for line in lines)
-    word = lines[0]["completion"].split()[-1][:6].lower()
-    texts = [f"{line.get('question')} {line['completion']}" for line in lines]
-    texts += [f"{run.rows[sample['task_id']]['question']} {sample['completion']}" for sample in samples]
-    ids = [str(line.get("id", line.get("task_id"))) for line in judged]
-    extracted = [str(line.get("extracted", "")) for line in judged]
-    whole = ["\n".join(parts).lower() for parts in zip(texts, ids, extracted, strict=True)]
-    assert found(page, text=word.upper()) == sum(word in text for text in whole) > 0
-    assert found(page, text="surely nobody wrote this") == 0
+    assert len(samples) == 2 * 8 * 3
+    assert shown_count(page) == len(completions) + len(samples)
+
+
+def test_filters_by_source_step_and_reward_count_right(trained_page):
+    page, run, completions, _ = trained_page
+    last_step = completions[-1]["step"]
+    assert count_with(page, source="trained") == len(run.samples["trained"])
+    assert count_with(page, step=str(last_step)) == sum(line["step"] == last_step for line in completions)
+    assert count_with(page, least=1.0, most=3.0) == sum(1.0 <= line["reward"] <= 3.0 for line in completions)
+
+
+def test_filters_by_verdict_count_right(trained_page):
+    page = trained_page.page
+    failed = sum(line.get("passed") is False for line in trained_page.all_lines)
+    wrong = sum(line.get("status") == "wrong_answer" for line in trained_page.all_lines)
+    assert count_with(page, verdict="verdict failed") == failed > 0
+    assert count_with(page, verdict="status wrong_answer") == wrong
+
+
+def test_a_search_reads_questions_completions_ids_and_answers(trained_page):
+    page, run, completions, samples = trained_page
+    texts = []
+    for line in (*completions, *samples):
+        question = line.get("question") if "step" in line else run.rows[line["task_id"]]["question"]
+        row_id = line.get("id", line.get("task_id"))
+        texts.append(f"{question} {line['completion']}\n{row_id}\n{line.get('extracted', '')}".lower())
+    word = completions[0]["completion"].split()[-1][:6].lower()
+    assert count_with(page, text=word.upper()) == sum(word in text for text in texts) > 0
+    assert count_with(page, text="surely nobody wrote this") == 0
     assert page.locator("#detail").inner_text() == "No completion matches."
 
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
+INVISIBLE = re.compile("[\x80-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
 def visible(text):
-    """Return a text as the page shows it, without invisible characters."""
-    text = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda found: chr(0x2400 + ord(found[0])), text).replace("\x7f", "␡")
-    hidden = "[\x80-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-    return re.sub(hidden, lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    """Return a text as the page shows it, with a picture or the number of each invisible character."""
+    text = CONTROL.sub(lambda match: chr(ord("␀") + ord(match[0])), text)
+    text = text.replace("\x7f", "␡")
+    return INVISIBLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):
@@ -149,10 +190,10 @@ def test_a_phone_does_not_scroll_sideways_and_dark_is_dark(tmp_path, visit):
     name = "a_run_with_quite_a_long_name_and_no_blank_in_it"
     run = write_run(tmp_path / name, completions=[completion(1, "long" * 200, 1.0)], versions={"python": "3" * 60})
     path = write_report(run)
-    looks = {}
+    backgrounds = {}
     for scheme in ("light", "dark"):
         page = visit(path, viewport={"width": 380, "height": 800}, color_scheme=scheme)
         page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
         assert page.evaluate("document.documentElement.scrollWidth") == 380
-        looks[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert looks["light"] != looks["dark"]
+        backgrounds[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert backgrounds["light"] != backgrounds["dark"]

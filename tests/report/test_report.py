@@ -1,5 +1,6 @@
 """A run's report: what it shows, and that whatever a model wrote stays text."""
 
+import collections
 import json
 import re
 import shutil
@@ -69,22 +70,36 @@ def test_the_report_says_where_the_gain_comes_from(tmp_path):
     assert "from the format" in page and "+25.0 [+10.0, +40.0]" in page
 
 
-def add_gguf(run, kind, folder="gguf", adapter="adapter", after=None, **sampling):
-    """Write a GGUF file of an adapter, what its export leaves and, with samples, what its evaluation leaves."""
+PROTOCOL_OF_GGUF = Protocol(
+    task="starter",
+    rows=4,
+    data_sha256="",
+    grading="",
+    seed=0,
+    sampling=Sampling(
+        prompt_style="xml", few_shot=0, num_samples=2, temperature=1.0, top_p=1.0, max_completion_tokens=64
+    ),
+)
+
+
+def add_gguf(run, kind, folder="gguf", adapter="adapter", sampled=None):
+    """Write a GGUF file of an adapter and what its export leaves.
+
+    Args:
+        sampled: the sampled results of the file, with which the report of an evaluation is written.
+    """
     path = run / folder / f"mine.{kind.upper()}.gguf"
     path.parent.mkdir(exist_ok=True)
     write_header(path, lora_grpo__adapter_sha256=adapter_sha256(run / adapter), general__name=kind)
-    if after:
-        settings = {"num_samples": 2, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 64, **sampling}
-        protocol = Protocol(
-            task="starter", rows=4, data_sha256="", grading="", seed=0,
-            sampling=Sampling(prompt_style="xml", few_shot=0, **settings),
-        )  # fmt: skip
-        merged = Graded("merged", samples("----", ["++", "+-", "--", "--"]), {"quantization": "none"}, protocol)
+    if sampled:
         source = {"gguf_sha256": atomic.sha256(path), "quantization": kind}
-        measured = make_report((1,), Graded(kind, samples("----", after), source, protocol), merged)
-        (run / "evaluation" / f"{folder}-{kind}").mkdir()
-        write_evaluation(run / "evaluation" / f"{folder}-{kind}", measured)
+        of_file = Graded(kind, samples("----", sampled), source, PROTOCOL_OF_GGUF)
+        of_merged = Graded(
+            "merged", samples("----", ["++", "+-", "--", "--"]), {"quantization": "none"}, PROTOCOL_OF_GGUF
+        )
+        evaluation = run / "evaluation" / f"{folder}-{kind}"
+        evaluation.mkdir()
+        write_evaluation(evaluation, make_report((1,), of_file, of_merged))
     return path
 
 
@@ -93,10 +108,10 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
     make_adapter(run / "adapter")
     make_adapter(run / "best", alpha=8)
     assert "GGUF" not in text_of(page_of(run))
-    add_gguf(run, "f16", after=["++", "+-", "--", "--"])
+    add_gguf(run, "f16", sampled=["++", "+-", "--", "--"])
     add_gguf(run, "q8_0")
-    add_gguf(run, "q4_0", after=["++", "--", "--", "--"])
-    add_gguf(run, "q5_0", folder="best-gguf", adapter="best", after=["++", "+-", "--", "--"])
+    add_gguf(run, "q4_0", sampled=["++", "--", "--", "--"])
+    add_gguf(run, "q5_0", folder="best-gguf", adapter="best", sampled=["++", "+-", "--", "--"])
     page = text_of(page_of(run))
     rows = re.findall(r'<tr><th scope="row">(mine[^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', page)
     assert [(name, size, score.split(" [")[0]) for name, size, score in rows] == [
@@ -114,7 +129,7 @@ def test_the_report_says_what_each_type_of_gguf_costs(tmp_path):
 def test_the_report_has_no_figures_of_gguf_files_of_another_adapter(tmp_path, change):
     run = write_run(tmp_path / "mine", evaluated=False)
     make_adapter(run / "adapter")
-    path = add_gguf(run, "q4_0", after=["++", "--", "--", "--"])
+    path = add_gguf(run, "q4_0", sampled=["++", "--", "--", "--"])
     assert "mine.Q4_0.gguf" in text_of(page_of(run))  # also if the run itself was not evaluated
     if change == "trained on":
         shutil.rmtree(run / "adapter")
@@ -143,16 +158,23 @@ def test_validation_completions_are_on_the_page_from_step_0_on(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "validation").mkdir()
     for step, passed in ((0, False), (4, True)):
-        line = {"step": step, "id": "w", "question": "q", "completion": f"after {step}", "passed": passed}
-        line |= {"rewards": {"correct": float(passed)}, "reward": float(passed)}
+        line = {
+            "step": step,
+            "id": "w",
+            "question": "q",
+            "completion": f"after {step}",
+            "passed": passed,
+            "rewards": {"correct": float(passed)},
+            "reward": float(passed),
+        }
         (run / "validation" / f"step-{step:05d}.jsonl").write_text(json.dumps(line) + "\n")
-    by_key = {plot.key: plot for plot in plots(run)}
-    assert (by_key["validation-reward"].curves[0].x, by_key["validation-reward"].curves[0].y) == ([0, 4], [0.0, 1.5])
-    assert by_key["reward"].curves[0].x[0] == 1
+    curves = {plot.key: plot.curves[0] for plot in plots(run)}
+    assert (curves["validation-reward"].x, curves["validation-reward"].y) == ([0, 4], [0.0, 1.5])
+    assert curves["reward"].x[0] == 1
     page = page_of(run)
     data = data_of(page)
-    shown = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
-    assert [row["completion"] for row in shown if row["source"] == "validation"] == ["after 0", "after 4"]
+    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    assert [row["completion"] for row in rows if row["source"] == "validation"] == ["after 0", "after 4"]
     assert "4 of 200, stopped early" in page
 
 
@@ -169,14 +191,16 @@ def test_a_running_run_says_so_and_how_to_update_the_page(tmp_path):
 
 
 def test_too_many_completions_are_sampled_evenly_and_the_page_says_so(tmp_path, monkeypatch):
-    sizes = ((1, 2), (2, 40), (3, 40))
-    lines = [completion(step, f"{step}.{place}", 0.0) for step, size in sizes for place in range(size)]
+    completions_by_step = {1: 2, 2: 40, 3: 40}
+    lines = []
+    for step, number in completions_by_step.items():
+        lines += [completion(step, f"{step}.{index}", 0.0) for index in range(number)]
     run = write_run(tmp_path / "run", completions=lines, evaluated=False)
     table = completion_table(read_run(run), max_shown=20)
-    shown = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
-    steps = [row["step"] for row in shown]
-    assert [steps.count(step) for step in (1, 2, 3)] == [1, 10, 10] and table.total == 82
-    assert [row["completion"] for row in shown[1:4]] == ["2.0", "2.4", "2.8"]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    assert collections.Counter(row["step"] for row in rows) == {1: 1, 2: 10, 3: 10}
+    assert table.total == 82
+    assert [row["completion"] for row in rows[1:4]] == ["2.0", "2.4", "2.8"]
     monkeypatch.setattr(html, "completion_table", lambda run: completion_table(run, max_shown=20))
     assert "21 of 82 completions, sampled evenly" in page_of(run)
 
@@ -196,9 +220,9 @@ def test_nothing_a_model_wrote_is_markup_in_the_page(tmp_path):
     assert page.count("<script") == 2 and page.count("</script") == 2 and "<!--" not in page
     assert page.count("<img") == page.count("<figure")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\ufeff]", page)
-    found = data_of(page)
-    column = found["columns"].index("completion")
-    assert [row[column] for row in found["rows"][: len(HOSTILE)]] == list(HOSTILE)
+    data = data_of(page)
+    column = data["columns"].index("completion")
+    assert [row[column] for row in data["rows"][: len(HOSTILE)]] == list(HOSTILE)
 
 
 def test_settings_are_compared_with_the_preset(tmp_path):
@@ -218,7 +242,7 @@ def exit_code(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         (lambda run: (run / "run.json").unlink(), "run.json does not exist; give the folder of a run"),
         (
@@ -228,9 +252,9 @@ def exit_code(*arguments):
         (lambda run: (run / "evaluation" / "report.json").write_text("{}"), "is not an evaluation report"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_a_one_line_error(tmp_path, capsys, spoil, message):
+def test_a_folder_that_cannot_be_read_is_a_one_line_error(tmp_path, capsys, damage, message):
     run = write_run(tmp_path / "run")
-    spoil(run)
+    damage(run)
     assert exit_code(run) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and message in printed.err and printed.err.count("\n") == 1

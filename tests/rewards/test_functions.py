@@ -1,3 +1,5 @@
+"""The rewards of this package: their values, and that every one is in the help and in the docs."""
+
 import math
 import re
 from pathlib import Path
@@ -86,8 +88,8 @@ def test_integer_answer(text, reward):
         ("<think>\nWell.\n</think>\n\n" + XML, 1, 1),
         ("<think>\nWell.\n" + XML, 0, 0),
         (XML + XML, 0, 1),
-        (XML.replace("</reasoning>", "</reasoning> so"), 0, 0),
-        (XML.replace("reasoning", "think"), 0, 0),
+        ("<reasoning>\n16 - 3 = 13\n</reasoning> so\n<answer>\n18\n</answer>", 0, 0),
+        ("<think>\n16 - 3 = 13\n</think>\n<answer>\n18\n</answer>", 0, 0),
         ("", 0, 0),
     ],
 )
@@ -169,12 +171,14 @@ def of_spec(item, lengths, **columns):
 
 
 LENGTHS = (0, 1, 3, 4, 8, 9, 10, 11, 30)
+"""Of texts, in characters and tokens."""
 
 
 def test_repetition_penalty_and_soft_overlong_punishment_are_those_of_trl():
     values, ids = of_spec("repetition_penalty", LENGTHS)
     assert values == of_trl.get_repetition_penalty_reward(3, -1.0)(ids)
-    assert values[0] == values[4 - 1] == 0 > values[5] > values[-1] > -1
+    value_of_length = dict(zip(LENGTHS, values, strict=True))
+    assert value_of_length[0] == value_of_length[4] == 0 > value_of_length[9] > value_of_length[30] > -1
     values, ids = of_spec("repetition_penalty:1", LENGTHS)
     assert values == of_trl.get_repetition_penalty_reward(1, -1.0)(ids)
     values, ids = of_spec("soft_overlong_punishment:10,4", LENGTHS)

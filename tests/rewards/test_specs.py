@@ -1,3 +1,5 @@
+"""`NAME=WEIGHT`: what names a reward, what is refused before it is called, and files of users."""
+
 import pytest
 
 from lora_grpo.errors import UserError

@@ -43,8 +43,8 @@ def test_all_of_them_harmed(folder, capsys):
 
 
 def test_what_is_no_checkpoint_is_left_alone(folder):
-    others = [folder / ".partial", folder / "checkpoint-best", folder / "checkpoint-"]
-    for other in others:
-        other.mkdir()
+    no_checkpoints = [folder / ".partial", folder / "checkpoint-best", folder / "checkpoint-"]
+    for path in no_checkpoints:
+        path.mkdir()
     assert newest_complete(folder) == Checkpoint(10, folder / "checkpoint-10")
-    assert all(other.is_dir() for other in others)
+    assert all(path.is_dir() for path in no_checkpoints)

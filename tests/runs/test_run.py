@@ -168,9 +168,9 @@ def test_going_on_with_nothing_is_a_new_run(tmp_path, capsys):
 )
 def test_going_on_with_another_setting_is_refused_by_its_name(tmp_path, changes, message):
     finished(tmp_path)
-    said = refusal(tmp_path, RESUME, **changes)
-    assert message in said
-    assert "leave it out" in said
+    refused = refusal(tmp_path, RESUME, **changes)
+    assert message in refused
+    assert "leave it out" in refused
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,8 @@ PROBLEM = {
 TASK_FILE = """
 import json
 def load(split, source): return [json.loads(line) for line in open(source)]
-def check(completion, row): return json.dumps(row) == completion
-def gold(row): return json.dumps(row)
+def check(completion, row): return json.dumps(row, sort_keys=True) == completion
 """
-IDS = [0, "", None, "own", 7, "7 ", True, 1.0]
 
 
 class Tokenizer:
@@ -67,46 +65,63 @@ class Tokenizer:
 
 def passed_to_rewards(rows, task):
     """Return the columns that rewards get of each row."""
-    seen = []
-    prompted = chat.add_prompts([{**row, "task": task} for row in rows], "xml")
-    function = GuardedReward(lambda **columns: seen.append(columns) or [0.0], "mine")
-    scorer = Scorer([Reward("mine", 1.0, function)], Tokenizer(), prompted)
-    for row in prompted:
+    columns_of_rows = []
+
+    def record(**columns):
+        columns_of_rows.append({name: values[0] for name, values in columns.items() if isinstance(values, list)})
+        return [0.0]
+
+    prompted_rows = chat.add_prompts([{**row, "task": task} for row in rows], "xml")
+    scorer = Scorer([Reward("mine", 1.0, GuardedReward(record, "mine"))], Tokenizer(), prompted_rows)
+    for row in prompted_rows:
         scorer.score([row["id"]], ["text"], [[1]], [Verdict(False, "wrong_answer")])
-    return [{name: values[0] for name, values in given.items() if isinstance(values, list)} for given in seen]
+    return columns_of_rows
 
 
 def task_and_rows(tmp_path, name, *columns):
-    """Return a task, and the rows of a file that has its columns and others."""
+    """Return a task, its rows of a file with its columns and others, and the lines of the file."""
     if name == "file":
         name = str(tmp_path / "my_task.py")
         (tmp_path / "my_task.py").write_text(TASK_FILE)
     problem = PROBLEM.get(name, {"question": "9 + 9?"})
-    lines = [json.dumps({**given, **problem}) + "\n" for given in columns]
-    (tmp_path / "data.jsonl").write_text("".join(lines))
-    return name, get_task(name).load("train", str(tmp_path / "data.jsonl")), [json.loads(line) for line in lines]
+    lines = [{**columns_of_row, **problem} for columns_of_row in columns]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return name, get_task(name).load("train", str(tmp_path / "data.jsonl")), lines
 
 
 @pytest.mark.parametrize("name", [*PROBLEM, "file"])
 def test_rewards_get_every_column_as_it_was_written(tmp_path, name):
-    task, rows, written = task_and_rows(tmp_path, name, {**WRITTEN, "id": 3})
-    (given,) = passed_to_rewards(rows, task)
-    assert {column: given[column] for column in written[0]} == written[0]
-    assert given["id"] == 3 and isinstance(rows[0]["id"], str)
+    task, rows, [written] = task_and_rows(tmp_path, name, {**WRITTEN, "id": 3})
+    [columns] = passed_to_rewards(rows, task)
+    assert {column: columns[column] for column in written} == written
+    assert columns["id"] == 3 and isinstance(rows[0]["id"], str)
+
     # What the prompt and the grader read is lora_grpo's.
-    (prompted,) = chat.add_prompts([{**rows[0], "task": task}], "xml")
-    assert "9 + 9?" in prompted["question"] or "add" in prompted["question"]
-    assert "tools" not in prompted and "reset_text" not in prompted and prompted["prompt_style"] == "xml"
-    assert prompted.get("completion_prefix") in (None, PROBLEM["humaneval"]["prompt"])
+    [prompted_row] = chat.add_prompts([{**rows[0], "task": task}], "xml")
+    assert "9 + 9?" in prompted_row["question"] or "add" in prompted_row["question"]
+    assert "tools" not in prompted_row and "reset_text" not in prompted_row
+    assert prompted_row["prompt_style"] == "xml"
+    assert prompted_row.get("completion_prefix") in (None, PROBLEM["humaneval"]["prompt"])
 
 
 def test_instructions_keep_the_columns_of_their_file(tmp_path):
-    written = {**WRITTEN, "prompt": "Say a.", "instruction_id_list": ["x"], "kwargs": [{"n": 1, "m": None}], "id": 4}
-    written |= {"question": "another text", "answer": "a", "instructions": 1, "arguments": 2}
+    written = {
+        **WRITTEN,
+        "id": 4,
+        # the columns of IFEval
+        "prompt": "Say a.",
+        "instruction_id_list": ["x"],
+        "kwargs": [{"n": 1, "m": None}],
+        # the columns that lora_grpo adds
+        "question": "another text",
+        "answer": "a",
+        "instructions": 1,
+        "arguments": 2,
+    }
     (tmp_path / "data.jsonl").write_text(json.dumps(written) + "\n")
     rows = instructions.Instructions("ifeval").load("train", str(tmp_path / "data.jsonl"))
-    (given,) = passed_to_rewards(rows, "ifeval")
-    assert {column: given[column] for column in written} == written
+    [columns] = passed_to_rewards(rows, "ifeval")
+    assert {column: columns[column] for column in written} == written
     assert (rows[0]["id"], rows[0]["question"], rows[0]["instructions"]) == ("4", "Say a.", ["x"])
     assert rows[0]["arguments"] == [{"n": 1}]
 
@@ -119,14 +134,17 @@ def test_rows_without_a_column_of_others_get_none(tmp_path):
 
 def test_programs_of_code_with_feedback_keep_the_columns_of_their_file(tmp_path):
     (tmp_path / "data.jsonl").write_text(json.dumps({**PROBLEM["mbpp"], "task": "t", "prompt": "p", "id": 5}) + "\n")
-    (row,) = get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
-    (given,) = passed_to_rewards([row], "code-with-feedback")
-    assert (given["task"], given["prompt"], given["id"], given["text"]) == ("t", "p", 5, "Add 1.")
+    [row] = get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
+    [columns] = passed_to_rewards([row], "code-with-feedback")
+    assert (columns["task"], columns["prompt"], columns["id"], columns["text"]) == ("t", "p", 5, "Add 1.")
     assert row["prompt"][-1]["content"].startswith("You are an expert Python programmer")
-    for name in ("test", "seconds"):  # which its grader reads
-        (tmp_path / "data.jsonl").write_text(json.dumps({**PROBLEM["mbpp"], name: "x"}) + "\n")
-        with pytest.raises(UserError, match=name):
-            get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
+
+
+@pytest.mark.parametrize("column", ["test", "seconds"])
+def test_columns_that_the_grader_of_code_with_feedback_reads_are_refused(tmp_path, column):
+    (tmp_path / "data.jsonl").write_text(json.dumps({**PROBLEM["mbpp"], column: "x"}) + "\n")
+    with pytest.raises(UserError, match=column):
+        get_task("code-with-feedback").load("train", str(tmp_path / "data.jsonl"))
 
 
 @pytest.mark.parametrize("column", sorted(REWARD_ARGUMENTS))
@@ -142,15 +160,30 @@ def test_a_name_that_is_not_a_text_is_refused(tmp_path):
         get_task(str(tmp_path / "my_task.py")).load("train")
 
 
-@pytest.mark.parametrize("given", IDS)
-def test_a_check_gets_the_id_as_it_was_written(tmp_path, given):
-    task, rows, written = task_and_rows(tmp_path, "file", {"id": given, "task": "t"}, {"id": "other"})
-    expected = [{"answer": "", **row} for row in written]
-    verdicts = grade_all(task, [json.dumps({"id": row["id"], "question": "9 + 9?"} | row) for row in expected], rows)
+@pytest.mark.parametrize(
+    ("written_id", "row_id"),
+    [
+        (0, "0"),
+        (7, "7"),
+        ("own", "own"),
+        ("7 ", "7 "),
+        # These are no ids, so the row gets its number.
+        ("", "my_task/train/0"),
+        (None, "my_task/train/0"),
+        (True, "my_task/train/0"),
+        (1.0, "my_task/train/0"),
+    ],
+)
+def test_a_check_gets_the_id_as_it_was_written(tmp_path, written_id, row_id):
+    task, rows, _ = task_and_rows(tmp_path, "file", {"id": written_id, "task": "t"}, {"id": "other"})
+    rows_of_check = [
+        {"id": written_id, "question": "9 + 9?", "answer": "", "task": "t"},
+        {"id": "other", "question": "9 + 9?", "answer": ""},
+    ]
+    verdicts = grade_all(task, [json.dumps(row, sort_keys=True) for row in rows_of_check], rows)
     assert [verdict.passed for verdict in verdicts] == [True, True]
-    assert passed_to_rewards(rows, task)[0]["id"] == given
-    usable = (isinstance(given, str) and given) or (isinstance(given, int) and not isinstance(given, bool))
-    assert rows[0]["id"] == (str(given) if usable else "my_task/train/0")
+    assert passed_to_rewards(rows, task)[0]["id"] == written_id
+    assert rows[0]["id"] == row_id
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
@@ -168,7 +201,7 @@ def test_a_check_gets_the_id_as_it_was_written(tmp_path, given):
     ],
 )
 def test_an_id_is_that_of_its_row_if_each_has_its_own(tmp_path, name, ids, expected):
-    task, rows, _ = task_and_rows(tmp_path, name, *({"id": each} for each in ids))
+    task, rows, _ = task_and_rows(tmp_path, name, *({"id": written_id} for written_id in ids))
     assert [row["id"] for row in rows] == (expected or ["data/0", "data/1"])
     assert [row["id"] for row in passed_to_rewards(rows, task)] == ids
 
@@ -185,39 +218,64 @@ def test_equal_ids_of_a_task_file_are_refused(tmp_path):
         task_and_rows(tmp_path, "file", {"id": 1}, {"id": "1"})
 
 
-MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "count"}]
+SYSTEM = {"role": "system", "content": "s"}
+MESSAGES = [SYSTEM, {"role": "user", "content": "count"}]
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math", "file"])
 def test_a_prompt_of_messages_is_what_the_model_gets(tmp_path, name):
     task, rows, _ = task_and_rows(tmp_path, name, {"prompt": MESSAGES})
-    (row,) = chat.add_prompts([{**rows[0], "task": task}], "xml")
-    assert row["prompt"] == MESSAGES
+    [prompted_row] = chat.add_prompts([{**rows[0], "task": task}], "xml")
+    assert prompted_row["prompt"] == MESSAGES
     assert passed_to_rewards(rows, task)[0]["prompt"] == MESSAGES
-    with pytest.raises(UserError, match=r"prompt: message 1 .*'developer'.*'system'"):
-        task_and_rows(tmp_path, name, {"prompt": [{"role": "developer", "content": "s"}]})
-    with pytest.raises(UserError, match="has no text beside the system's"):
-        task_and_rows(
-            tmp_path, name, {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": " "}]}
-        )
 
 
-def test_a_question_and_another_prompt_are_refused(tmp_path):
-    task_and_rows(tmp_path, "file", {"prompt": "9 + 9?"})
-    task_and_rows(tmp_path, "file", {"prompt": None})
-    (tmp_path / "own.py").write_text("def load(split): return [{'question': None, 'prompt': 'a'}]\ncheck = print\n")
-    assert get_task(str(tmp_path / "own.py")).load("train")[0]["question"] == "a"
+@pytest.mark.parametrize("name", ["gsm8k", "math", "file"])
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([{"role": "developer", "content": "s"}], r"prompt: message 1 .*'developer'.*'system'"),
+        ([SYSTEM, {"role": "user", "content": " "}], "has no text beside the system's"),
+    ],
+)
+def test_messages_that_ask_nothing_or_have_an_unknown_role_are_refused(tmp_path, name, messages, error):
+    with pytest.raises(UserError, match=error):
+        task_and_rows(tmp_path, name, {"prompt": messages})
+
+
+@pytest.mark.parametrize("prompt", ["9 + 9?", None])
+def test_a_prompt_that_is_the_question_or_none_is_no_other_one(tmp_path, prompt):
+    _, rows, _ = task_and_rows(tmp_path, "file", {"prompt": prompt})
+    assert rows[0]["question"] == "9 + 9?"
+
+
+def test_a_prompt_takes_the_place_of_a_question_that_is_none(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def load(split): return [{'question': None, 'prompt': 'a'}]\ncheck = print\n")
+    assert get_task(str(path)).load("train")[0]["question"] == "a"
+
+
+def test_a_question_and_another_prompt_are_refused_in_a_task_file(tmp_path):
     with pytest.raises(UserError, match="row my_task/train/0 has a question and another text"):
         task_and_rows(tmp_path, "file", {"prompt": "count"})
     task, rows, _ = task_and_rows(tmp_path, "gsm8k", {"prompt": "count"})  # whose prompt is the question
     assert passed_to_rewards(rows, task)[0]["prompt"] == "count"
 
 
-def test_a_prompt_function_cannot_change_the_row(tmp_path):
-    text = "def load(split): return [{'n': [1]}]\ncheck = print\ndef prompt(row):\n    return str(row['n'].pop())\n"
-    (tmp_path / "my_task.py").write_text(text)
-    (row,) = get_task(str(tmp_path / "my_task.py")).load("train")
-    assert (row["question"], row["loaded_row"]["n"]) == ("1", [1])
+class PopsNumbers:
+    def load(self, split):
+        return [{"numbers": [1]}]
+
+    def prompt(self, row):
+        return str(row["numbers"].pop())
+
+    def check(self, completion, row):
+        return True
+
+
+def test_a_prompt_function_cannot_change_the_row(known_task):
+    [row] = get_task(known_task(PopsNumbers)).load("train")
+    assert (row["question"], row["loaded_row"]["numbers"]) == ("1", [1])
 
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -255,51 +313,70 @@ def test_a_malformed_message_is_named(tmp_path, message, error):
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
-        (None, "gold returned None for row my_task/train/0; expected a list of messages"),
+        (None, "gold returned None for row Conversation/train/0; expected a list of messages"),
         (
             [{"role": "system", "content": "a"}],
-            "message 1 has the role 'system'; expected one of assistant, user, tool$",
+            "gold of row Conversation/train/0: message 1 has the role 'system'; expected one of assistant, user, tool$",
         ),
         (
             [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}],
-            r"message 2 \(assistant\): content is",
+            r"gold of row Conversation/train/0: message 2 \(assistant\): content is",
         ),
         (
             [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
-            r"message 1 \(assistant\): tool_calls\[0\]\.function\.arguments is a text",
+            r"gold of row .*: message 1 \(assistant\): tool_calls\[0\]\.function\.arguments is a text",
         ),
     ],
 )
-def test_a_malformed_message_of_a_reference_conversation_is_named(tmp_path, messages, error):
-    environment = "class Environment:\n    def reset(self, **row): ...\n    def reply(self, text): ...\n"
-    environment += "    def get_reward(self): return 1\n"
-    (tmp_path / "my_task.py").write_text(
-        f"def load(split): return [{{'question': 'a'}}]\n{environment}\ndef gold(row): return {messages!r}\n"
-    )
-    task = get_task(str(tmp_path / "my_task.py"))
-    with pytest.raises(UserError, match=f"{'' if messages is None else 'gold of row my_task/train/0: '}{error}"):
+def test_a_malformed_message_of_a_reference_conversation_is_named(known_task, messages, error):
+    class Conversation:
+        def load(self, split):
+            return [{"question": "a"}]
+
+        def gold(self, row):
+            return messages
+
+        class Environment:
+            def reset(self, **row):
+                pass
+
+            def reply(self, text):
+                pass
+
+            def get_reward(self):
+                return 1
+
+    task = get_task(known_task(Conversation))
+    with pytest.raises(UserError, match=error):
         task.gold(task.load("train")[0])
 
 
 def test_a_call_without_content_is_a_message(tmp_path):
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    messages += [{"role": "tool", "content": "1"}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "1"},
+    ]
     task, rows, _ = task_and_rows(tmp_path, "file", {"prompt": messages})
     assert rows[0]["prompt"][1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
     assert passed_to_rewards(rows, task)[0]["prompt"] == messages
 
 
-@pytest.mark.parametrize("value", ["{1}", "float('nan')", "b'a'", "object()", "'\\ud800'", "{'a': {2}}"])
-def test_a_value_that_is_not_json_is_named(tmp_path, value):
-    (tmp_path / "my_task.py").write_text(
-        f"def load(split): return [{{'question': 'a', 'own': {value}}}]\ncheck = print"
-    )
-    with pytest.raises(UserError, match="row my_task/train/0: the column 'own' is not JSON"):
-        get_task(str(tmp_path / "my_task.py")).load("train")
+@pytest.mark.parametrize("value", [{1}, float("nan"), b"a", object(), "\ud800", {"a": {2}}], ids=ascii)
+def test_a_value_that_is_not_json_is_named(known_task, value):
+    class Rows:
+        def load(self, split):
+            return [{"question": "a", "own": value}]
+
+        def check(self, completion, row):
+            return True
+
+    with pytest.raises(UserError, match="row Rows/train/0: the column 'own' is not JSON"):
+        get_task(known_task(Rows)).load("train")
 
 
 def test_renamed_columns_are_checked_too(tmp_path):
     (tmp_path / "data.jsonl").write_text(json.dumps({"q": "9 + 9?", "a": "18", "task": "own"}) + "\n")
     data = DataConfig("gsm8k", str(tmp_path / "data.jsonl"), columns=("question=q", "answer=a"))
-    (given,) = passed_to_rewards(load_split(data, "train"), "gsm8k")
-    assert (given["question"], given["answer"], given["task"]) == ("9 + 9?", "18", "own")
+    [columns] = passed_to_rewards(load_split(data, "train"), "gsm8k")
+    assert (columns["question"], columns["answer"], columns["task"]) == ("9 + 9?", "18", "own")

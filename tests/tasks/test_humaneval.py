@@ -9,11 +9,12 @@ from lora_grpo.tasks import get_task
 
 HUMANEVAL = get_task("humaneval")
 PROMPT = 'import math\n\n\ndef up(x):\n    return math.ceil(x)\n\n\ndef f(x):\n    """Round up and double."""\n'
+SOLUTION = "    return 2 * up(x)\n"
 RECORD = {
     "task_id": "HumanEval/7",
     "prompt": PROMPT,
     "entry_point": "f",
-    "canonical_solution": "    return 2 * up(x)\n",
+    "canonical_solution": SOLUTION,
     "test": "def check(candidate):\n    assert candidate(1.5) == 2 * up(1.5)\n",
 }
 
@@ -41,31 +42,41 @@ def test_a_row_has_texts_and_keeps_upstreams_id(tmp_path):
     (row,) = HUMANEVAL.load("train", write(tmp_path / "h.jsonl", RECORD))
     assert row["id"] == "HumanEval/7"
     assert row["question"].endswith(f"```python\n{PROMPT.strip()}\n```")
-    assert row["answer"] == PROMPT + "    return 2 * up(x)\n"
+    assert row["answer"] == PROMPT + SOLUTION
     assert row["prelude"] == row["completion_prefix"] == PROMPT
     assert row["test"].endswith("\n\ncheck(f)\n")
     assert row.pop("loaded_row") == {"id": "HumanEval/7", **RECORD}
     assert all(isinstance(value, str) for value in row.values())
 
 
-def test_the_gold_completion_passes_in_every_style_and_a_wrong_one_does_not(tmp_path):
+@pytest.mark.parametrize("style", ["code", "xml", "think", "hashes", None])
+def test_the_gold_completion_passes_in_every_style(tmp_path, style):
     (row,) = HUMANEVAL.load("eval", write(tmp_path / "h.jsonl", RECORD))
-    for style in ("code", "xml", "think", "hashes", None):
-        asked = {**row, "prompt_style": style}
-        assert HUMANEVAL.check(HUMANEVAL.gold(asked), asked).passed, style
-    verdict = HUMANEVAL.check(HUMANEVAL.gold(row).replace("2 *", "3 *"), row)
+    styled = {**row, "prompt_style": style}
+    assert HUMANEVAL.check(HUMANEVAL.gold(styled), styled).passed
+
+
+def test_a_wrong_completion_does_not_pass(tmp_path):
+    (row,) = HUMANEVAL.load("eval", write(tmp_path / "h.jsonl", RECORD))
+    verdict = HUMANEVAL.check(f"```python\n{PROMPT}    return 3 * up(x)\n```", row)
     assert (verdict.passed, verdict.reason) == (False, "failed")
+
+
+def ids_of(rows, verdicts, *, passed):
+    """Return the ids of the rows whose completions passed, or did not."""
+    return [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if verdict.passed == passed]
 
 
 def test_every_gold_completion_passes_and_every_near_miss_fails(rows):
     assert len(rows) == 164
-    gold = HUMANEVAL.check_many([HUMANEVAL.gold(row) for row in rows], rows)
-    assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
-    missed = HUMANEVAL.check_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
-    assert [row["id"] for row, verdict in zip(rows, missed, strict=True) if verdict.passed] == []
+    verdicts = HUMANEVAL.check_many([HUMANEVAL.gold(row) for row in rows], rows)
+    assert ids_of(rows, verdicts, passed=False) == []
+    verdicts = HUMANEVAL.check_many([f"```python\n{wrong(row)}\n```" for row in rows], rows)
+    assert ids_of(rows, verdicts, passed=True) == []
 
 
 def test_every_raw_continuation_passes(rows):
-    raw = [row["answer"].removeprefix(row["completion_prefix"]) + "\n\n\ndef spare():\n    return (" for row in rows]
-    verdicts = HUMANEVAL.check_many(raw, rows)
-    assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []
+    """As of a base model, which goes on with another function until it is cut."""
+    next_function = "\n\n\ndef spare():\n    return ("
+    continuations = [row["answer"].removeprefix(row["completion_prefix"]) + next_function for row in rows]
+    assert ids_of(rows, HUMANEVAL.check_many(continuations, rows), passed=False) == []

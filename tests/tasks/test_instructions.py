@@ -71,15 +71,15 @@ def test_rows_have_the_prompt_alone_and_repeated_prompts_are_dropped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "word"),
     [
         ({"kwargs": [{}]}, "same length"),
         ({"instruction_id_list": []}, "same length"),
         ({"prompt": ""}, "prompt"),
     ],
 )
-def test_wrong_rows_are_one_line(tmp_path, change, said):
-    with pytest.raises(UserError, match=said):
+def test_wrong_rows_are_one_line(tmp_path, change, word):
+    with pytest.raises(UserError, match=word):
         rows_of(tmp_path, TWO | change)
 
 

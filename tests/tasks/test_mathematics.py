@@ -39,24 +39,30 @@ def test_references_pass_in_every_style(path, style):
     assert rows[0]["level"] == "Level 1" and "\\cdot" in TASK.gold(rows[0])
 
 
-def test_rows_without_an_answer_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [({"problem": "?", "solution": "\\boxed{}"}, "rows.jsonl:1"), ({"problem": "?"}, "answer")],
+    ids=["an empty box", "no answer"],
+)
+def test_a_row_without_an_answer_is_named(tmp_path, row, word):
     path = tmp_path / "rows.jsonl"
-    for row, said in (({"problem": "?", "solution": "\\boxed{}"}, "rows.jsonl:1"), ({"problem": "?"}, "answer")):
-        path.write_text(json.dumps(row))
-        with pytest.raises(UserError, match=said):
-            TASK.load("eval", str(path))
+    path.write_text(json.dumps(row))
+    with pytest.raises(UserError, match=word):
+        TASK.load("eval", str(path))
 
 
-def test_benchmarks_have_no_training_rows(path):
-    for name in ("math500", "aime24", "aime25"):
-        with pytest.raises(UserError, match="--task math"):
-            get_task(name).load("train")
-        assert get_task(name).load("eval", path)
+@pytest.mark.parametrize("name", ["math500", "aime24", "aime25"])
+def test_benchmarks_have_no_training_rows(path, name):
+    with pytest.raises(UserError, match="--task math"):
+        get_task(name).load("train")
+    assert get_task(name).load("eval", path)
 
 
 def test_a_run_may_train_on_one_file_and_be_evaluated_on_another(path, tmp_path):
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps({"question": f"{n}+1?", "answer": n + 1}) + "\n" for n in range(20)))
-    data = {"task": "math", "train": str(other), "eval": path, "prompt_style": "boxed"}
+    train = tmp_path / "train.jsonl"
+    rows = [{"question": f"{number}+1?", "answer": number + 1} for number in range(20)]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"task": "math", "train": str(train), "eval": path, "prompt_style": "boxed"}
     loaded = load_data(replace(RunConfig(), {"data": data}))
-    assert (len(loaded.train), len(loaded.eval)) == (20, 4) and "\\boxed{}" in loaded.train[0]["prompt"][0]["content"]
+    assert (len(loaded.train), len(loaded.eval)) == (20, 4)
+    assert "\\boxed{}" in loaded.train[0]["prompt"][0]["content"]

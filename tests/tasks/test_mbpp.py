@@ -81,13 +81,14 @@ def test_any_other_file_is_read_whole(numbers, tmp_path):
 def test_every_row_passes_and_every_near_miss_fails(source):
     rows = MBPP.load_all_splits(source)
     assert len(rows) == 974
-    gold = MBPP.check_many([MBPP.gold(row) for row in rows], rows)
-    assert [row["id"] for row, verdict in zip(rows, gold, strict=True) if not verdict.passed] == []
+    verdicts = MBPP.check_many([MBPP.gold(row) for row in rows], rows)
+    assert [row["id"] for row, verdict in zip(rows, verdicts, strict=True) if not verdict.passed] == []
+
     # Functions that return nothing fail, unless the tests expect None.
-    misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
-    missed = MBPP.check_many(misses, rows)
-    passed = [row for row, verdict in zip(rows, missed, strict=True) if verdict.passed]
-    assert [row["id"] for row in passed if "None" not in row["test"]] == []
+    near_misses = [f"```python\n{row['answer']}\ndef {row['entry_point']}(*_, **__):\n    pass\n```" for row in rows]
+    verdicts = MBPP.check_many(near_misses, rows)
+    passed_rows = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict.passed]
+    assert [row["id"] for row in passed_rows if "None" not in row["test"]] == []
 
 
 def test_the_real_splits(source):

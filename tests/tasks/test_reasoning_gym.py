@@ -45,19 +45,25 @@ def test_references_pass_and_empty_and_echoed_texts_do_not(name):
     assert not task.check(answer("0"), row).passed or row["answer"] in ("0", "0.0"), row["answer"]
 
 
-def test_an_answer_inside_a_thought_is_none():
-    task, row = get_task("reasoning-gym:chain_sum"), first("chain_sum")
-    right, wrong = answer(row["answer"]), answer("none")
-    for text, passed, reason in (
-        (f"<think>{wrong}</think>{right}", True, "correct"),
-        (f"<think>{right}</think>{wrong}", False, "wrong_answer"),
-        (f"<think>{right}</think>", False, "no_answer"),
-        (f"<think>{right}", False, "unfinished_thought"),
-        (f"{right}[THINK]", False, "unfinished_thought"),
-    ):
-        verdict = task.check(text, row)
-        assert (verdict.passed, verdict.reason) == (passed, reason)
-        assert verdict.score is not None
+RIGHT = "<answer>{right}</answer>"
+WRONG = "<answer>1</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "passed", "reason"),
+    [
+        (f"<think>{WRONG}</think>{RIGHT}", True, "correct"),
+        (f"<think>{RIGHT}</think>{WRONG}", False, "wrong_answer"),
+        (f"<think>{RIGHT}</think>", False, "no_answer"),
+        (f"<think>{RIGHT}", False, "unfinished_thought"),
+        (f"{RIGHT}[THINK]", False, "unfinished_thought"),
+    ],
+)
+def test_an_answer_inside_a_thought_is_none(text, passed, reason):
+    row = first("leg_counting")
+    verdict = get_task("reasoning-gym:leg_counting").check(text.format(right=row["answer"]), row)
+    assert (verdict.passed, verdict.reason) == (passed, reason)
+    assert verdict.score is not None
 
 
 def test_there_are_102_generators():
@@ -89,7 +95,7 @@ def test_options_set_fields_sizes_and_levels():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("chain_sum", ["min_term=2"], "min_terms"),
         ("chain_sum", ["min_terms"], "NAME=VALUE"),
@@ -104,10 +110,10 @@ def test_options_set_fields_sizes_and_levels():
         ("", [], "generator"),
     ],
 )
-def test_wrong_names_and_options_are_one_line(name, options, said):
+def test_wrong_names_and_options_are_one_line(name, options, message):
     with pytest.raises(UserError) as error:
         load_data(config(name, *options))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_other_tasks_have_no_options():
@@ -128,19 +134,22 @@ def test_the_package_is_asked_for(monkeypatch):
     reasoning_gym._library.cache_clear()
 
 
-def test_the_last_answer_counts_in_the_format_of_the_style():
+@pytest.mark.parametrize(
+    ("style", "text", "passed"),
+    [
+        ("xml", WRONG + RIGHT, True),
+        ("xml", RIGHT + WRONG, False),
+        ("xml", f"{WRONG} or {RIGHT}", False),
+        ("xml", "<answer>{right}", False),
+        ("boxed", "It is $\\boxed{{{right}}}$.", True),
+        ("hashes", "9 legs\n#### {right}", True),
+        ("hashes", "#### {right}\n#### 1", False),
+    ],
+)
+def test_the_last_answer_counts_in_the_format_of_the_style(style, text, passed):
     row = first("leg_counting")
-    task, right = get_task("reasoning-gym:leg_counting"), row["answer"]
-    for style, text, passed in (
-        ("xml", answer(1) + answer(right), True),
-        ("xml", answer(right) + answer(1), False),
-        ("xml", f"<answer>{right}", False),
-        ("boxed", f"It is $\\boxed{{{right}}}$.", True),
-        ("xml", f"<answer>1</answer> or <answer>{right}</answer>", False),
-        ("hashes", f"9 legs\n#### {right}", True),
-        ("hashes", f"#### {right}\n#### 1", False),
-    ):
-        assert task.check(text, row | {"prompt_style": style}).passed == passed, (style, text)
+    completion = text.format(right=row["answer"])
+    assert get_task("reasoning-gym:leg_counting").check(completion, row | {"prompt_style": style}).passed == passed
 
 
 HARMLESS = [

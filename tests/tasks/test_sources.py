@@ -13,7 +13,8 @@ from lora_grpo.data import columns_of, fingerprint, load_split
 from lora_grpo.errors import UserError
 from lora_grpo.tasks import get_task, read_rows
 
-GSM8K, MBPP = get_task("gsm8k"), get_task("mbpp")
+GSM8K = get_task("gsm8k")
+MBPP = get_task("mbpp")
 
 ROWS = [
     {"question": 'Ann says "2, or 3?"', "answer": "so\n#### 5"},
@@ -21,8 +22,18 @@ ROWS = [
     {"question": "naïve\u2028½?", "answer": "-0.5"},
 ]
 PROBLEMS = [
-    {"task_id": 601 + i, "text": f"Add {i}.", "code": f"def add(x):\n    return x + {i}\n", "test_list": tests}
-    for i, tests in enumerate((["assert add(1) == 1", "assert add(2) == 2"], ["assert add(1) == 2, 'one'"]))
+    {
+        "task_id": 601,
+        "text": "Add 0.",
+        "code": "def add(x):\n    return x + 0\n",
+        "test_list": ["assert add(1) == 1", "assert add(2) == 2"],
+    },
+    {
+        "task_id": 602,
+        "text": "Add 1.",
+        "code": "def add(x):\n    return x + 1\n",
+        "test_list": ["assert add(1) == 2, 'one'"],
+    },
 ]
 
 
@@ -59,19 +70,29 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     assert fingerprint(load_split(data, "train")) == fingerprint(expected)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_programs_in_every_format(tmp_path, name):
-    def load(path, rows):
-        """Return the rows without the columns of the file, which are texts in CSV."""
-        return [row | {"loaded_row": None} for row in MBPP.load("train", write(path, rows))]
+def load_problems(path, rows):
+    """Return the rows of a file without its columns, which are texts in CSV."""
+    return [{**row, "loaded_row": None} for row in MBPP.load("train", write(path, rows))]
 
-    expected = load(tmp_path / "lists.jsonl", PROBLEMS)
-    assert [row["test"].count("assert") for row in expected] == [2, 1]
-    assert load(tmp_path / name, PROBLEMS) == expected
-    if "csv" in name:  # a list as JSON, or statements
-        for text in (json.dumps, "\n".join):
-            rows = [{**row, "test_list": text(row["test_list"])} for row in PROBLEMS]
-            assert load(tmp_path / name, rows) == expected
+
+@pytest.fixture
+def problems(tmp_path):
+    """The rows of the problems as JSON Lines."""
+    rows = load_problems(tmp_path / "lists.jsonl", PROBLEMS)
+    assert [row["test"].count("assert") for row in rows] == [2, 1]
+    return rows
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_programs_in_every_format(tmp_path, problems, name):
+    assert load_problems(tmp_path / name, PROBLEMS) == problems
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.csv.gz"])
+@pytest.mark.parametrize("text_of", [json.dumps, "\n".join], ids=["JSON", "statements"])
+def test_a_list_of_tests_in_csv_is_json_or_statements(tmp_path, problems, name, text_of):
+    rows = [{**row, "test_list": text_of(row["test_list"])} for row in PROBLEMS]
+    assert load_problems(tmp_path / name, rows) == problems
 
 
 def test_columns_are_those_of_the_given_source_and_its_task(tmp_path):
@@ -98,8 +119,9 @@ def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
 
     text = "A shop sells naïve ½ plums. " * 20
     day = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
-    columns = {
-        "question": ([f"{text}{n}".encode() for n in range(2)], pyarrow.binary(), [f"{text}0", f"{text}1"]),
+    parts_type = pyarrow.list_(pyarrow.struct({"a": pyarrow.binary(), "b": pyarrow.list_(pyarrow.int8())}))
+    columns = {  # the written values of two rows, their type, and the values that are read
+        "question": ([f"{text}0".encode(), f"{text}1".encode()], pyarrow.binary(), [f"{text}0", f"{text}1"]),
         "answer": ([b"1", b"2"], pyarrow.large_binary(), ["1", "2"]),
         "fixed": ([b"ab", b"cd"], pyarrow.binary(2), ["ab", "cd"]),
         "kind": (["x", "y"], pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), ["x", "y"]),
@@ -111,19 +133,18 @@ def test_values_of_parquet_files_are_those_that_were_written(tmp_path):
         "bigger": ([2**64 - 1, 0], pyarrow.uint64(), [2**64 - 1, 0]),
         "half": ([1.5, None], pyarrow.float32(), [1.5, None]),
         "flag": ([True, None], pyarrow.bool_(), [True, None]),
-        "parts": (
-            [[{"a": b"x", "b": [1, None]}], []],
-            pyarrow.list_(pyarrow.struct({"a": pyarrow.binary(), "b": pyarrow.list_(pyarrow.int8())})),
-            [[{"a": "x", "b": [1, None]}], []],
-        ),
+        "parts": ([[{"a": b"x", "b": [1, None]}], []], parts_type, [[{"a": "x", "b": [1, None]}], []]),
         "pairs": ([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int8()), [[["a", 1]], []]),
         "nothing": ([None, None], pyarrow.null(), [None, None]),
     }
-    arrays = {name: pyarrow.array(values, type=kind) for name, (values, kind, _) in columns.items()}
+    arrays = {name: pyarrow.array(written, type=kind) for name, (written, kind, _) in columns.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), tmp_path / "m.parquet")
-    rows = read_rows(str(tmp_path / "m.parquet"), "train")
-    assert rows == [{name: expected[n] for name, (*_, expected) in columns.items()} for n in range(2)]
-    assert [row["question"] for row in GSM8K.load("train", str(tmp_path / "m.parquet"))] == columns["question"][2]
+    first, second = read_rows(str(tmp_path / "m.parquet"), "train")
+    for name, (_, _, expected) in columns.items():
+        assert [first[name], second[name]] == expected, name
+    assert first.keys() == second.keys() == columns.keys()
+    questions = [row["question"] for row in GSM8K.load("train", str(tmp_path / "m.parquet"))]
+    assert questions == [f"{text}0", f"{text}1"]
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path):
@@ -194,54 +215,86 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, name, content, message
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+READS_ROWS = """
+from lora_grpo.tasks import read_rows
+
+def load(split, source):
+    return read_rows(source, split)
+
+def check(completion, row):
+    return completion == row["answer"]
+"""
+
+
 def test_a_task_file_reads_the_same_formats_with_the_same_messages(tmp_path):
-    (tmp_path / "own.py").write_text(
-        "from lora_grpo.tasks import read_rows\n\ndef load(split, source):\n    return read_rows(source, split)\n\n"
-        "def check(completion, row):\n    return completion == row['answer']\n"
-    )
+    (tmp_path / "own.py").write_text(READS_ROWS)
     task = get_task(str(tmp_path / "own.py"))
     for name in FORMATS:
         rows = task.load("train", write(tmp_path / name, ROWS))
-        assert [(row["question"], row["answer"]) for row in rows] == [tuple(row.values()) for row in ROWS]
+        assert [(row["question"], row["answer"]) for row in rows] == [(row["question"], row["answer"]) for row in ROWS]
     (tmp_path / "m.csv").write_text("question,answer\na,b,c\n")
     with pytest.raises(UserError) as error:
         task.load("train", str(tmp_path / "m.csv"))
     assert str(error.value).startswith(f"{tmp_path / 'm.csv'}:2: more or fewer cells")
+
+
+def test_a_task_file_that_reads_rows_asks_for_a_file(tmp_path):
+    (tmp_path / "own.py").write_text(READS_ROWS)
+    task = get_task(str(tmp_path / "own.py"))
     with pytest.raises(UserError, match=r"^no train rows are given; pass .* with --data\.train$"):
         task.load("train")
     with pytest.raises(UserError, match=r"^no eval rows are given; pass a file or a Hub dataset with --data\.eval$"):
         task.load("eval")
 
 
-def test_a_config_and_a_split_of_a_hub_dataset(tmp_path, monkeypatch):
-    """A folder stands in for a repository: `datasets` reads both by the same configuration."""
+@pytest.fixture
+def hub_dataset(tmp_path, monkeypatch):
+    """The dataset own/sums with two configurations and two splits.
+
+    A folder stands in for a repository: `datasets` reads both by the same configuration.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    entries = []
-    for name in ("easy", "hard"):
+    folder = tmp_path / "own" / "sums"
+    configs = []
+    for config in ("easy", "hard"):
+        (folder / config).mkdir(parents=True)
+        files = []
         for split in ("train", "validation"):
-            file = tmp_path / "own" / "sums" / name / f"{split}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"question": f"{name} {split}?", "answer": "1"}) + "\n")
-        files = [{"split": split, "path": f"{name}/{split}.jsonl"} for split in ("train", "validation")]
-        entries.append({"config_name": name, "data_files": files})
-    (tmp_path / "own" / "sums" / "README.md").write_text(f"---\n{json.dumps({'configs': entries})}\n---\n")
-    for source, split, question in (
+            row = {"question": f"{config} {split}?", "answer": "1"}
+            (folder / config / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+            files.append({"split": split, "path": f"{config}/{split}.jsonl"})
+        configs.append({"config_name": config, "data_files": files})
+    (folder / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "split", "question"),
+    [
         ("own/sums:hard", "train", "hard train?"),
         ("own/sums:hard@validation", "eval", "hard validation?"),
         ("own/sums:easy@train", "eval", "easy train?"),
-    ):
-        assert [row["question"] for row in GSM8K.load(split, source)] == [question]
-        assert read_rows(source, split)[0]["question"] == question
-    for source, there in (
+    ],
+)
+def test_a_source_may_name_a_config_and_a_split_of_a_hub_dataset(hub_dataset, source, split, question):
+    assert [row["question"] for row in GSM8K.load(split, source)] == [question]
+    assert read_rows(source, split)[0]["question"] == question
+
+
+@pytest.mark.parametrize(
+    ("source", "existing"),
+    [
         ("own/sums@train", "['easy', 'hard']"),
         ("own/sums:hrad", "['easy', 'hard']"),
         ("own/sums:hard", "['train', 'validation']"),
         ("own/sums:hard@test", "['train', 'validation']"),
-    ):
-        with pytest.raises(UserError) as error:
-            GSM8K.load("eval", source)
-        assert there in str(error.value) and "pass own/sums:CONFIG@SPLIT" in str(error.value)
-        assert "with --data.eval" in str(error.value) and "--eval.also" in str(error.value)
-        assert "\n" not in str(error.value)
+    ],
+)
+def test_a_wrong_config_or_split_is_answered_with_those_that_exist(hub_dataset, source, existing):
+    with pytest.raises(UserError) as error:
+        GSM8K.load("eval", source)
+    message = str(error.value)
+    assert existing in message and "pass own/sums:CONFIG@SPLIT" in message
+    assert "with --data.eval" in message and "--eval.also" in message
+    assert "\n" not in message

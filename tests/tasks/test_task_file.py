@@ -2,7 +2,9 @@
 
 import textwrap
 
+import numpy
 import pytest
+import torch
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data
@@ -30,87 +32,131 @@ def task(tmp_path):
 
 
 def test_rows_get_an_id_a_question_and_a_prompt(task):
-    _, found = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
-    row = found.load("eval")[1]
+    _, task_file = task(LOAD + CHECK + "SYSTEM_PROMPT = 'Count.'")
+    row = task_file.load("eval")[1]
     assert row.pop("prompt") == [{"role": "system", "content": "Count."}, {"role": "user", "content": "eval 1"}]
     assert row.pop("loaded_row") == row
     assert row == {"id": "my_task/eval/1", "question": "eval 1", "answer": "", "n": 1}
 
 
-def test_a_prompt_function_gives_a_text_or_messages(task):
-    _, text = task("def load(split): return [{'n': 4}]\ndef prompt(row): return f\"count to {row['n']}\"\n" + CHECK)
-    assert text.load("train")[0]["question"] == "count to 4"
-    messages = "[{'role': 'system', 'content': 's'}, {'role': 'user', 'content': 'count'}]"
-    asked = f"def load(split): return [{{}}]\ndef prompt(row): return {messages}\n"
-    _, talk = task(asked + CHECK + "SYSTEM_PROMPT = 'x'", "b.py")
-    (row,) = talk.load("train")
-    assert [message["content"] for message in row["prompt"]] == ["s", "count"]
+def test_a_prompt_function_gives_a_text(task):
+    text = """
+        def load(split): return [{"n": 4}]
+        def prompt(row): return f"count to {row['n']}"
+        def check(completion, row): return True
+    """
+    _, task_file = task(text)
+    assert task_file.load("train")[0]["question"] == "count to 4"
+
+
+PROMPT_OF_MESSAGES = """
+def prompt(row):
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "count"}]
+"""
+
+
+def test_a_prompt_function_gives_messages_whose_system_prompt_counts(task):
+    _, task_file = task(LOAD + CHECK + PROMPT_OF_MESSAGES + "SYSTEM_PROMPT = 'Count.'")
+    row = task_file.load("train")[0]
+    assert [message["content"] for message in row["prompt"]] == ["Be brief.", "count"]
     assert row["question"] == "count"
 
 
-def test_the_system_prompt_of_all_rows_is_recorded(tmp_path):
-    """The model card and the Modelfile have it, because nobody runs the file for them."""
-    own = "def prompt(row): return [{'role': role, 'content': row['question']} for role in ('system', 'user')]\n"
-    for text, expected in (
-        (LOAD + "SYSTEM_PROMPT = 'Count.'\n", "Count."),
-        (LOAD, None),
-        (LOAD + own, None),
-    ):
-        path = tmp_path / f"own{len(text)}.py"
-        path.write_text(text + CHECK)
-        config = replace(RunConfig(), {"data": {"task": str(path)}, "train": {"prompts_per_step": 1}})
-        data = load_data(config)
-        record = {"data": data.record, "config": config.to_dict()}
-        assert data.record["system_prompt"] == system_prompt(record) == expected
-    assert system_prompt({}) is None
+PROMPT_WITH_ANOTHER_SYSTEM_PROMPT_IN_EACH_ROW = """
+def prompt(row):
+    return [{"role": "system", "content": row["question"]}, {"role": "user", "content": row["question"]}]
+"""
 
 
 @pytest.mark.parametrize(
-    ("returned", "passed", "score"),
+    ("text", "expected"),
     [
-        ("True", True, None),
-        ("False", False, None),
-        ("1", True, 1.0),
-        ("1.0", True, 1.0),
-        ("0.9", False, 0.9),
-        ("0", False, 0.0),
-        ("__import__('numpy').bool_(True)", True, None),
-        ("__import__('numpy').float32(0.5)", False, 0.5),
-        ("__import__('torch').tensor(0.5)", False, 0.5),
+        ("SYSTEM_PROMPT = 'Count.'\n", "Count."),
+        ("", None),
+        (PROMPT_WITH_ANOTHER_SYSTEM_PROMPT_IN_EACH_ROW, None),
+    ],
+    ids=["one", "none", "several"],
+)
+def test_the_system_prompt_of_all_rows_is_recorded(task, text, expected):
+    """The model card and the Modelfile have it, because nobody runs the file for them."""
+    path, _ = task(LOAD + CHECK + text)
+    config = replace(RunConfig(), {"data": {"task": path}, "train": {"prompts_per_step": 1}})
+    data = load_data(config)
+    assert data.record["system_prompt"] == expected
+    assert system_prompt({"data": data.record, "config": config.to_dict()}) == expected
+
+
+def test_a_record_without_data_has_no_system_prompt():
+    assert system_prompt({}) is None
+
+
+class Returns:
+    """A task whose `check` returns the same value for every completion."""
+
+    value = None
+
+    def load(self, split):
+        return [{"question": "?"}]
+
+    def check(self, completion, row):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "passed", "score"),
+    [
+        (True, True, None),
+        (False, False, None),
+        (1, True, 1.0),
+        (1.0, True, 1.0),
+        (0.9, False, 0.9),
+        (0, False, 0.0),
+        (numpy.bool_(True), True, None),
+        (numpy.float32(0.5), False, 0.5),
+        (torch.tensor(0.5), False, 0.5),
     ],
 )
-def test_what_check_returns_becomes_a_verdict(task, returned, passed, score):
-    path, _ = task(LOAD + f"def check(completion, row): return {returned}")
-    (verdict,) = grade_all(path, ["x"], [{"id": "a"}])
-    assert (verdict.passed, verdict.score, verdict.value) == (passed, score, float(passed) if score is None else score)
+def test_what_check_returns_becomes_a_verdict(known_task, monkeypatch, value, passed, score):
+    monkeypatch.setattr(Returns, "value", value)
+    [verdict] = grade_all(known_task(Returns), ["x"], [{"id": "a"}])
+    assert (verdict.passed, verdict.score) == (passed, score)
+    assert verdict.value == (float(passed) if score is None else score)
 
 
-def test_a_verdict_is_kept_and_a_threshold_decides(task):
-    reason = "from lora_grpo.tasks import Verdict\ndef check(completion, row): return Verdict(True, 'fine', detail='d')"
-    path, _ = task(LOAD + reason)
-    assert grade_all(path, ["x"], [{}]) == [Verdict(True, "fine", detail="d")]
-    path, _ = task(LOAD + "THRESHOLD = 0.5\ndef check(completion, row): return float(completion)", "b.py")
+def test_a_verdict_stays_as_it_is(known_task, monkeypatch):
+    verdict = Verdict(True, "fine", detail="d")
+    monkeypatch.setattr(Returns, "value", verdict)
+    assert grade_all(known_task(Returns), ["x"], [{}]) == [verdict]
+
+
+def test_a_score_passes_from_the_threshold_on(task):
+    path, _ = task(LOAD + "THRESHOLD = 0.5\ndef check(completion, row): return float(completion)")
     assert [verdict.passed for verdict in grade_all(path, ["0.49", "0.5"], [{}, {}])] == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"),
+    ("value", "shown"),
     [
-        *[("None", "None"), ("1.5", "1.5"), ("float('nan')", "nan"), ("'yes'", "'yes'"), ("[1.0]", "[1.0]")],
-        ("__import__('lora_grpo.tasks').tasks.Verdict(1, 'x')", "Verdict(passed=1"),
-        ("__import__('lora_grpo.tasks').tasks.Verdict(True, 'x', score=5)", "Verdict(passed=True"),
-        ("__import__('lora_grpo.tasks').tasks.Verdict(False, None)", "Verdict(passed=False, reason=None"),
-        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', extracted=18)", "Verdict(passed=False"),
-        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', rules=None)", "Verdict(passed=False"),
-        ("__import__('lora_grpo.tasks').tasks.Verdict(False, 'x', rules={'passed': True})", "Verdict(passed=False"),
+        (None, "None"),
+        (1.5, "1.5"),
+        (float("nan"), "nan"),
+        ("yes", "'yes'"),
+        ([1.0], "[1.0]"),
+        (Verdict(1, "x"), "Verdict(passed=1"),
+        (Verdict(True, "x", score=5), "Verdict(passed=True"),
+        (Verdict(False, None), "Verdict(passed=False, reason=None"),
+        (Verdict(False, "x", extracted=18), "Verdict(passed=False"),
+        (Verdict(False, "x", rules=None), "Verdict(passed=False"),
+        (Verdict(False, "x", rules={"passed": True}), "Verdict(passed=False"),
     ],
 )
-def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(task, returned, got):
-    path, _ = task(LOAD + f"def check(completion, row): return {returned}")
+def test_a_check_that_returns_something_else_stops_the_run_and_names_the_row(known_task, monkeypatch, value, shown):
+    monkeypatch.setattr(Returns, "value", value)
     with pytest.raises(RunError) as error:
-        grade_all(path, ["the text"], [{"id": "row 7"}])
-    assert f"check returned {got}" in str(error.value)
-    assert "row 7" in str(error.value) and "the text" in str(error.value) and "\n" not in str(error.value)
+        grade_all(known_task(Returns), ["the text"], [{"id": "row 7"}])
+    message = str(error.value)
+    assert f"check returned {shown}" in message
+    assert "row 7" in message and "the text" in message and "\n" not in message
 
 
 def test_an_exception_in_check_names_the_line_and_the_row(task):
@@ -141,28 +187,43 @@ async def check(completion, row):
 
 
 def test_functions_may_be_async_and_checks_run_at_the_same_time(task):
-    path, found = task(ASYNC)
-    rows = found.load("train")
-    assert [found.gold(row) for row in rows] == ["0", "1", "2"] and rows[1]["prompt"][0]["content"] == "train 1"
-    assert [verdict.passed for verdict in grade_all(path, ["1", "2", "3"], rows[1:] + rows[2:])] == [True, True, False]
+    path, task_file = task(ASYNC)
+    rows = task_file.load("train")
+    assert [task_file.gold(row) for row in rows] == ["0", "1", "2"]
+    assert rows[1]["prompt"][0]["content"] == "train 1"
+    verdicts = grade_all(path, ["1", "2", "3"], [rows[1], rows[2], rows[2]])
+    assert [verdict.passed for verdict in verdicts] == [True, True, False]
     with pytest.raises(RunError, match=r"my_task\.py:18: check raised ZeroDivisionError: .*; row my_task/train/0"):
         grade_all(path, ["1", "0", "2"], [rows[1], rows[0], rows[2]])
     with pytest.raises(RunError, match="check returned None; expected True, False"):
-        found.check("", rows[0])
+        task_file.check("", rows[0])
 
 
-def test_training_and_evaluation_check_the_same_row(task):
+class Recorder:
+    """A task that keeps the rows that its `check` gets."""
+
+    checked_rows = []  # noqa: RUF012
+
+    def load(self, split):
+        return [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
+
+    def check(self, completion, row):
+        self.checked_rows.append(row)
+        return True
+
+
+def test_training_and_evaluation_check_the_same_row(known_task, monkeypatch):
     """Rewards get the columns of all rows, but the grader gets each row as it was loaded."""
-    loaded = [{"question": "a", "m": {"x": 1}, "t": (1, 2)}, {"question": "b", "m": {"y": 2}, "z": 3}]
-    load = f"def load(split): return {loaded}\n"
-    path, found = task(load + "seen = []\ndef check(completion, row):\n    seen.append(row)\n    return True")
-    rows = [{**row, "task": path} for row in found.load("train")]
+    checked_rows = []
+    monkeypatch.setattr(Recorder, "checked_rows", checked_rows)
+    name = known_task(Recorder)
+    rows = [{**row, "task": name} for row in get_task(name).load("train")]
     for row in rows:
-        found.check("x", row)
+        get_task(name).check("x", row)
     scorer = Scorer(resolve(parse_reward_specs(["correct_answer"])), None, rows)
     assert scorer.score([row["id"] for row in rows], ["x", "x"], [[1], [1]]).rewards == [2.0, 2.0]
-    assert found.module.seen[:2] == found.module.seen[2:]
-    assert "z" not in found.module.seen[2] and found.module.seen[2]["m"] == {"x": 1}
+    assert checked_rows[:2] == checked_rows[2:]
+    assert "z" not in checked_rows[2] and checked_rows[2]["m"] == {"x": 1}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +235,9 @@ def test_training_and_evaluation_check_the_same_row(task):
         (LOAD + "def Environment(): pass", "expected a class"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected "),
         (LOAD + CHECK + "THRESHOLD = 'half'", "THRESHOLD is 'half'; expected "),
-        *((LOAD + CHECK + f"THRESHOLD = {number}", "THRESHOLD is ") for number in ("-1", "90", "float('nan')")),
+        (LOAD + CHECK + "THRESHOLD = -1", "THRESHOLD is "),
+        (LOAD + CHECK + "THRESHOLD = 90", "THRESHOLD is "),
+        (LOAD + CHECK + "THRESHOLD = float('nan')", "THRESHOLD is "),
         (LOAD + CHECK + "AUDIT_IGNORE = (1,)", "AUDIT_IGNORE is (1,); expected "),
         (LOAD + CHECK + "REWARDS = [None]", "REWARDS is [None]; expected "),
         (LOAD + CHECK + "REWARDS = 'a'", "REWARDS is 'a'; expected "),
@@ -189,30 +252,35 @@ def test_a_wrong_file_is_one_line(tmp_path, text, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-ASKS = "def prompt(row): return [{'role': 'user', 'content': 'count'} | "
-ENVIRONMENT = """class Environment:
+ENVIRONMENT = """
+class Environment:
     def reset(self, **row): pass
     def reply(self, text): pass
     def get_reward(self): return 1
 """
+WRONG_ROWS = {
+    "a name that is no text": "def load(split): return [{'question': 'a', 'b': 1, 2: 3}]\n" + CHECK,
+    "a prompt that is not JSON": LOAD
+    + CHECK
+    + """
+import datetime
+def prompt(row): return [{"role": "user", "content": "count", "at": datetime.datetime(2026, 1, 2)}]
+""",
+    "an unknown role": LOAD + CHECK + "def prompt(row): return [{'role': 'usr', 'content': 'count'}]",
+    "a list as role": LOAD + CHECK + "def prompt(row): return [{'role': ['user'], 'content': 'count'}]",
+    "a number in a reference": LOAD + ENVIRONMENT + "def gold(row): return [{'role': 'assistant', 'content': 5}]",
+    "an exception in tools_of": LOAD + ENVIRONMENT + "    @staticmethod\n    def tools_of(row): return row['missing']",
+}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def load(split): return [{'question': 'a', 'b': 1, 2: 3}]\n" + CHECK,
-        "import datetime\n" + LOAD + CHECK + ASKS + "{'at': datetime.datetime(2026, 1, 2)}]",
-        LOAD + CHECK + ASKS + "{'role': 'usr'}]",
-        LOAD + CHECK + ASKS + "{'role': ['user']}]",
-        LOAD + ENVIRONMENT + "def gold(row): return [{'role': 'assistant', 'content': 5}]",
-        LOAD + ENVIRONMENT + "    @staticmethod\n    def tools_of(row): return row['missing']",
-    ],
-)
-def test_a_wrong_row_is_one_line(task, text):
+@pytest.mark.parametrize("text", WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_a_wrong_row_is_one_line(tmp_path, text):
+    path = tmp_path / "my_task.py"
+    path.write_text(text)
     with pytest.raises(UserError, match=r"my_task\.py") as error:
-        _, found = task(text)
-        for row in found.load("train"):
-            found.gold(found.with_opening(row))
+        task_file = get_task(str(path))
+        for row in task_file.load("train"):
+            task_file.gold(task_file.with_opening(row))
     assert "\n" not in str(error.value) and "'gold'" not in str(error.value)
 
 
@@ -222,7 +290,7 @@ def test_a_module_of_another_folder_does_not_replace_one_of_this_folder(tmp_path
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{name}.py").write_text("text = 'own'\n")
         (tmp_path / folder / f"{folder}_{name}.py").write_text(f"import {name}\n{LOAD}def check(a, row): return 1.0\n")
-    if name != "json":  # an installed module
+    if name != "json":  # which is Python's own
         get_task(str(tmp_path / "first" / f"first_{name}.py"))
     with pytest.raises(UserError, match="rename the file"):
         get_task(str(tmp_path / "second" / f"second_{name}.py"))
@@ -241,11 +309,16 @@ def test_a_file_imports_the_modules_beside_it(tmp_path):
     (tmp_path / "own_rules" / "__init__.py").write_text("from .text import clean\n")
     (tmp_path / "own_rules" / "text.py").write_text("clean = str.strip\n")
     path = tmp_path / "with_helpers.py"
-    check = "import own_grader\n    return own_grader.same(completion, str(row['n']))\n"
-    path.write_text(f"{LOAD}def check(completion, row):\n    {check}")
-    before = task_sha256(str(path))
-    assert [verdict.passed for verdict in grade_all(str(path), [" 1 ", "2"], [{"n": 1}, {"n": 1}])] == [True, False]
+    check = """
+def check(completion, row):
+    import own_grader
+    return own_grader.same(completion, str(row["n"]))
+"""
+    path.write_text(LOAD + check)
+    digest_before = task_sha256(str(path))
+    verdicts = grade_all(str(path), [" 1 ", "2"], [{"n": 1}, {"n": 1}])
+    assert [verdict.passed for verdict in verdicts] == [True, False]
     names = ["with_helpers.py", "own_grader.py", "own_rules/__init__.py", "own_rules/text.py"]
     assert python_file.files(path) == [tmp_path / name for name in names]
     (tmp_path / "own_rules" / "text.py").write_text("clean = str.lower\n")
-    assert task_sha256(str(path)) != before
+    assert task_sha256(str(path)) != digest_before

@@ -8,12 +8,24 @@ import pytest
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import load_data
 from lora_grpo.errors import UserError
-from lora_grpo.tasks import get_task
-from lora_grpo.tasks.environment import Session
+from lora_grpo.tasks import Session, get_task
 from lora_grpo.tasks.textarena_games import GAMES, make_task
 
 GUESS = "textarena:GuessTheNumber-v0"
-MOVES = [f"[{move}]" for move in (10, 5, 15, 2, "up", "1 2", "3 4", "1 2 3 4", "1 2 3 4 5 6", "Stand", "accept")]
+MOVES = [
+    "[10]",
+    "[5]",
+    "[15]",
+    "[2]",
+    "[up]",
+    "[1 2]",
+    "[3 4]",
+    "[1 2 3 4]",
+    "[1 2 3 4 5 6]",
+    "[Stand]",
+    "[accept]",
+]
+"""First moves in one game or another."""
 
 
 @pytest.fixture
@@ -25,27 +37,31 @@ def textarena():
 
 @pytest.fixture(params=GAMES)
 def games(request, textarena):
-    """The ids of a game and its variants."""
-    names = textarena.envs.registration.ENV_REGISTRY
-    return [each for each in names if each.startswith(request.param) and not each.endswith(("-raw", "-train"))]
+    """The names of a game and its variants."""
+    names = []
+    for name in textarena.envs.registration.ENV_REGISTRY:
+        if name.startswith(request.param) and not name.endswith(("-raw", "-train")):
+            names.append(name)
+    return names
 
 
 def session(game, seed):
     return Session(get_task(f"textarena:{game}").environment, {"id": "a", "game": game, "seed": seed})
 
 
-def say(one, text):
-    messages = one.answer({"role": "assistant", "content": text})
+def say(conversation, text):
+    """Return what the game replies to a text, None if it is over."""
+    messages = conversation.answer({"role": "assistant", "content": text})
     return messages[0]["content"] if messages else None
 
 
-def transcript(one, moves):
+def transcript(conversation, moves):
     """Return what the game says to each move until it is over, and its reward."""
-    said = [one.opening]
+    replies = [conversation.opening]
     for move in moves:
-        if said[-1] is not None:
-            said.append(say(one, move))
-    return said, one.verdict("reply").score
+        if replies[-1] is not None:
+            replies.append(say(conversation, move))
+    return replies, conversation.verdict("reply").score
 
 
 @pytest.mark.parametrize("game", ["Wordle-v0", "Klondike-v0", "Chess-v0", "", "GuesTheNumber-v0", "GuessTheNumber-v01"])
@@ -76,65 +92,91 @@ def test_a_row_is_a_seed(textarena):
     assert "between 1 and 20" in asked["content"] and data.train[0]["question"] == asked["content"]
 
 
-def test_guess_the_number(textarena):
-    """A game of 0.7.4: 1 for the number; a second move in a row that is none ends it."""
+def win_by_halving(conversation):
+    """Find the number in the middle of the interval that is left, and return it."""
+    low, high = 1, 20
+    while True:
+        guess = (low + high) // 2
+        reply = say(conversation, f"[{guess}]")
+        if reply is None:
+            return guess
+        if reply == "The target number is higher.":
+            low = guess + 1
+        else:
+            assert reply == "The target number is lower."
+            high = guess - 1
+
+
+def test_the_number_is_worth_1(textarena):
+    """A game of textarena 0.7.4."""
     numbers = set()
     for seed in range(8):
-        one, low, high = session("GuessTheNumber-v0", seed), 1, 20
-        while (said := say(one, f"[{(low + high) // 2}]")) is not None:
-            assert said in ("The target number is higher.", "The target number is lower.")
-            low, high = ((low + high) // 2 + 1, high) if "higher" in said else (low, (low + high) // 2 - 1)
-        verdict = one.verdict("reply")
+        conversation = session("GuessTheNumber-v0", seed)
+        numbers.add(win_by_halving(conversation))
+        verdict = conversation.verdict("reply")
         assert verdict.passed and verdict.score == 1
-        numbers.add((low + high) // 2)
     assert len(numbers) > 3
-    lost = session("GuessTheNumber-v0", 0)
-    assert lost.verdict("budget").score == 0
-    assert "not respond" in say(lost, "one") and say(lost, "two") is None
-    assert lost.verdict("reply").score == 0
+
+
+def test_a_second_move_in_a_row_that_is_none_loses_the_game(textarena):
+    conversation = session("GuessTheNumber-v0", 0)
+    assert conversation.verdict("budget").score == 0
+    assert "not respond" in say(conversation, "one")
+    assert say(conversation, "two") is None
+    assert conversation.verdict("reply").score == 0
 
 
 def test_a_seed_is_one_game(games):
     """The same moves give the same game beside others, whatever Python's generator has drawn, and leave it alone."""
     for game in games:
-        for move in MOVES:
-            moves = [move, "left", "Hit", move, "right", "continue", "2 1"]
+        for first_move in MOVES:
+            moves = [first_move, "left", "Hit", first_move, "right", "continue", "2 1"]
             expected = [transcript(session(game, seed), moves) for seed in range(3)]
             random.seed(99)
-            before = random.getstate()
-            together = [session(game, seed) for seed in range(3)]
-            said = [[one.opening] for one in together]
-            for text in moves:
-                for one, texts in zip(together, said, strict=True):
-                    if texts[-1] is not None:
-                        texts.append(say(one, text))
-            assert random.getstate() == before
-            assert list(zip(said, [one.verdict("reply").score for one in together], strict=True)) == expected, game
+            state_before = random.getstate()
+            assert side_by_side([session(game, seed) for seed in range(3)], moves) == expected, game
+            assert random.getstate() == state_before
+
+
+def side_by_side(conversations, moves):
+    """Return the transcripts of games that take turns."""
+    replies = [[conversation.opening] for conversation in conversations]
+    for move in moves:
+        for conversation, replies_of_game in zip(conversations, replies, strict=True):
+            if replies_of_game[-1] is not None:
+                replies_of_game.append(say(conversation, move))
+    scores = [conversation.verdict("reply").score for conversation in conversations]
+    return list(zip(replies, scores, strict=True))
 
 
 def test_seeds_make_different_games(games):
     for game in games:
-        found = {repr([transcript(session(game, seed), [move] * 4) for move in MOVES]) for seed in range(12)}
-        assert len(found) > 4, game
+        transcripts_of_seeds = set()
+        for seed in range(12):
+            transcripts = [transcript(session(game, seed), [move] * 4) for move in MOVES]
+            transcripts_of_seeds.add(repr(transcripts))
+        assert len(transcripts_of_seeds) > 4, game
 
 
 def test_doing_nothing_is_worth_next_to_nothing(games):
-    """2048 pays for its first tile."""
     for game in games:
+        highest = 0.1 if game.startswith("2048") else 0.001  # 2048 pays for its first tile
         for seed in range(6):
-            one = session(game, seed)
-            while say(one, "") is not None:
+            conversation = session(game, seed)
+            while say(conversation, "") is not None:
                 pass
-            assert one.verdict("reply").score < (0.1 if game.startswith("2048") else 0.001), game
+            assert conversation.verdict("reply").score < highest, game
 
 
 def test_no_text_breaks_a_game(games):
     words = ["[", "]", "1", "2", "3", "7", " ", ",", "up", "Hit", "accept", "A+", "->", "h", "é\u2042", "-1", "x" * 99]
     for game in games:
-        generator, turns = random.Random(game), get_task(f"textarena:{game}").constants.MAX_TURNS
+        generator = random.Random(game)
+        max_turns = get_task(f"textarena:{game}").constants.MAX_TURNS
         for seed in range(4):
-            one = session(game, seed)
-            for _ in range(turns):
-                if say(one, "".join(generator.choices(words, k=generator.randrange(8)))) is None:
+            conversation = session(game, seed)
+            for _ in range(max_turns):
+                text = "".join(generator.choices(words, k=generator.randrange(8)))
+                if say(conversation, text) is None:
                     break
-            assert 0 <= one.verdict("limit").score <= 1, game
+            assert 0 <= conversation.verdict("limit").score <= 1, game

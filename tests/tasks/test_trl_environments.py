@@ -4,6 +4,8 @@ The forms: a counter with a reward of its own state, a game whose object keeps a
 end, and a client that is created in `__init__` and used by coroutines.
 """
 
+from typing import Any, NamedTuple
+
 import pytest
 from transformers.utils import get_json_schema
 from trl import chat_template_utils
@@ -14,15 +16,9 @@ from lora_grpo.data import load_data
 from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.rollouts import grade, play_all
 from lora_grpo.sampling import Sampler, SamplingParams
-from lora_grpo.tasks import get_task
-from lora_grpo.tasks.environment import Session
+from lora_grpo.tasks import Session, get_task
 
-LOAD = """
-def load(split):
-    first, last = (0, 8) if split == "train" else (8, 12)
-    return [{"question": f"Begin game {n}.", "secret": ("crane", "slate", "pride")[n % 3]} for n in range(first, last)]
-"""
-COUNTER = '''
+
 class IncrementEnv:
     def reset(self, **kwargs) -> str | None:
         self.counter = 0
@@ -42,16 +38,18 @@ class IncrementEnv:
 
     def get_reward(self) -> float:
         return 1.0 if self.counter == 6 else 0.0
-'''
-GAME = '''
+
+
 class WordEnv:
     def __init__(self):
         self.reward = 0.0
         self.done = False
 
     def reset(self, secret: str, **kwargs) -> str:
-        self.secret, self.tries = secret, 0
-        self.reward, self.done = 0.0, False
+        self.secret = secret
+        self.tries = 0
+        self.reward = 0.0
+        self.done = False
         return "Guess a word of five letters."
 
     def guess(self, guess: str) -> str:
@@ -68,16 +66,17 @@ class WordEnv:
             raise ValueError("Game over.")
         self.tries += 1
         self.done = guess == self.secret or self.tries == 6
-        self.reward = sum(a == b for a, b in zip(guess, self.secret)) / 5
-        return "".join("G" if a == b else "-" for a, b in zip(guess, self.secret))
+        self.reward = sum(a == b for a, b in zip(guess, self.secret, strict=False)) / 5
+        return "".join("G" if a == b else "-" for a, b in zip(guess, self.secret, strict=False))
 
     def get_reward(self) -> float:
         return self.reward
-'''
-CLIENT = '''
+
+
 class Client:
     async def send(self, message):
         return {"echo": message, "length": len(message)}
+
 
 class EchoToolEnv:
     """An environment with a client."""
@@ -104,40 +103,63 @@ class EchoToolEnv:
 
     async def get_reward(self) -> float:
         return min(self._best / 10, 1.0)
-'''
-FORMS = {
-    "IncrementEnv": (COUNTER, [("increment", {"step": 2}), ("increment", {"step": 4})], ["2", "6"], 1.0),
-    "WordEnv": (
-        GAME,
-        [("guess", {"guess": "crate"}), ("guess", {"guess": "crane"}), ("guess", {"guess": "crane"})],
+
+
+class Form(NamedTuple):
+    """A class in a form of TRL's documentation, and a conversation with it."""
+
+    environment: type
+    tool: str
+    arguments: list[dict[str, Any]]
+    """Of each call of the tool."""
+    results: list[str]
+    """Of each call, as the model reads it."""
+    reward: float
+
+
+FORMS = [
+    Form(IncrementEnv, "increment", [{"step": 2}, {"step": 4}], ["2", "6"], reward=1.0),
+    Form(
+        WordEnv,
+        "guess",
+        [{"guess": "crate"}, {"guess": "crane"}, {"guess": "crane"}],
         ["GGG-G", "GGGGG", "error: ValueError: Game over."],
-        1.0,
+        reward=1.0,
     ),
-    "EchoToolEnv": (CLIENT, [("echo", {"message": "hello"})], ["{'echo': 'hello', 'length': 5}"], 0.5),
-}
+    Form(EchoToolEnv, "echo", [{"message": "hello"}], ["{'echo': 'hello', 'length': 5}"], reward=0.5),
+]
+SECRETS = ("crane", "slate", "pride")
 
 
-@pytest.fixture(params=FORMS)
-def form(request, tmp_path):
-    """Return the path of a task file with a class of TRL's form, and a conversation with it."""
-    code, *conversation = FORMS[request.param]
-    path = tmp_path / "my_task.py"
-    path.write_text(f"{LOAD}\n{code}\nEnvironment = {request.param}\n")
-    return str(path), *conversation
+@pytest.fixture(params=FORMS, ids=lambda form: form.environment.__name__)
+def form(request):
+    return request.param
 
 
-def test_a_class_written_for_trl_runs_unchanged(form):
-    path, calls, results, reward = form
-    environment = get_task(path).environment
-    schemas = [get_json_schema(getattr(environment.python_class(), calls[0][0]))]
-    assert environment.schemas == schemas
+@pytest.fixture
+def task(form, known_task):
+    """The name of a task with that class."""
+
+    class Games:
+        Environment = form.environment
+
+        def load(self, split):
+            numbers = range(8) if split == "train" else range(8, 12)
+            return [{"question": f"Begin game {number}.", "secret": SECRETS[number % 3]} for number in numbers]
+
+    return known_task(Games)
+
+
+def test_a_class_written_for_trl_runs_unchanged(form, task):
+    environment = get_task(task).environment
+    assert environment.schemas == [get_json_schema(getattr(form.environment(), form.tool))]
     session = Session(environment, {"question": "Begin.", "secret": "crane"})
-    for (name, arguments), result in zip(calls, results, strict=True):
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        (answer,) = session.answer({"role": "assistant", "content": "", "tool_calls": [call]})
-        assert answer == {"role": "tool", "name": name, "content": result}
+    for arguments, result in zip(form.arguments, form.results, strict=True):
+        call = {"type": "function", "function": {"name": form.tool, "arguments": arguments}}
+        [answer] = session.answer({"role": "assistant", "content": "", "tool_calls": [call]})
+        assert answer == {"role": "tool", "name": form.tool, "content": result}
     assert session.answer({"role": "assistant", "content": "Done."}) == []
-    assert session.verdict("reply").value == reward
+    assert session.verdict("reply").value == form.reward
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +171,10 @@ def sampler():
     return Sampler(base_model.load_base(settings).eval(), tokenizer, eos)
 
 
-def test_a_model_plays_with_it(form, sampler):
-    path, calls, *_ = form
-    rows = load_data(replace(RunConfig(), {"data": {"task": path}})).train
+def test_a_model_plays_with_it(form, task, sampler):
+    rows = load_data(replace(RunConfig(), {"data": {"task": task}})).train
     groups = play_all(sampler, rows, SamplingParams(1, 1.0, 1.0, 64), range(len(rows)))
     episodes = [episode for group in groups for episode in group]
     assert len(episodes) == 8 and all(episode.ended_by for episode in episodes)
-    assert all(0 <= verdict.value <= 1 for verdict in grade(path, episodes))
-    assert f'"name": "{calls[0][0]}"' in sampler.tokenizer.decode(episodes[0].prompt_ids)
+    assert all(0 <= verdict.value <= 1 for verdict in grade(task, episodes))
+    assert f'"name": "{form.tool}"' in sampler.tokenizer.decode(episodes[0].prompt_ids)
