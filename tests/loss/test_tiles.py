@@ -42,10 +42,10 @@ def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypa
     """A KL penalty needs the base's logprobs of all 8 completions. TRL's chunked path would compute them at once."""
     rows, chunked = [], GRPOTrainer._chunked_logps
 
-    def counted(self, model, ids, *args, **given):
+    def counted(self, model, ids, *args, **kwargs):
         if not torch.is_grad_enabled():
             rows.append(len(ids))
-        return chunked(self, model, ids, *args, **given)
+        return chunked(self, model, ids, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", counted)
     run_tiny(tmp_path / "out", train={"beta": 0.04, "max_steps": 1, "micro_batch_size": 2})
