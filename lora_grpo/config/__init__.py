@@ -20,6 +20,7 @@ from lora_grpo.config.schema import (
     Backend,
     ConfigChanges,
     DataConfig,
+    EvalConfig,
     Invocation,
     ModelConfig,
     PromptStyle,

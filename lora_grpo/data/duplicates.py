@@ -6,7 +6,7 @@ from typing import Any
 
 from lora_grpo.config import DataConfig
 from lora_grpo.grading import Row
-from lora_grpo.tasks import get_task, is_own_task
+from lora_grpo.tasks import get_task, is_users_task
 
 
 def unique_rows(rows: Sequence[Row], task: str) -> list[Row]:
@@ -14,7 +14,7 @@ def unique_rows(rows: Sequence[Row], task: str) -> list[Row]:
     first_rows: dict[str, Row] = {}
     for row in rows:
         # A user's `check` may read any column, so rows of a task file are equal only if all their columns are.
-        key = _all_columns(row) if is_own_task(task) else _question(row, task)
+        key = _all_columns(row) if is_users_task(task) else _question(row, task)
         first_rows.setdefault(key, row)
     return list(first_rows.values())
 
@@ -36,12 +36,13 @@ def _problem_keys(row: Row, task: str, data: DataConfig) -> set[Any]:
 
 
 def _question(row: Row, task: str) -> str:
-    """Return the question of a row: the messages of a task file's row without its system prompt, or the question.
+    """Return what is asked in a row: its question, or the messages of its prompt, without the system prompt.
 
     Rows of an environment often have the same question and differ in other columns, so all columns count.
     """
     if get_task(task).environment:
         return _all_columns(row)
+    # Rows of a task file may have messages already. Other rows get them later.
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]
     return "\n".join(messages or [row["question"]]).strip()
 

@@ -180,7 +180,7 @@ def _with_prompts(rows: Sequence[Row], task_name: str, style: str, examples: Seq
     if not isinstance(task, TaskFile):
         return prompted_rows
     # `open` starts an environment for each row, so it is called only for rows that a run uses.
-    return [task.open(row) for row in prompted_rows]
+    return [task.with_opening(row) for row in prompted_rows]
 
 
 def _common_system_prompt(rows: Sequence[Row]) -> str | None:

@@ -17,7 +17,7 @@ from lora_grpo.evaluation.joint import Joint, make_joint
 from lora_grpo.evaluation.model_samples import Loader, Model, ModelSamples
 from lora_grpo.evaluation.options import EvaluateOptions, choose_settings
 from lora_grpo.evaluation.report import Graded, Report, make_report, write_report
-from lora_grpo.evaluation.results import RESULTS, digest
+from lora_grpo.evaluation.results import RESULTS, Request, digest
 from lora_grpo.evaluation.samples_file import SampleFile, read_samples
 from lora_grpo.files import json_files, lock
 from lora_grpo.models import BASE, ModelFlags, ModelSpec, resolve, run_of
@@ -41,21 +41,29 @@ class TaskEvaluation:
 
 
 @dataclass(frozen=True)
+class JointEvaluation:
+    """The finished comparison of two models on several tasks, in one table."""
+
+    report: Joint
+    folder: Path
+    """Contains evaluation.json, report.json and report.md."""
+
+
+@dataclass(frozen=True)
 class Evaluations:
     """The finished evaluations of one command."""
 
     target: str
     """Name of the evaluated model, as it was given."""
     tasks: list[TaskEvaluation]
-    joint: Joint | None
-    """All tasks in one table, if there are several and two models."""
-    joint_folder: Path
+    joint: JointEvaluation | None
+    """None for one task, and for one model."""
 
     def show(self) -> None:
         """Tell the reports and where they are."""
         if self.joint:
-            self.joint.show(f"{self.target}: {len(self.tasks)} tasks")
-            console.result(f"joint     {self.joint_folder / 'report.md'}")
+            self.joint.report.show(f"{self.target}: {len(self.tasks)} tasks")
+            console.result(f"joint     {self.joint.folder / 'report.md'}")
         for task in self.tasks:
             report = task.report
             if not self.joint:
@@ -86,28 +94,22 @@ def evaluate_tasks(options: EvaluateOptions) -> Evaluations:
     if len(tasks) > 1:
         if options.data or options.columns or options.options or options.style:
             raise UserError("--data, --data.columns, --data.options and --style are of one task; pass one --task")
-        task_options = dataclasses.replace(options, output_dir=None)  # the given folder is that of the joint report
+        # With several tasks, --output-dir is the folder of the joint report, and each task has its default folder.
+        task_options = dataclasses.replace(options, output_dir=None)
 
     # Everything is checked before anything is loaded or written.
     loader = Loader(build.choose_backend(options.backend))
     prepared = [_prepare(dataclasses.replace(task_options, task=task), loader) for task in tasks]
-    joint_request = {"requests": [target.request for task in prepared for target in task.targets]}
-    joint_folder = options.output_dir or prepared[0].folder.parent / "joint" / digest(joint_request)
-    has_joint = len(tasks) > 1 and bool(options.compare)
-    if has_joint:
-        result_files.check_folder(joint_folder, joint_request)
+    prepared_joint = None
+    if len(tasks) > 1 and options.compare:
+        prepared_joint = _prepare_joint(prepared, options.output_dir)
 
     try:
         finished = _run(prepared)
     finally:
         loader.close()
-    joint = None
-    if has_joint:
-        joint = make_joint([task.report for task in finished])
-        joint_folder.mkdir(parents=True, exist_ok=True)
-        result_files.start(joint_folder / RESULTS, joint_request, {})
-        joint.write(joint_folder)
-    return Evaluations(options.target, finished, joint, joint_folder)
+    joint = _write_joint(prepared_joint, finished) if prepared_joint else None
+    return Evaluations(options.target, finished, joint)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,32 @@ def _prepare(options: EvaluateOptions, loader: Loader) -> _PreparedTask:
     return _PreparedTask(targets, sorted(set(ks)), folder)
 
 
+@dataclass(frozen=True)
+class _PreparedJoint:
+    """The joint report of several tasks, whose folder is checked."""
+
+    request: Request
+    """The requests of all models on all tasks."""
+    folder: Path
+
+
+def _prepare_joint(tasks: Sequence[_PreparedTask], output_dir: Path | None) -> _PreparedJoint:
+    """Choose and check the folder of a joint report: `--output-dir`, else one beside the folders of the tasks."""
+    request: Request = {"requests": [target.request for task in tasks for target in task.targets]}
+    folder = output_dir or tasks[0].folder.parent / "joint" / digest(request)
+    result_files.check_folder(folder, request)
+    return _PreparedJoint(request, folder)
+
+
+def _write_joint(prepared: _PreparedJoint, tasks: Sequence[TaskEvaluation]) -> JointEvaluation:
+    """Write the joint report, and evaluation.json, by which the same command recognizes the folder."""
+    joint = make_joint([task.report for task in tasks])
+    prepared.folder.mkdir(parents=True, exist_ok=True)
+    result_files.start(prepared.folder / RESULTS, prepared.request, environment={})
+    joint.write(prepared.folder)
+    return JointEvaluation(joint, prepared.folder)
+
+
 def _run(tasks: Sequence[_PreparedTask]) -> list[TaskEvaluation]:
     """Sample and grade what has no results yet, and write the reports.
 
@@ -146,8 +174,8 @@ def _run(tasks: Sequence[_PreparedTask]) -> list[TaskEvaluation]:
         for index in range(len(tasks[0].targets)):
             for task, graded_targets in zip(tasks, graded, strict=True):
                 target = task.targets[index]
-                file = RESULTS if index == 0 else f"compared-{digest(target.request)}.{RESULTS}"
-                graded_targets.append(target.grade(task.folder / file))
+                file_name = RESULTS if index == 0 else f"compared-{digest(target.request)}.{RESULTS}"
+                graded_targets.append(target.grade(task.folder / file_name))
 
         finished = []
         for task, graded_targets in zip(tasks, graded, strict=True):
@@ -163,31 +191,35 @@ def _targets(options: EvaluateOptions, loader: Loader) -> list[Target]:
     if options.compare is not None:
         names.append(options.compare)
     check_fields(options)
-    models = _resolve_models(names, options)
+    models_of_targets = _resolve_models(names, options)
+    models = [model for model in models_of_targets if model is not None]
 
-    # Flags must apply to a target, and the settings are those of the first model's run.
-    first_model = next((model for model in models if model), None)
+    # Each flag must apply to at least one of the targets.
     has_weights = any(isinstance(model, ModelSpec) for model in models)
-    options.check_used(of_weights=has_weights, of_sampling=first_model is not None)
-    if options.chat_template_kwargs and all(model is None or model.run for model in models):
+    options.check_used(has_model=bool(models), has_weights=has_weights)
+    has_model_without_run = any(not model.run for model in models)
+    if options.chat_template_kwargs and not has_model_without_run:
         raise UserError(
             f"{template_variables.KWARGS_FLAG} is for models without a run; leave it out to use those of its training"
         )
-    settings = choose_settings(options, first_model.run if first_model else None)
-    if first_model:
+
+    # All targets have the same settings and rows. The run of the first model has the defaults.
+    settings = choose_settings(options, models[0].run if models else None)
+    if models:
         start_sandbox(settings.data, options.sandbox)
         data = load_evaluation_rows(settings.data, settings.seed, settings.train_seed)
-        loader.rows.append(data.eval)
+        loader.add_rows(data.eval)
 
     targets: list[Target] = []
-    for name, label, model in zip(names, _labels(names, models), models, strict=True):
+    for name, label, model in zip(names, _labels(names, models_of_targets), models_of_targets, strict=True):
         if model:
             targets.append(ModelSamples(label, model, data, settings, options.sandbox, loader))
         else:
             targets.append(read_samples(Path(name).expanduser(), label, options, settings))
-    unpaired = targets[0].problem_ids ^ targets[-1].problem_ids
-    if unpaired:
-        raise UserError(f"{len(unpaired)} tasks have samples on one side only; evaluate both on the same tasks")
+    if len(targets) == 2:
+        unpaired_ids = targets[0].problem_ids ^ targets[1].problem_ids
+        if unpaired_ids:
+            raise UserError(f"{len(unpaired_ids)} tasks have samples on one side only; evaluate both on the same tasks")
     return targets
 
 
@@ -221,13 +253,13 @@ def _labels(names: Sequence[str], models: Sequence[Model | None]) -> Sequence[st
 
 
 def _default_folder(name: str, target: Target) -> Path:
-    """Return the folder inside the run of a model, else below outputs/evaluation."""
-    evaluation = f"{target.request['task']}-{digest(target.request)}"
-    if isinstance(target, ModelSamples):
-        run = _run_folder(name, target.model)
-        if run:
-            return run / "evaluation" / evaluation
-    return Path("outputs/evaluation") / f"{name.strip('/.~').replace('/', '--')}-{evaluation}"
+    """Return the folder of an evaluation: in the run of the evaluated model; without a run, in outputs/evaluation."""
+    task_and_digest = f"{target.request['task']}-{digest(target.request)}"
+    run = _run_folder(name, target.model) if isinstance(target, ModelSamples) else None
+    if run:
+        return run / "evaluation" / task_and_digest
+    target_name = name.strip("/.~").replace("/", "--")
+    return Path("outputs/evaluation") / f"{target_name}-{task_and_digest}"
 
 
 def _run_folder(name: str, model: Model) -> Path | None:

@@ -1,8 +1,9 @@
 """How much of a gain comes from the answer format.
 
 A trained model may pass more often because it is more often correct, or only because it writes correct answers in the
-format that the grading rule reads. A sample is correct in any format if it passes, or if it ended by itself without an
-answer that the rule can read, and the `flexible` rule reads the correct number. With the means over problems
+format that the grading rule reads. A sample is correct in any format if it passes. A sample without an answer that the
+rule can read is correct in any format if it ended by itself and the `flexible` rule reads the correct number. With the
+means over problems
 
     gain        = passed after - passed before
     other       = correct in any format after - correct in any format before
@@ -62,9 +63,10 @@ def _in_any_format(results: Sequence[Result]) -> list[Result]:
     """Return the results as if the grading rule had read the correct answers that it could not read."""
     as_if_read = []
     for result in results:
-        has_correct_number = result.get("flexible") is True and not result.get("truncated")
-        is_hidden = result["status"] in UNPARSED and has_correct_number
-        as_if_read.append({**result, "passed": result["passed"] or is_hidden})
+        ended_by_itself = not result.get("truncated")
+        has_correct_number = ended_by_itself and result.get("flexible") is True
+        is_correct_but_unread = has_correct_number and result["status"] in UNPARSED
+        as_if_read.append({**result, "passed": result["passed"] or is_correct_but_unread})
     return as_if_read
 
 

@@ -41,8 +41,8 @@ class TaskComparison(Comparison):
         return -1
 
     @property
-    def name(self) -> str:
-        """The task, and the loss that its interval does not exclude if it has not changed significantly."""
+    def task_and_possible_loss(self) -> str:
+        """The task. If it has not changed significantly, also the largest loss in its interval, if there is one."""
         possible_loss = -100 * self.difference_interval[0]  # percentage points
         if self.direction != 0 or possible_loss <= 0:
             return self.task
@@ -70,9 +70,9 @@ class Joint(Schema):
         """One sentence about all tasks: which changed, and how large a loss is possible in the others."""
         parts = []
         for direction, text in _STATEMENTS.items():
-            names = [row.name for row in self.rows if row.direction == direction]
-            if names:
-                parts.append(f"{text} {', '.join(names)}")
+            tasks = [row.task_and_possible_loss for row in self.rows if row.direction == direction]
+            if tasks:
+                parts.append(f"{text} {', '.join(tasks)}")
         before, after = self.labels
         return f"{after} against {before} (p adjusted by Holm): {'; '.join(parts)}"
 

@@ -130,7 +130,8 @@ def metrics(results: Sequence[Result], ks: Iterable[int], seed: int) -> dict[str
     if greedy:
         metric_by_name["greedy"] = _pass_rate(greedy, 1, seed)
     if any("score" in result for result in results):
-        metric_by_name["mean score"] = _mean_score(results, sampled or greedy, seed, with_greedy=not sampled)
+        sampled_results = [result for result in results if not is_greedy(result)]
+        metric_by_name["mean score"] = _mean_score(sampled_results or results, seed)
     return metric_by_name
 
 
@@ -157,13 +158,13 @@ def _pass_rate(counts: Mapping[str, PassCount], k: int, seed: int) -> Metric:
     return Metric(values, interval, is_one_sample)
 
 
-def _mean_score(results: Sequence[Result], problems: Iterable[str], seed: int, *, with_greedy: bool) -> Metric:
+def _mean_score(results: Sequence[Result], seed: int) -> Metric:
     """Return the mean scores of problems. A sample without a score has 1 if it passes, else 0."""
-    scores: dict[str, list[float]] = {problem: [] for problem in problems}
+    scores_by_problem: dict[str, list[float]] = {}
     for result in results:
-        if with_greedy or not is_greedy(result):
-            scores[str(result["task_id"])].append(result.get("score", float(result["passed"])))
-    values = np.array([statistics.fmean(scores_of_problem) for scores_of_problem in scores.values()])
+        score = result.get("score", float(result["passed"]))
+        scores_by_problem.setdefault(str(result["task_id"]), []).append(score)
+    values = np.array([statistics.fmean(scores_by_problem[problem]) for problem in sorted(scores_by_problem)])
     return Metric(values, pass_at_k.bootstrap_interval(values, seed=seed), is_one_sample=False)
 
 
@@ -194,21 +195,25 @@ def _num_problems(results: Iterable[Result]) -> int:
 
 
 def _statistics(results: Sequence[Result]) -> dict[str, float]:
-    """Return the number of `samples` and how many pass each rule, have each status, are `unparsed` or `truncated`.
+    """Return counts of samples, and means over samples, by name.
 
-    If the task reads answers in several places, also how many pass by the place. Conversations also have counts of how
-    they ended. `mean tokens`, `mean turns`, and so on are means.
+    - `samples` counts all of them, `unparsed` those without a readable answer, `truncated` those at the length limit.
+    - `strict rule`, `flexible rule` and so on count the samples that pass a rule.
+    - `passed, from a marker` counts those that pass with an answer from there, if the task reads several places.
+    - A status, such as `wrong_answer`, counts those that have it.
+    - `ended by reply` and so on count conversations by how they ended.
+    - `mean tokens` and, for conversations, `mean turns`, `mean tool calls` and `mean failed calls` are means.
     """
     counts: dict[str, float] = {}
     for rule in RULES:
         if rule in results[0]:
             counts[f"{rule} rule"] = sum(result.get(rule) is True for result in results)
-    places: Counter[str] = Counter()
+    passed_by_source: Counter[str] = Counter()
     for result in results:
         if result["passed"] and "read_from" in result:
-            places[str(result["read_from"])] += 1
-    for place, count in sorted(places.items()):
-        counts[f"passed, from a {place}"] = count
+            passed_by_source[str(result["read_from"])] += 1
+    for source, count in sorted(passed_by_source.items()):
+        counts[f"passed, from a {source}"] = count
     counts |= sorted(Counter(str(result["status"]) for result in results).items())
     counts["unparsed"] = sum(result["status"] in UNPARSED for result in results)
     counts["samples"] = len(results)

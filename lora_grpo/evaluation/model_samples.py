@@ -51,8 +51,17 @@ class ModelSamples:
     def protocol(self) -> Protocol:
         settings = self.settings
         num_rows = len(self.data.eval)
-        protocol = make_protocol(settings.data, self.data.record, settings.sampling, num_rows, settings.seed)
-        limit = settings.limit if settings.limit == num_rows else None  # there may have been fewer rows than the limit
+        protocol = make_protocol(
+            settings.data,
+            settings.sampling,
+            num_rows,
+            settings.seed,
+            data_sha256=self.data.record["eval"]["sha256"],
+            sandbox=self.data.record.get("sandbox"),
+        )
+        limit = settings.limit
+        if limit is not None and num_rows < limit:  # there are fewer rows than the limit, so it has left out none
+            limit = None
         return protocol.model_copy(update={"limit": limit})
 
     @functools.cached_property
@@ -86,7 +95,6 @@ class ModelSamples:
             loaded = self.loader.load(self.model, rows, settings)
             environment = loaded.environment
             result_files.start(path, self.request, environment)
-            has_adapter = self.model.adapter is not None or isinstance(self.model, GgufModel)
             results = sample_and_grade(
                 path,
                 loaded.sampler,
@@ -95,7 +103,7 @@ class ModelSamples:
                 settings.sampling,
                 settings.seed,
                 title=f"{self.label} on {self.protocol.task}",
-                adapter=has_adapter,
+                adapter=self.model.adapter is not None,
             )
         return Graded(self.label, results, {**self.model.identity, **environment}, self.protocol)
 
@@ -110,14 +118,23 @@ class LoadedModel:
 
 
 class Loader:
-    """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again."""
+    """Loads models to sample from, one at a time. The base of the loaded adapter is not loaded again.
+
+    A model is loaded once for all tasks, with a context that is long enough for the rows of each. So `add_rows` is
+    called for every task before the first `load`.
+    """
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self.rows: list[list[Row]] = []
-        """The rows of each task. A loaded model has room for all of them."""
+        self._rows_of_tasks: list[list[Row]] = []
         self._model: Model | None = None
+        """The model that `_sampler` was last asked for: the loaded one, or the base of the loaded adapter."""
         self._sampler: Sampler | None = None
+        """The sampler of the loaded model."""
+
+    def add_rows(self, rows: list[Row]) -> None:
+        """Add the rows of one more task."""
+        self._rows_of_tasks.append(rows)
 
     def close(self) -> None:
         """Release the loaded model."""
@@ -138,30 +155,38 @@ class Loader:
 
     def _sampler_of(self, model: Model, settings: EvaluationSettings) -> Sampler:
         """Return the sampler in memory if it has this model, else a new one."""
-        sampler = self._sampler
-        if sampler and self._model:
-            base_of_loaded = dataclasses.replace(self._model, label=BASE, adapter=None)
-            if model not in (self._model, base_of_loaded):
-                sampler.close()  # its memory is free before the next model is loaded
-                sampler = None
-        if sampler is None:
-            sampler = self._start(model, settings)
+        if not self._can_sample(model):
+            self.close()  # frees the memory before the next model is loaded
+        if self._sampler is None:
+            self._sampler = self._start(model, settings)
         self._model = model
-        self._sampler = sampler
-        return sampler
+        return self._sampler
+
+    def _can_sample(self, model: Model) -> bool:
+        """Return whether the sampler in memory has a model: as it is loaded, or without its adapter."""
+        if self._sampler is None or self._model is None:
+            return False
+        base_of_loaded = dataclasses.replace(self._model, label=BASE, adapter=None)
+        return model in (self._model, base_of_loaded)
 
     def _start(self, model: Model, settings: EvaluationSettings) -> Sampler:
-        """Check the prompts of all tasks, then load a model. All tasks have the same seed, template and limits."""
-        max_tokens = settings.sampling.max_tokens
+        """Load a model for the rows of all tasks. Their settings have the same seed, template variables and lengths."""
         if isinstance(model, GgufModel):
-            all_rows = [row for rows in self.rows for row in rows]
-            file_sampler = GgufSampler(model, all_rows, max_tokens)
-            tokenizer = file_sampler.tokenizer
-        else:
-            tokenizer = build.load_tokenizer(model)
+            all_rows = [row for rows in self._rows_of_tasks for row in rows]
+            gguf_sampler = GgufSampler(model, all_rows, settings.sampling.max_tokens)
+            self._prepare_prompts(model, gguf_sampler.tokenizer, settings)
+            return gguf_sampler
+        tokenizer = build.load_tokenizer(model)
+        sequence_tokens = self._prepare_prompts(model, tokenizer, settings)
+        return build.load_sampler(model, self.backend, tokenizer, sequence_tokens, settings.seed)
+
+    def _prepare_prompts(self, model: Model, tokenizer: Any, settings: EvaluationSettings) -> int:
+        """Set the variables of the chat template, and return the tokens of the longest prompt with a completion.
+
+        Raises:
+            UserError: the template does not render a prompt, or a prompt with a completion exceeds the model's context.
+        """
+        max_tokens = settings.sampling.max_tokens
         if model.run is None:  # the template of a run's model has the variables of its training
             template_variables.set_variables(tokenizer, settings.chat_template_kwargs, max_tokens)
-        longest = max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self.rows)  # in tokens
-        if isinstance(model, GgufModel):
-            return file_sampler
-        return build.load_sampler(model, self.backend, tokenizer, longest, settings.seed)
+        return max(build.check_context(model, tokenizer, rows, max_tokens) for rows in self._rows_of_tasks)

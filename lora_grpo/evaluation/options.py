@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lora_grpo import sandbox
-from lora_grpo.config import Backend, DataConfig, PromptStyle, RunConfig, replace
+from lora_grpo.config import Backend, DataConfig, EvalConfig, PromptStyle, RunConfig, SamplingConfig, replace
 from lora_grpo.data import columns_of, other_task
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag, flag
@@ -21,10 +21,10 @@ from lora_grpo.prompts import template_variables
 from lora_grpo.sampling import SamplingParams
 from lora_grpo.tasks import TASK_NAMES, get_task, is_task_file, same_task
 
+_OF_MODELS = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "train")
+"""Options that apply to models, but not to a file of samples."""
 _OF_WEIGHTS = ("backend", "bits", "base", "revision", "trust_remote_code")
-"""Options of models whose weights are loaded here."""
-_OF_SAMPLING = ("limit", "num_samples", "temperature", "top_p", "max_completion_tokens", "few_shot", "train")
-"""Options of all models."""
+"""Options that apply to models whose weights are loaded here, but not to a GGUF file or a file of samples."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,18 @@ class EvaluateOptions(ModelFlags):
             raise UserError("nothing or two things to evaluate; pass a run, adapter, model, Hub id or file of samples")
         return choose_adapter(str(self.samples or self.source), self.what)
 
-    def check_used(self, *, of_weights: bool, of_sampling: bool) -> None:
+    def check_used(self, *, has_model: bool, has_weights: bool) -> None:
         """Raise a UserError for a flag that would be ignored.
 
         Args:
-            of_weights: whether any target is a model whose weights are loaded here, unlike a GGUF file.
-            of_sampling: whether any target is a model, unlike a file of samples.
+            has_model: whether any target is a model, and not a file of samples.
+            has_weights: whether any target is a model whose weights are loaded here, and not a GGUF file.
         """
         unused: list[str] = []
-        if not of_weights:
+        if not has_weights:
             unused += _OF_WEIGHTS
-        if not of_sampling:
-            unused += _OF_SAMPLING
+        if not has_model:
+            unused += _OF_MODELS
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in unused:
             if getattr(self, name) != defaults[name]:
@@ -122,7 +122,7 @@ class EvaluationSettings:
     train_seed: int
     """Seed of the training rows; the first ones are the worked examples."""
     limit: int | None
-    """The `--limit`, unless the run evaluated on as few rows."""
+    """The `--limit`, if it leaves out rows that are evaluated by default; else None."""
 
     @property
     def task(self) -> str:
@@ -136,28 +136,30 @@ def choose_settings(options: EvaluateOptions, run: Mapping[str, Any] | None) -> 
         options: with one task.
         run: run.json; None if no run trained the model.
     """
+    # On all rows, the run's answer style, seed and lengths are the defaults.
     config = replace(RunConfig(), run["config"] if run else {"sampling": {"max_completion_tokens": 512}})
     task = _choose_task(options, config if run else None)
-
-    # On its own rows, the run's data and sampling settings are the defaults. On other rows, only its answer style,
-    # seed and lengths are.
-    is_of_run = (
-        run is not None and same_task(config.data.evaluation_task, task) and options.data in (None, config.data.eval)
-    )
-    if is_of_run:
-        usual_data = _data_of_run(options, config.data, task)
-        usual_config = config
-    else:
-        usual_data = other_task(config.data, task)
-        usual_config = RunConfig()
     seed = config.seed if options.seed is None else options.seed
+
+    # On the rows that the run was evaluated on, so are its other settings of data, temperature and nucleus probability.
+    has_task_of_run = run is not None and same_task(config.data.evaluation_task, task)
+    has_rows_of_run = has_task_of_run and options.data in (None, config.data.eval)
+    if has_rows_of_run:
+        default_data = _data_of_run(options, config.data, task)
+        default_decoding = config.eval
+        train_seed = config.seed
+    else:
+        default_data = other_task(config.data, task)
+        default_decoding = RunConfig().eval
+        train_seed = seed
+
     return EvaluationSettings(
-        data=_choose_data(options, usual_data),
-        sampling=_choose_sampling(options, usual_config, config),
+        data=_choose_data(options, default_data),
+        sampling=_choose_sampling(options, default_decoding, default_lengths=config.sampling),
         seed=seed,
         chat_template_kwargs=template_variables.parse_kwargs(options.chat_template_kwargs),
-        train_seed=config.seed if is_of_run else seed,
-        limit=_choose_limit(options.limit, usual_data.eval_limit),
+        train_seed=train_seed,
+        limit=_choose_limit(options.limit, default_data.eval_limit),
     )
 
 
@@ -184,8 +186,8 @@ def _data_of_run(options: EvaluateOptions, data: DataConfig, task: str) -> DataC
     return dataclasses.replace(data, task=task, eval_task=None)
 
 
-def _choose_data(options: EvaluateOptions, usual: DataConfig) -> DataConfig:
-    """Return the rows and prompts: those of the flags, else the usual ones."""
+def _choose_data(options: EvaluateOptions, default: DataConfig) -> DataConfig:
+    """Return the settings of rows and prompts: those of the flags, else the defaults."""
     flags: dict[str, Any] = {
         "eval": options.data,
         "train": options.train,
@@ -195,40 +197,42 @@ def _choose_data(options: EvaluateOptions, usual: DataConfig) -> DataConfig:
         "prompt_style": options.style,
         "few_shot": options.few_shot,
     }
-    data = dataclasses.replace(usual, **{name: value for name, value in flags.items() if value is not None})
+    data = dataclasses.replace(default, **{name: value for name, value in flags.items() if value is not None})
     if options.train and not data.few_shot:
         raise UserError("--data.train has only the rows of worked examples; pass --few-shot too, or leave it out")
     columns_of(data, "eval")
     return data
 
 
-def _choose_sampling(options: EvaluateOptions, usual: RunConfig, config: RunConfig) -> SamplingParams:
+def _choose_sampling(
+    options: EvaluateOptions, default_decoding: EvalConfig, default_lengths: SamplingConfig
+) -> SamplingParams:
     """Return how the model is sampled. One sample of a row is greedy unless a temperature is given.
 
     Args:
-        usual: has the usual temperature and nucleus probability.
-        config: has the usual lengths.
+        default_decoding: has the default temperature and nucleus probability.
+        default_lengths: has the default maximum lengths of completions and turns.
     """
     num_samples = options.num_samples or max(options.k or (1,))
     temperature = options.temperature
     if temperature is None:
-        temperature = usual.eval.temperature if num_samples > 1 else 0.0
+        temperature = default_decoding.temperature if num_samples > 1 else 0.0
     if num_samples > 1 and not temperature:
         raise UserError(f"{num_samples} greedy samples of a row are all the same; pass --temperature 1")
     top_p = 1.0
     if temperature:
-        top_p = options.top_p or usual.eval.top_p
+        top_p = options.top_p or default_decoding.top_p
     return SamplingParams(
         num_samples=num_samples,
         temperature=temperature,
         top_p=top_p,
-        max_tokens=options.max_completion_tokens or config.sampling.max_completion_tokens,
-        max_turn_tokens=config.sampling.max_turn_tokens,
+        max_tokens=options.max_completion_tokens or default_lengths.max_completion_tokens,
+        max_turn_tokens=default_lengths.max_turn_tokens,
     )
 
 
-def _choose_limit(limit: int | None, usual_rows: int | None) -> int | None:
-    """Return the `--limit` if it leaves out rows that are usually evaluated, else None."""
-    if limit and (usual_rows is None or limit < usual_rows):
+def _choose_limit(limit: int | None, default_limit: int | None) -> int | None:
+    """Return the `--limit` if it leaves out rows that are evaluated by default, else None."""
+    if limit and (default_limit is None or limit < default_limit):
         return limit
     return None

@@ -75,9 +75,12 @@ def bootstrap_interval(values_by_problem: ArrayLike, num_resamples: int = 10_000
     """Return the percentile interval of the mean over problems.
 
     Resampling problems also accounts for the noise of samples. The interval's coverage is below 95% for fewer than
-    about 30 problems. If all problems have the same value v, resampling would give zero width. In this case, u is the
-    upper Wilson bound for "0 of these problems differ from v", and the interval has the lowest and highest mean that
-    are possible if a fraction u of problems differs. If v is 0 or 1, this equals `wilson_interval` over problems.
+    about 30 problems.
+
+    If all problems have the same value, resampling would give zero width. The interval then allows for other problems
+    with another value, which are not in the sample: a fraction up to the upper Wilson bound of "0 of these problems".
+    It goes from the mean in which this fraction has the lowest possible value, 0, to that in which it has the highest,
+    1. If the common value is 0 or 1, this equals `wilson_interval` over problems.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
@@ -112,16 +115,21 @@ def paired_permutation(before: ArrayLike, after: ArrayLike, num_permutations: in
     """
     changes = _changes(before, after)
     changes = changes[changes != 0]  # swapping equal values has no effect
-    sizes, counts = np.unique(np.abs(changes), return_counts=True)
-    observed = abs(changes.sum()) - 1e-9 * np.abs(changes).sum()  # keeps ties under rounding
+    # The statistic is the absolute value of the summed changes. The margin counts ties in spite of rounding.
+    observed = abs(changes.sum()) - 1e-9 * np.abs(changes).sum()
+
     if 2**changes.size <= num_permutations:
-        sums = np.zeros(1)
+        sums = np.zeros(1)  # of every assignment: a swap changes the sign of a problem's change
         for change in changes:
             sums = np.concatenate([sums + change, sums - change])
         return float((np.abs(sums) >= observed).mean())
-    # Only the number of positive changes of each size matters, and pass@k has few sizes.
+
+    # Random signs. Only the number of positive changes of each size matters, and pass@k has few sizes.
+    sizes, counts = np.unique(np.abs(changes), return_counts=True)
     num_positive = np.random.default_rng(seed).binomial(counts, 0.5, size=(num_permutations, sizes.size))
-    num_as_extreme = 1 + int((np.abs((2 * num_positive - counts) @ sizes) >= observed).sum())
+    num_negative = counts - num_positive
+    sums = (num_positive - num_negative) @ sizes
+    num_as_extreme = 1 + int((np.abs(sums) >= observed).sum())  # 1 is the observed assignment
     return num_as_extreme / (num_permutations + 1)
 
 
@@ -145,9 +153,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | None:
     """Return the smallest change that is detected at p < 0.05 with 80% power; None if there are too few problems.
 
-    By the normal approximation, it is (z_power + z_alpha/2) · sd / sqrt(problems). If few problems changed, sd is too
-    small, because a change would itself add variance. The result is therefore at least the change needed if every
-    changed problem moves in the same direction by the smallest observed step (1 if no problem changed).
+    By the normal approximation, it is (z_power + z_alpha/2) · sd / sqrt(problems). If few problems changed, the
+    measured sd is too small, because the change to detect would itself add variance. The result is therefore never
+    below a second estimate, with the variance of the change to detect: some problems move in the same direction, each
+    by the smallest observed step (1 if no problem changed), and the others stay.
 
     Source: Miller 2024 (arXiv:2411.00640), power analysis, here with the measured paired variance.
     """
@@ -157,7 +166,8 @@ def minimum_detectable_change(before: ArrayLike, after: ArrayLike) -> float | No
     if changes.size > 1:
         by_spread = z * float(changes.std(ddof=1)) / math.sqrt(changes.size)
     step = float(np.abs(changes[changes != 0]).min(initial=1.0))
-    by_step = step * z * z / (changes.size + z * z)  # solves change = z · sqrt((step · change - change²) / problems)
+    # A fraction change / step of the problems moves. Solves change = z · sqrt((step · change - change²) / problems).
+    by_step = step * z * z / (changes.size + z * z)
     change = max(by_spread, by_step)
     smallest_p = 2.0 ** (1 - changes.size)  # if all problems move in the same direction
     return change if change <= 1 and smallest_p <= _ALPHA else None
@@ -167,12 +177,12 @@ def _bootstrap_mean(
     values: NDArray[np.float64], bounds: tuple[float, float], num_resamples: int, seed: int
 ) -> Interval:
     """Return the percentile interval of the mean of values (P,), each of which is within the bounds."""
-    unseen = wilson_interval(0, values.size).high
     distinct, counts = np.unique(values, return_counts=True)
-    if distinct.size == 1:
+    if distinct.size == 1:  # see `bootstrap_interval`
         lowest, highest = bounds
-        seen = (1 - unseen) * float(distinct[0])
-        return Interval(seen + unseen * lowest, seen + unseen * highest)
+        fraction_of_others = wilson_interval(0, values.size).high
+        part_of_same = (1 - fraction_of_others) * float(distinct[0])
+        return Interval(part_of_same + fraction_of_others * lowest, part_of_same + fraction_of_others * highest)
     # Sampling the count of each distinct value is equivalent to resampling problems, and pass@k has few distinct
     # values.
     drawn = np.random.default_rng(seed).multinomial(values.size, counts / values.size, size=num_resamples)

@@ -1,8 +1,5 @@
 """What two evaluations must share for their scores to be comparable: rows, prompts, sampling, grading and seed."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from lora_grpo import __version__
 from lora_grpo.config import DataConfig
 from lora_grpo.evaluation.schema import Schema
@@ -46,12 +43,17 @@ class Protocol(Schema):
 
 
 def make_protocol(
-    data: DataConfig, record: Mapping[str, Any], params: SamplingParams | None, rows: int, seed: int
+    data: DataConfig,
+    params: SamplingParams | None,
+    rows: int,
+    seed: int,
+    *,
+    data_sha256: str,
+    sandbox: str | None = None,
 ) -> Protocol:
-    """Return the protocol of an evaluation.
+    """Return the protocol of an evaluation. For `seed`, `data_sha256` and `sandbox`, see `Protocol`.
 
     Args:
-        record: the `data` entry of run.json.
         params: None for a file of samples.
         rows: number of rows that are evaluated.
     """
@@ -71,11 +73,11 @@ def make_protocol(
         task=task_title(task),
         task_sha256=task_sha256(task),
         rows=rows,
-        data_sha256=record["eval"]["sha256"],
+        data_sha256=data_sha256,
         data_source=data.eval,
         sampling=sampling,
         grading=_grading(task),
-        sandbox=record.get("sandbox"),
+        sandbox=sandbox,
         seed=seed,
     )
 

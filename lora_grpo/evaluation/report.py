@@ -56,10 +56,15 @@ class Report(Schema):
     def details_table(self) -> Table:
         """Return rules, statuses and lengths of greedy and other samples, with one column per model."""
         rows: list[tuple[str, ...]] = []
-        kinds = dict.fromkeys(kind for model in self.models for kind in model.sample_stats)
+        kinds: dict[str, None] = {}  # an ordered set, as `names` is
+        for model in self.models:
+            kinds |= dict.fromkeys(model.sample_stats)
         for kind in kinds:
             counts_by_model = [model.sample_stats.get(kind, {}) for model in self.models]
-            names = dict.fromkeys(name for counts in counts_by_model for name in counts if name != "samples")
+            names: dict[str, None] = {}
+            for counts in counts_by_model:
+                names |= dict.fromkeys(counts)
+            names.pop("samples", None)
             for name in names:
                 title = f"{name}, {kind}" if len(kinds) > 1 else name
                 rows.append((title, *(count_cell(name, counts) for counts in counts_by_model)))
@@ -89,18 +94,19 @@ class Report(Schema):
 
     @property
     def changed(self) -> str:
-        """The numbers of fixed and regressed problems, the definition of a solved problem, and `guess`."""
+        """The numbers of fixed and regressed problems, what a solved problem is, and the `guessing_warning`."""
         answers = "sampled" if "sampled" in self.models[0].sample_stats else "greedy"
         counts = f"{len(self.fixed)} problems fixed, {len(self.regressed)} regressed"
-        return "; ".join([f"{counts} (solved: at least half of the {answers} answers pass)", *self.guess])
+        text = f"{counts} (solved: at least half of the {answers} answers pass)"
+        return f"{text}; {self.guessing_warning}" if self.guessing_warning else text
 
     @property
-    def guess(self) -> list[str]:
-        """A sentence if the evaluated model gives one answer to nearly all problems: training can teach to guess."""
+    def guessing_warning(self) -> str | None:
+        """A warning if the evaluated model gives one answer to nearly all problems; None otherwise."""
         answer = self.evaluated.usual_answer
         if not answer:
-            return []
-        return [f"{self.evaluated.label} answers {answer!r:.40} in at least 90% of the samples, whatever is asked"]
+            return None
+        return f"{self.evaluated.label} answers {answer!r:.40} in at least 90% of the samples, whatever is asked"
 
     @property
     def cost(self) -> str | None:
@@ -131,7 +137,8 @@ class Report(Schema):
         sentences += [comparison.verdict for comparison in self.table]
         if self.gain:
             sentences.append(FORMAT_NOTE)
-        sentences += self.guess
+        if self.guessing_warning:
+            sentences.append(self.guessing_warning)
         for word, changes in (("fixed", self.fixed), ("regressed", self.regressed)):
             if changes:
                 problems = ", ".join(change.problem_id for change in changes)
@@ -150,7 +157,8 @@ class Report(Schema):
             for kind, counts in self.evaluated.sample_stats.items():
                 shown = [f"{name} {count_cell(name, counts)}" for name in _SHOWN_COUNTS if name in counts]
                 lines.append(f"% of {kind} samples: " + ", ".join(shown))
-            lines += self.guess
+            if self.guessing_warning:
+                lines.append(self.guessing_warning)
         if self.cost:
             lines.append(self.cost)
         console.result("\n".join(printable(line) for line in lines))

@@ -35,7 +35,8 @@ RULES = ("strict", "flexible", "robust")
 GRADES = ("score", "read_from", *RULES)
 """The entries of a result that only some tasks provide. Samples from other tools may use them with another meaning."""
 GREEDY = "greedy"
-"""The `sample_index` of a greedy sample in a file that also has numbered samples."""
+"""The `sample_index` of a problem's greedy sample. All other samples are numbered from 0, also if they were sampled at
+temperature 0."""
 STATE = "evaluation.json"
 RESULTS = "results.jsonl"
 
@@ -52,7 +53,7 @@ def problem_id(row: Mapping[str, Any]) -> str:
 
 
 def is_greedy(result: Mapping[str, Any]) -> bool:
-    """Return whether a sample is the greedy one of a problem that also has numbered samples."""
+    """Return whether a sample is its problem's greedy sample, which has no number. See `GREEDY`."""
     return result.get("sample_index") == GREEDY
 
 

@@ -1,11 +1,10 @@
 """The evaluation of a run: its base before training, the trained model after it, and the comparison of both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.data import other_task
 from lora_grpo.evaluation.joint import ALSO, Joint, make_joint
@@ -40,15 +39,15 @@ def evaluate(
         R x (num_samples + 1) results.
     """
     config = run.config
+    is_before_training = name == BASE
     starts_from_adapter = config.lora.from_ is not None
-    with_adapter = starts_from_adapter or name != BASE
-    title = START if name == BASE and starts_from_adapter else name
+    with_adapter = not is_before_training or starts_from_adapter
+    title = START if is_before_training and starts_from_adapter else name
     params = _sampling_params(config)
     seconds_before = run.seconds_worked
 
     run.evaluation.mkdir(exist_ok=True)
-    if distributed.is_main():
-        _write_rows(run.evaluation / "rows.jsonl", rows)
+    run.once(lambda: _write_rows(run.evaluation / "rows.jsonl", rows))
     path = run.evaluation / f"{name}.samples.jsonl"
     task = config.data.evaluation_task
     results = sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=with_adapter, greedy=True)
@@ -68,19 +67,24 @@ def evaluate(
     return results
 
 
-def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> tuple[Report, Joint | None]:
-    """Compare the samples of a run's base and trained model, and write the reports.
+@dataclass(frozen=True)
+class RunReports:
+    """The reports of a run's evaluation."""
 
-    Returns:
-        The report, and the joint report of the tasks in `eval.also`; None without such tasks.
-    """
+    report: Report
+    also: Joint | None
+    """The joint report of the tasks in `eval.also`; None without such tasks."""
+
+
+def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> RunReports:
+    """Compare the samples of a run's base and trained model, and write the reports."""
     config = run.config
     data_record = run.record["data"]
     params = _sampling_params(config)
     report = _compare(run, config.data, data_record["eval"]["sha256"], params, before, after)
     write_report(run.evaluation, report)
     if not config.eval.also:
-        return report, None
+        return RunReports(report, also=None)
 
     other_reports = []
     for task in config.eval.also:
@@ -89,9 +93,9 @@ def report_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> t
         data = other_task(config.data, task)
         only_greedy = replace(params, num_samples=0)
         other_reports.append(_compare(run, data, data_record["also"][task], only_greedy, other_before, other_after))
-    joint = make_joint(other_reports)
-    joint.write(run.evaluation / ALSO)
-    return report, joint
+    also = make_joint(other_reports)
+    also.write(run.evaluation / ALSO)
+    return RunReports(report, also)
 
 
 def _compare(
@@ -105,8 +109,8 @@ def _compare(
     """Compare the samples of a run's base and trained model on one task."""
     config = run.config
     num_rows = len({result["task_id"] for result in before})
-    record = run.record["data"] | {"eval": {"sha256": rows_sha256}}
-    protocol = make_protocol(data, record, params, num_rows, config.seed)
+    sandbox = run.record["data"].get("sandbox")
+    protocol = make_protocol(data, params, num_rows, config.seed, data_sha256=rows_sha256, sandbox=sandbox)
 
     policy = run.record["policy"]
     source = {"model": policy["base_model"], "weights_sha256": policy.get("fingerprint"), **policy}

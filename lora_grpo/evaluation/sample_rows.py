@@ -54,10 +54,10 @@ def sample_and_grade(
     unfinished = [unit for unit in all_units if unit.keys[0] not in finished_keys]
     share = share_of_this_process(path, unfinished)
     total = len(finished) + sum(len(unit.keys) for unit in share.units)
-    calls = _join(share.units) if sampler.streams else share.units
+    units_to_sample = _join(share.units) if sampler.streams else share.units
     with sampler.awake(adapter=adapter):
         fit_batch(sampler, rows, params)
-        batches = _sample(sampler, calls, task, seed)
+        batches = _sample(sampler, units_to_sample, task, seed)
         append_batches(share.path, finished, batches, total, f"evaluating {title}{share.note}")
     return merge_shares(path, all_units)
 
@@ -79,20 +79,21 @@ def count_passed(results: Sequence[Result], rows: Sequence[Row]) -> list[int]:
 
 
 def _join(unfinished: Sequence[Unit]) -> list[Unit]:
-    """Join units with the same sampling settings, to submit all of their rows at once. The engine schedules them."""
+    """Join the greedy units, and those of numbered samples, so that an engine that streams gets all rows at once."""
     joined = []
-    for (params, sample_indices), same in groupby(unfinished, key=lambda unit: (unit.params, unit.sample_indices)):
-        rows = tuple(row for unit in same for row in unit.rows)
-        joined.append(Unit(params, sample_indices, rows))
+    for _, same_kind in groupby(unfinished, key=lambda unit: (unit.params, unit.sample_indices)):
+        parts = list(same_kind)
+        rows = tuple(row for part in parts for row in part.rows)
+        joined.append(Unit(parts[0].params, parts[0].sample_indices, rows))
     return joined
 
 
-def _sample(sampler: Sampler, calls: Sequence[Unit], task: str, seed: int) -> Iterator[list[Result]]:
+def _sample(sampler: Sampler, units_to_sample: Sequence[Unit], task: str, seed: int) -> Iterator[list[Result]]:
     """Sample and grade units. Yield lists of results that are written together.
 
     A sampler that decodes in batches writes a whole unit. One that streams writes whenever enough rows are done.
     """
-    for unit in calls:
+    for unit in units_to_sample:
         seeds = [completion_seed(seed, row["id"], index) for row in unit.rows for index in unit.sample_indices]
         batch: list[tuple[SampleIndex, Episode]] = []
         for num_done, (_, episodes) in enumerate(play(sampler, unit.rows, unit.params, seeds), start=1):

@@ -95,12 +95,12 @@ class SampleFile:
             batches = self._grade_chunks(first=len(results))
             results = append_batches(path, results, batches, len(self.samples), f"grading {self.task}")
 
-        # The file has the ids of the other tool. A report compares problems by our own.
-        own_results = []
+        # The results file has the ids of the other tool. A report compares problems by their ids in this package.
+        results_for_report = []
         for sample, result in zip(self.samples, results, strict=True):
-            own_results.append({**result, "task_id": problem_id(sample.row)})
+            results_for_report.append({**result, "task_id": problem_id(sample.row)})
         protocol = self.protocol.model_copy(update={"sandbox": environment.get("isolation")})
-        return Graded(self.label, own_results, self.request, protocol)
+        return Graded(self.label, results_for_report, self.request, protocol)
 
     def _finished(self, path: Path) -> list[Result]:
         """Return the results that a file already has, which must be those of the first samples."""
@@ -151,7 +151,7 @@ def read_samples(path: Path, label: str, options: EvaluateOptions, settings: Eva
         "data_sha256": data_sha256,
         **grading,
     }
-    protocol = make_protocol(data, {"eval": {"sha256": data_sha256}}, None, len(rows), settings.seed)
+    protocol = make_protocol(data, None, len(rows), settings.seed, data_sha256=data_sha256)
     return SampleFile(label, task, samples, request, protocol, options.sandbox)
 
 
@@ -214,6 +214,6 @@ def _run_programs(samples: Sequence[Sample]) -> list[Verdict]:
     sources = [sample.row.get("completion_prefix", "") + sample.completion for sample in samples]
     verdicts = []
     for verdict in programs.run_sources(sources, [sample.row for sample in samples]):
-        if verdict:
+        if verdict:  # it is None only for a program that is None
             verdicts.append(Verdict(verdict.passed, verdict.status, detail=verdict.message or None))
     return verdicts

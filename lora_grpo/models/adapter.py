@@ -1,6 +1,7 @@
 """A saved LoRA adapter, read from its adapter_config.json. Imports neither torch nor PEFT.
 
-Each use of an adapter calls `check` with the features that it supports.
+A feature is a field of adapter_config.json that a plain adapter does not need, such as `use_dora` or `rank_pattern`,
+and that is set. Each use of an adapter calls `SavedAdapter.check` with the features that it supports.
 """
 
 import math
@@ -31,9 +32,9 @@ _PLAIN_FIELDS = {
     *("init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "runtime_config", "task_type"),
 }
-"""Fields that are no features."""
+"""Fields that are not features, whatever their value. `init_lora_weights` is one if it changes the base."""
 _UNSET: tuple[Any, ...] = (None, False, "none", [], {})
-"""Values with which a feature is off."""
+"""Values of a field that is not set."""
 _BASE_PRESERVING = (True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base unchanged."""
 
@@ -56,7 +57,7 @@ class SavedAdapter(BaseModel):
     rank_pattern: dict[str, PositiveInt] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
     features: tuple[str, ...] = ()
-    """Fields that are set in addition to those of a plain adapter, such as `use_dora`."""
+    """Names of the features that are set, such as `use_dora`."""
 
     def check(self, supported: Collection[str], problem: str) -> None:
         """Raise a UserError that ends with `problem` if the adapter has features other than the supported ones."""
@@ -119,7 +120,10 @@ def _check_expressions(values: Mapping[str, Any], path: Path) -> None:
 
 
 def features(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the features in a `LoraConfig` as a dict. An initialization that changes the base counts as one."""
+    """Return the names of the features that are set in a dict of `LoraConfig`'s fields.
+
+    An initialization that changes the base counts as one, because the adapter then does not fit the original base.
+    """
     names = [name for name, value in values.items() if name not in _PLAIN_FIELDS and value not in _UNSET]
     if values.get("init_lora_weights", True) not in _BASE_PRESERVING:
         names.append("init_lora_weights")

@@ -31,46 +31,47 @@ for `all-linear`), so only attention is adapted."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def with_supported(config: RunConfig, family: Any) -> RunConfig:
+def with_supported(config: RunConfig, model_type: Any) -> RunConfig:
     """Return the configuration with `auto` resolved for what Unsloth or vLLM does not support."""
-    if config.model.engine == "auto" and family in ONLY_PEFT:
+    if config.model.engine == "auto" and model_type in ONLY_PEFT:
         config = replace(config, {"model": {"engine": "peft"}})
-    if config.sampling.backend == "auto" and family in NOT_IN_VLLM:
+    if config.sampling.backend == "auto" and model_type in NOT_IN_VLLM:
         config = replace(config, {"sampling": {"backend": "transformers"}})
     return config
 
 
 def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:
     """Check from its config.json that a model can be trained, or that its code is trusted. Raises UserError."""
-    family = config.get("model_type")
-    has_own_code = family not in TRAINABLE and config.get("auto_map")
+    model_type = config.get("model_type")
+    needs_its_code = model_type not in TRAINABLE and config.get("auto_map")
     stored_format = _stored_format(config.get("quantization_config"))
     fix = "pass another model, such as a Llama or Qwen model (docs/models.md lists all types)"
     if stored_format is not None:
         reason = f"its weights are stored in {stored_format}, not in bitsandbytes' 4 bits"
         fix = "pass the 16-bit model"
-    elif has_own_code and settings.trust_remote_code:
+    elif needs_its_code and settings.trust_remote_code:
         return
-    elif has_own_code:
+    elif needs_its_code:
         reason = "it needs Python code from its repository"
         fix = "read it, then pass --model.trust-remote-code"
-    elif engine == "unsloth" and family in ONLY_PEFT:
+    elif engine == "unsloth" and model_type in ONLY_PEFT:
         reason = "with Unsloth, it has not been tested"
         fix = "pass --model.engine peft"
     elif config.get("is_encoder_decoder"):
         reason = "it is an encoder-decoder model, and only decoder-only models are supported"
-    elif not family:
+    elif not model_type:
         reason = "its config.json has no model_type"
-    elif family not in TRAINABLE:
+    elif model_type not in TRAINABLE:
         reason = "it has not been tested"
     else:
         return
-    kind = f"is a model of type {family}, which " if family else ""
-    raise UserError(f"{settings.name} {kind}cannot be trained: {reason}; {fix}")
+    if not model_type:
+        raise UserError(f"{settings.name} cannot be trained: {reason}; {fix}")
+    raise UserError(f"{settings.name} is a model of type {model_type}, which cannot be trained: {reason}; {fix}")
 
 
 def _stored_format(quantization: Any) -> Any:
-    """Return the format of the stored weights if it is one that cannot be trained; None for 16 and NF4's 4 bits."""
+    """Return the format of the stored weights if it is one that cannot be trained; None for 16 bits and for NF4."""
     if not quantization:
         return None
     if not isinstance(quantization, Mapping):

@@ -80,9 +80,11 @@ def attention_implementation(config: Any) -> str | None:
 
 def text_only(model: Any) -> Any:
     """Remove the parts of a multimodal model that read images or sound, and return the model."""
+    # The base model of a multimodal model consists of the decoder and of parts for images and sound. That of a text
+    # model is the decoder itself.
     parts = dict(model.base_model.named_children())
     decoder = model.get_decoder()
-    is_multimodal = decoder in parts.values()  # otherwise the parts are those of the decoder itself
+    is_multimodal = decoder in parts.values()
     if is_multimodal:
         for name, part in parts.items():
             if part is not decoder:
@@ -107,11 +109,12 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 def is_float32(model: Any) -> bool:
     """Return whether a model computes in float32.
 
-    Layers in bitsandbytes' 4 bits can compute in float32. Other quantized layers also round their activations.
+    Layers in bitsandbytes' 4 bits can compute in float32. Other quantized layers round their activations in any dtype.
     """
     quantization = getattr(model.config, "quantization_config", None)
-    rounds_activations = quantization is not None and not getattr(quantization, "load_in_4bit", False)
-    return not rounds_activations and model.get_output_embeddings().weight.dtype.itemsize == 4
+    if quantization is not None and not getattr(quantization, "load_in_4bit", False):
+        return False
+    return model.get_output_embeddings().weight.dtype.itemsize == 4
 
 
 def keep_frozen(model: Any) -> None:

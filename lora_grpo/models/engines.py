@@ -94,6 +94,7 @@ def reason(error: BaseException) -> str:
     """Return the type and the first line of the error that caused this one."""
     while error.__cause__ is not None:
         error = error.__cause__
-    # pydantic names the cause on a later line.
-    cause = str(error).rpartition("Value error, ")[2].partition(" [type=")[0]
-    return f"{type(error).__name__}: {cause or first_line(error)}"[:300]
+    # pydantic has the cause on a later line: "  Value error, CAUSE [type=value_error, ...]".
+    _, is_pydantic, cause_and_type = str(error).rpartition("Value error, ")
+    cause = cause_and_type.partition(" [type=")[0] if is_pydantic else first_line(error)
+    return f"{type(error).__name__}: {cause}"[:300]

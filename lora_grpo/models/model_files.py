@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def _read_template(path: Path) -> str:
 
 
 def _templates_in_config(path: Path) -> dict[str, str]:
-    """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and texts.
+    """Return the templates in the `chat_template` of a tokenizer_config.json: a text, or a list of names and templates.
 
     Raises:
         UserError: it is neither.
@@ -151,16 +152,25 @@ def _templates_in_config(path: Path) -> dict[str, str]:
         return {}
     if isinstance(saved, str):
         return {"default": saved}
-    entries = saved if isinstance(saved, list) else [saved]
-    for entry in entries:
-        is_object = isinstance(saved, list) and isinstance(entry, dict)
-        is_named_text = is_object and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        if not is_named_text:
-            raise UserError(
-                f"{path}: chat_template has {entry!r:.80}; expected a text, or a list of objects with a name and a "
-                "template; correct it, or remove the field"
-            )
-    return {entry["name"]: entry["template"] for entry in entries}
+    if not isinstance(saved, list):
+        raise _malformed_template(path, saved)
+    templates = {}
+    for entry in saved:
+        if not isinstance(entry, dict):
+            raise _malformed_template(path, entry)
+        name = entry.get("name")
+        template = entry.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise _malformed_template(path, entry)
+        templates[name] = template
+    return templates
+
+
+def _malformed_template(path: Path, value: Any) -> UserError:
+    return UserError(
+        f"{path}: chat_template has {value!r:.80}; expected a text, or a list of objects with a name and a template; "
+        "correct it, or remove the field"
+    )
 
 
 def read_config(settings: ModelConfig) -> dict[str, Any]:
@@ -175,17 +185,26 @@ def read_config(settings: ModelConfig) -> dict[str, Any]:
     return json_files.read_object(Path(path))
 
 
-def find(name: str, revision: str | None) -> tuple[Path, str | None]:
-    """Return the folder of a model or adapter, and its commit if it comes from the Hub, or raise a UserError."""
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with the files of a model or an adapter."""
+
+    path: Path
+    commit: str | None
+    """The commit, if the files are from the Hub."""
+
+
+def locate(name: str, revision: str | None) -> ModelFolder:
+    """Return the folder of a model or an adapter, or raise a UserError. The Hub's files are downloaded to its cache."""
     folder_or_id = source(name)
     if is_folder_name(folder_or_id):
-        return Path(folder_or_id), None
+        return ModelFolder(Path(folder_or_id), commit=None)
     from huggingface_hub import snapshot_download
 
     settings = ModelConfig(name=folder_or_id, revision=revision)
     patterns = {"allow_patterns": _HUB_FILES, "ignore_patterns": _NOT_LOADED}
-    folder = Path(_download(snapshot_download, settings, **patterns))
-    return folder, folder.name  # in the cache, the folder is named by the commit
+    path = Path(_download(snapshot_download, settings, **patterns))
+    return ModelFolder(path, commit=path.name)  # in the cache, the folder is named by the commit
 
 
 def hub_http_error() -> type[Exception]:

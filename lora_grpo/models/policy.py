@@ -56,14 +56,14 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
 
     # Load the frozen base with a new adapter. Unsloth (2026.10) ignores a revision if vLLM samples, so engines get the
     # folder of the commit.
-    folder, commit = model_files.find(config.model.name, config.model.revision)
-    local = replace(config, {"model": {"name": str(folder), "revision": None}})
+    folder = model_files.locate(config.model.name, config.model.revision)
+    local_config = replace(config, {"model": {"name": str(folder.path), "revision": None}})
     if engine == "unsloth":
         # Unsloth also starts vLLM, if vLLM samples, and its errors do not tell which of the two failed.
         with engines.starting("Unsloth", instead=unsloth_policy.OTHER_ENGINE):
-            model, tokenizer = unsloth_policy.load_unsloth(local)
+            model, tokenizer = unsloth_policy.load_unsloth(local_config)
     else:
-        model, tokenizer = load_peft(local)
+        model, tokenizer = load_peft(local_config)
 
     # Prompts: the chat template of the run and its variables.
     template_variables = prepare_tokenizer(tokenizer, config, start)
@@ -80,21 +80,21 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
 
     # Tokens that end a completion: TRL reads them from the model's `generation_config`. They are set here, because a
     # model that Unsloth builds from vLLM's weights knows only the token in config.json.
-    eos_token_ids = stop_tokens.eos_token_ids(local.model, tokenizer, config.model.name)
+    eos_token_ids = stop_tokens.eos_token_ids(local_config.model, tokenizer, config.model.name)
     model.get_base_model().generation_config.eos_token_id = eos_token_ids
     _warn_of_another_end(config.model.name, tokenizer, eos_token_ids)
 
     # Saved adapters name the base by the name that the user gave, not by the folder in the cache.
     saved_config = model.peft_config["default"]
     saved_config.base_model_name_or_path = model_files.source(config.model.name)
-    saved_config.revision = commit
+    saved_config.revision = folder.commit
 
     device = next(model.parameters()).device
     trainable_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     record = {
         "base_model": config.model.name,
-        "revision": commit,
-        "fingerprint": None if commit else model_files.weights_fingerprint(folder),
+        "revision": folder.commit,
+        "fingerprint": None if folder.commit else model_files.weights_fingerprint(folder.path),
         "engine": engine,
         "bits": config.model.bits,
         "device": _device_name(device),
@@ -202,15 +202,14 @@ def load_adapter(model: Any, path: Path) -> None:
     try:
         weights = load_file(path / ADAPTER_WEIGHTS)
         non_finite = [f"{name} is NaN or infinite" for name, weight in weights.items() if not weight.isfinite().all()]
-        loaded = set_peft_model_state_dict(model, weights)
+        mismatches = set_peft_model_state_dict(model, weights)  # names of missing and of unexpected weights
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the adapter in {path} does not fit this base: {reason}") from error
 
-    # PEFT also lists the weights of the base as missing. Those of the adapter that is loaded have LoRA's prefix and the
-    # adapter's name.
-    missing = [name for name in loaded.missing_keys if ".lora_" in name and ".default" in name]
-    problems = [*missing, *loaded.unexpected_keys, *non_finite]
+    # PEFT also lists the weights of the base as missing. The names of the adapter's have LoRA's prefix and `default`.
+    missing = [name for name in mismatches.missing_keys if ".lora_" in name and ".default" in name]
+    problems = [*missing, *mismatches.unexpected_keys, *non_finite]
     if problems:
         raise UserError(
             f"the adapter in {path} does not fit this base or is damaged: {problems[0]}; pass another adapter or its "

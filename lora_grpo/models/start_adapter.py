@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, file_tensors, unquantized
@@ -21,6 +20,8 @@ from lora_grpo.models.stop_tokens import eos_token_ids
 from lora_grpo.models.target import START, run_of
 from lora_grpo.prompts import chat, template_variables
 from lora_grpo.runs import Run, read_record
+
+_TEMPLATE_FLAG = "--model.chat-template"
 
 
 def with_start(config: RunConfig, requested: Collection[str], *, resumed: bool) -> RunConfig:
@@ -38,15 +39,17 @@ def with_start(config: RunConfig, requested: Collection[str], *, resumed: bool) 
     if folder is None:
         return config
     adapter = read_adapter(folder)
-    settings = _lora_settings(adapter)
-    current = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}
-    for name, value in settings.items():
-        if name in requested and current[name] != value:
+    adapter_settings = _lora_settings(adapter)
+    run_settings = vars(config.lora) | {"targets": tuple(sorted(config.lora.targets))}  # as in `_lora_settings`
+    for name, value in adapter_settings.items():
+        if name in requested and run_settings[name] != value:
             raise UserError(
-                f"{flag(f'lora.{name}')} is {current[name]}, but the adapter in {folder} has {value}; leave the flag "
-                "out"
+                f"{flag(f'lora.{name}')} is {run_settings[name]}, but the adapter in {folder} has {value}; leave the "
+                "flag out"
             )
-    return replace(config, {"lora": settings, "model": {"revision": _check_base(config, adapter)}})
+    _check_base(config, adapter)
+    revision = _revision_of_base(config, adapter)
+    return replace(config, {"lora": adapter_settings, "model": {"revision": revision}})
 
 
 def _check_outside(flag_name: str, value: str, output: Path) -> None:
@@ -79,7 +82,7 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
 def keep_start(run: Run, origin: Path | None) -> None:
     """Copy the adapter that a run starts from into its folder, and record where it came from."""
     copy = run.folder / START
-    if origin and origin != copy and distributed.is_main():
+    if origin and origin != copy:
         origin_run = run_of(origin)
         if origin_run is None:
             run.update(start={"name": origin.resolve().name, "run": None})
@@ -90,11 +93,13 @@ def keep_start(run: Run, origin: Path | None) -> None:
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *TOKENIZER_FILES):
                 if (origin / name).is_file():
                     shutil.copyfile(origin / name, folder / name)
-    distributed.barrier()
 
 
 def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:
-    """Set the chat template: that of the adapter that the run starts from, else `model.chat_template`, else the base's.
+    """Set the chat template and its variables.
+
+    The template is that of the adapter that the run starts from, if this adapter has one, and else the base's.
+    `model.chat_template` replaces the base's. A run that starts from an adapter cannot change the template.
 
     Args:
         start: folder of the adapter that the run starts from, if any.
@@ -108,36 +113,39 @@ def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, 
     """
     if start:
         tokenizer.chat_template = chat_templates(start).get("default", tokenizer.chat_template)
-    if config.model.chat_template:
-        _set_template(tokenizer, config.model, start)
+    name = config.model.chat_template
+    if name:
+        template = _read_template(name)
+        if start is None:
+            tokenizer.chat_template = template
+            _check_end_of_answer(tokenizer, config.model)
+        elif template != template_variables.without_variables(tokenizer.chat_template or ""):
+            raise UserError(
+                f"{_TEMPLATE_FLAG} {name} is not the template of the adapter in {start}; leave the flag out"
+            )
     requested_variables = template_variables.parse_kwargs(config.model.chat_template_kwargs)
     return template_variables.set_variables(
         tokenizer, requested_variables, config.sampling.max_completion_tokens, quiet=quiet
     )
 
 
-def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> None:
-    """Set `model.chat_template`, or check that the adapter `start` was trained with it."""
-    name = str(model.chat_template)
-    flag_text = f"--model.chat-template {name}"
-
-    # The setting is the name of a template that TRL has, or a file.
+def _read_template(name: str) -> str:
+    """Return the template of `model.chat_template`: the name of a template that TRL has, or a file."""
     trl_folder = Path(str(find_spec("trl").origin)).with_name("chat_templates")  # type: ignore[union-attr]
     trl_templates = {path.stem: path for path in trl_folder.glob("*.jinja")}
     path = trl_templates.get(name, Path(name).expanduser())
     try:
-        template = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         similar = suggestion(name, trl_templates, otherwise="expected a Jinja file, or a name such as qwen2_5")
-        raise UserError(f"{flag_text} cannot be read ({first_line(error)}); {similar}") from None
+        raise UserError(f"{_TEMPLATE_FLAG} {name} cannot be read ({first_line(error)}); {similar}") from None
 
-    if start:
-        if template_variables.without_variables(tokenizer.chat_template or "") != template:
-            raise UserError(f"{flag_text} is not the template of the adapter in {start}; leave the flag out")
-        return
-    tokenizer.chat_template = template
 
-    # A template whose answers end with another token would let completions run to their maximum length.
+def _check_end_of_answer(tokenizer: Any, model: ModelConfig) -> None:
+    """Raise a UserError if the chat template does not end an answer with a token that ends the model's completions.
+
+    With another token, completions would run to their maximum length.
+    """
     ends = []
     for token_id in eos_token_ids(model, tokenizer, model.name):
         text = tokenizer.convert_ids_to_tokens(token_id)
@@ -145,8 +153,9 @@ def _set_template(tokenizer: Any, model: ModelConfig, start: Path | None) -> Non
     template_end = chat.end_of_turn(tokenizer)
     if template_end not in ends:
         raise UserError(
-            f"{flag_text} ends an answer with {template_end or 'none of the special tokens of the model'}, and "
-            f"completions of {model.name} end with {' or '.join(ends)}; pass a template for this model"
+            f"{_TEMPLATE_FLAG} {model.chat_template} ends an answer with "
+            f"{template_end or 'none of the special tokens of the model'}, and completions of {model.name} end with "
+            f"{' or '.join(ends)}; pass a template for this model"
         )
 
 
@@ -176,41 +185,44 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     }
 
 
-def _check_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
-    """Check that an adapter was trained on the base of a run, and return the commit of the base to use."""
+def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
+    """Raise a UserError unless an adapter was trained on the base of a run."""
     name = config.model.name
     folder = adapter.folder
     run = run_of(folder)
-    if run is None:
-        policy: dict[str, Any] = {}
-        trained_on = adapter.base_model_name_or_path
-    else:
+    fingerprint = None
+    trained_on = adapter.base_model_name_or_path
+    if run:
         record = read_record(run)
-        policy = record["policy"]
+        fingerprint = record["policy"].get("fingerprint")
         trained_on = record["config"]["model"]["name"]
     if not trained_on:
         raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
 
-    # The weights decide if they are known, else the name.
-    base_here = Path(source(name))
-    base_there = Path(source(trained_on))
-    fingerprint = policy.get("fingerprint")
-    if fingerprint and base_here.is_dir():
-        is_same = weights_fingerprint(base_here) == fingerprint
-    elif base_there.is_dir():
-        is_same = base_here.resolve() == base_there.resolve()
+    # The weights decide if they are known, else the folders or Hub ids. The path of a Hub id does not exist.
+    base_of_run = Path(source(name))
+    base_of_adapter = Path(source(trained_on))
+    if fingerprint and base_of_run.is_dir():
+        is_same = weights_fingerprint(base_of_run) == fingerprint
+    elif base_of_adapter.is_dir():
+        is_same = base_of_run.resolve() == base_of_adapter.resolve()
     else:
-        is_same = base_here == base_there
+        is_same = base_of_run == base_of_adapter
     if not is_same:
         raise UserError(
             f"--model.name is {name}, but the adapter in {folder} was trained on {trained_on}, another model or other "
             f"weights; pass --model.name {trained_on}"
         )
 
-    commit = policy.get("revision")
+
+def _revision_of_base(config: RunConfig, adapter: SavedAdapter) -> str | None:
+    """Return the commit of the base that an adapter was trained on, if its run recorded it, else `model.revision`."""
+    run = run_of(adapter.folder)
+    commit = read_record(run)["policy"].get("revision") if run else None
     revision = config.model.revision
     if commit and revision not in (None, commit):
         raise UserError(
-            f"--model.revision is {revision}, but the adapter in {folder} was trained on {commit}; leave the flag out"
+            f"--model.revision is {revision}, but the adapter in {adapter.folder} was trained on {commit}; leave the "
+            "flag out"
         )
     return commit or revision

@@ -23,7 +23,9 @@ class WrongTokenId(UserError):
 def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]:
     """Return the ids of all tokens that end a completion, and set the tokenizer's padding token if it has none.
 
-    These are the tokens of the generation config (without this file, of config.json) and the tokenizer's EOS token.
+    Args:
+        settings: the model to read, which may be the downloaded folder of a Hub id.
+        name: the model's name for messages.
 
     Raises:
         UserError: the generation config cannot be read, or declares what is not the id of a token.
@@ -33,16 +35,19 @@ def eos_token_ids(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]
 
 
 def declared_ends(settings: ModelConfig, tokenizer: Any, name: str) -> list[int]:
-    """Return the ids of `eos_token_ids`; [] if neither the model nor its tokenizer declares one."""
+    """Return the ids that the generation config and the tokenizer declare as ends of a completion; [] for none.
+
+    Without a generation config, config.json declares them. For the arguments, see `eos_token_ids`.
+    """
     declared = as_ids(generation_config(settings, name).eos_token_id)
     return sorted({*declared, tokenizer.eos_token_id} - {None})
 
 
 def require_ends(ids: list[int], tokenizer: Any, name: str) -> list[int]:
-    """Return the ids of the tokens that end a completion, and set the tokenizer's padding token if it has none.
+    """Return `ids`, the tokens that end a completion, and set the tokenizer's padding token if it has none.
 
     Raises:
-        RunError: there is no id.
+        RunError: `ids` is empty.
     """
     if not ids:
         raise RunError(f"{name} declares no end-of-sequence token; its completions would never end")
@@ -60,25 +65,23 @@ def generation_config(settings: ModelConfig, name: str) -> Any:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    folder = source(settings.name)
-    file = Path(folder) / GENERATION_CONFIG
-    has_generation_config = file.is_file()
-    if not has_generation_config:
-        file = Path(folder) / "config.json"
+    folder_or_id = source(settings.name)
+    has_generation_config = (Path(folder_or_id) / GENERATION_CONFIG).is_file()
+    declaring_file = Path(folder_or_id) / (GENERATION_CONFIG if has_generation_config else "config.json")
 
-    # Check the types before transformers reads the file, because it raises a TypeError for some.
-    declared_in: Path | str = f"the generation config of {name}"  # of a Hub id
-    if file.is_file():
-        declared_in = file
-        written = json_files.read_object(file)
-        check_token_ids({field: written.get(field) for field in _ID_FIELDS}, None, file)
+    # Check the types in a folder before transformers reads the file, because it raises a TypeError for some.
+    declared_in: Path | str = f"the generation config of {name}"
+    if declaring_file.is_file():
+        declared_in = declaring_file
+        declared = json_files.read_object(declaring_file)
+        check_token_ids({field: declared.get(field) for field in _ID_FIELDS}, None, declared_in)
 
     with loading(f"the generation config of {name}"):
         config = AutoConfig.from_pretrained(
-            folder, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+            folder_or_id, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
         try:
-            generation = GenerationConfig.from_pretrained(folder, revision=settings.revision)
+            generation = GenerationConfig.from_pretrained(folder_or_id, revision=settings.revision)
         except OSError:
             if has_generation_config:  # a damaged one
                 raise

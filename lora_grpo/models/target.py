@@ -13,6 +13,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.models import model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256, read_adapter
+from lora_grpo.models.model_files import ModelFolder
 from lora_grpo.runs import read_record
 
 BASE = "base"
@@ -115,31 +116,30 @@ def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: 
     if _is_missing_folder(name):
         expected = "a run, an adapter, a model, a Hub id or a file of samples"
         raise UserError(model_files.missing_folder(name, expected))
-    folder, commit = model_files.find(name, flags.revision)
-    run = run_of(folder)
-    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    folder = model_files.locate(name, flags.revision)
+    run = run_of(folder.path)
+    is_adapter = (folder.path / ADAPTER_CONFIG).is_file()
     if run is None and not is_adapter:
-        return _resolve_model(name, folder, commit, bits, flags)
-    if run == folder:
-        return _resolve_adapter(folder / "adapter", run, bits, flags, any_base=any_base)
-    return _resolve_adapter(folder, run, bits, flags, any_base=any_base)
+        return _resolve_model(name, folder, bits, flags)
+    adapter = folder.path / "adapter" if folder.path == run else folder.path
+    return _resolve_adapter(adapter, run, bits, flags, any_base=any_base)
 
 
-def _resolve_model(name: str, folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelSpec:
+def _resolve_model(name: str, folder: ModelFolder, bits: int | None, flags: ModelFlags) -> ModelSpec:
     """Return the spec of a model without an adapter."""
     if flags.base:
         raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
-    if not (folder / "config.json").is_file():
+    if not (folder.path / "config.json").is_file():
         raise UserError(
             f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
         )
     return ModelSpec(
         label=Path(name).name,
-        base=_base_settings(folder, commit, bits, flags),
+        base=_base_settings(folder, bits, flags),
         base_name=name,
         adapter=None,
-        tokenizer=folder,
-        template_from="base" if model_files.chat_templates(folder) else None,
+        tokenizer=folder.path,
+        template_from="base" if model_files.chat_templates(folder.path) else None,
     )
 
 
@@ -166,21 +166,23 @@ def _resolve_adapter(
             f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
             "it with --base"
         )
-    base_folder, commit = model_files.find(requested, training.revision)
-    base = _base_settings(base_folder, commit, bits or training.bits, flags)
+    base_folder = model_files.locate(requested, training.revision)
+    base = _base_settings(base_folder, bits or training.bits, flags)
     is_checked = training.fingerprint is not None and not any_base
-    if is_checked and model_files.weights_fingerprint(base_folder) != training.fingerprint:
+    if is_checked and model_files.weights_fingerprint(base_folder.path) != training.fingerprint:
         raise UserError(
             f"{requested} is not the base that the run in {run} was trained on, {training.base_name}: its weights "
             "differ from those in run.json; pass that base with --base"
         )
 
+    # The base of a run keeps the name in run.json, even if --base says where it is now.
+    base_name = requested if run is None else str(training.base_name)
     spec = ModelSpec(
         label=training.label,
         base=base,
-        base_name=requested if run is None else str(training.base_name),
+        base_name=base_name,
         adapter=adapter,
-        tokenizer=adapter if _has_tokenizer(adapter) else base_folder,
+        tokenizer=adapter if _has_tokenizer(adapter) else base_folder.path,
         run=training.record,
         start=training.start,
     )
@@ -202,7 +204,7 @@ class _Training:
     record: Mapping[str, Any] | None = None
     """run.json."""
     start: Path | None = None
-    """The adapter that the run started from; None for that adapter itself, and for a run with a new one."""
+    """The adapter that the run started from. None if it started from a new one, or if this adapter is that one."""
 
 
 def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
@@ -245,29 +247,35 @@ def _with_template(spec: ModelSpec) -> ModelSpec:
     """
     assert spec.adapter is not None
     adapter_templates = model_files.chat_templates(spec.adapter)
-    base_templates = model_files.chat_templates(Path(spec.base.name))
-    is_adapters_tokenizer = spec.tokenizer == spec.adapter
+    base_folder = Path(spec.base.name)
+    base_templates = model_files.chat_templates(base_folder)
 
-    # `chat_templates` is only set if the folder of the tokenizer has other templates.
+    is_of_run_with_tokenizer = spec.run is not None and spec.tokenizer == spec.adapter
+    template_from: Literal["adapter", "base"]
     if adapter_templates:
-        replaced = {} if is_adapters_tokenizer else adapter_templates
-        return dataclasses.replace(spec, chat_templates=replaced, template_from="adapter")
-    was_trained_without = is_adapters_tokenizer and spec.run is not None
-    if not base_templates or was_trained_without:
+        template_from = "adapter"
+        templates = adapter_templates
+        folder_of_templates = spec.adapter
+    elif base_templates and not is_of_run_with_tokenizer:
+        template_from = "base"
+        templates = base_templates
+        folder_of_templates = base_folder
+    else:
         return spec
-    replaced = base_templates if is_adapters_tokenizer else {}
-    return dataclasses.replace(spec, chat_templates=replaced, template_from="base")
+    # See `ModelSpec.chat_templates`.
+    chat_templates = {} if folder_of_templates == spec.tokenizer else templates
+    return dataclasses.replace(spec, chat_templates=chat_templates, template_from=template_from)
 
 
 def _is_missing_folder(name: str) -> bool:
     return model_files.is_folder_name(name) and not Path(name).expanduser().is_dir()
 
 
-def _base_settings(folder: Path, commit: str | None, bits: int | None, flags: ModelFlags) -> ModelConfig:
-    model_files.check_folder(str(folder), "the model")
+def _base_settings(folder: ModelFolder, bits: int | None, flags: ModelFlags) -> ModelConfig:
+    model_files.check_folder(str(folder.path), "the model")
     return ModelConfig(
-        name=str(folder),
-        revision=commit,
+        name=str(folder.path),
+        revision=folder.commit,
         bits=4 if bits == 4 else 16,
         trust_remote_code=flags.trust_remote_code,
     )
@@ -284,16 +292,16 @@ def choose_adapter(name: str, what: str | None) -> str:
 
 
 def source_adapter(folder: Path) -> Path:
-    """Return the adapter that a folder of a run is, or was made from: `best-merged` and `best-gguf` from `best`.
+    """Return the adapter that is in a folder of a run, or from which the models in the folder were made.
 
-    The merged model and the GGUF files of the last adapter are in `merged` and `gguf`.
+    `best-merged` and `best-gguf` were made from `best`; `merged` and `gguf` from `adapter`, the last one.
     """
     is_of_best = folder.name == BEST or folder.name.startswith(f"{BEST}-")
     return folder.parent / (BEST if is_of_best else "adapter")
 
 
 def run_of(folder: Path) -> Path | None:
-    """Return the folder of the run that a folder is, or that it belongs to as an adapter or a checkpoint."""
+    """Return the run of a folder: the folder itself, or the run of which it is an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
         return folder
     if (folder / ADAPTER_CONFIG).is_file():

@@ -97,13 +97,13 @@ class Alarms:
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     checks_ratio: bool = False
-    """Whether only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
+    """Whether the alarm `policy_ratio` is on: only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
     hacked: bool = False
     """Whether the last validation pass had a higher reward but fewer correct answers."""
     _steps: list[Metrics] = field(default_factory=list)
     """The finite metrics of each step."""
     _best_reward: MeanReward | None = None
-    """That of the best earlier `LONG_WINDOW` steps, or of the base."""
+    """The mean reward of the best earlier `LONG_WINDOW` steps, or of the base."""
     _passes: list[ValidationPass] = field(default_factory=list)
     _overflows: int = 0
     """Consecutive steps with a non-finite gradient norm."""
@@ -179,8 +179,11 @@ class Alarms:
     # Rollouts of another policy than the one being trained
 
     def _logprob_mismatch(self, metrics: Metrics) -> str | None:
+        if self.max_mismatch is None:
+            return None
         mismatch = metrics.get(LOGPROB_MISMATCH, 0.0)
-        if self.max_mismatch is None or not mismatch > self.max_mismatch:
+        is_too_high = mismatch > self.max_mismatch  # false for NaN
+        if not is_too_high:
             return None
         return (
             f"logprobs of sampler and trainer differ by {mismatch:.2g} nats per token, expected at most "
@@ -191,8 +194,11 @@ class Alarms:
 
     def _policy_ratio(self, metrics: Metrics) -> str | None:
         is_first_use = "reward" in metrics
+        if not self.checks_ratio or not is_first_use:
+            return None
         clipped = metrics.get(_CLIP_RATIO, 0.0)
-        if not self.checks_ratio or not is_first_use or not clipped > _MAX_CLIPPED:
+        is_too_high = clipped > _MAX_CLIPPED  # false for NaN
+        if not is_too_high:
             return None
         return (
             f"{clipped:.0%} of the tokens were clipped before the first update on them, expected at most "
@@ -205,7 +211,8 @@ class Alarms:
 
     def _zero_variance(self, window: Sequence[Metrics]) -> str | None:
         fraction = _mean(window, _ZERO_VARIANCE)
-        if not fraction > _MAX_ZERO_VARIANCE:
+        is_too_high = fraction > _MAX_ZERO_VARIANCE  # false for NaN: no step has the metric
+        if not is_too_high:
             return None
         reward = _mean(window, "reward")
         if self._is_near_maximum(reward):
@@ -228,7 +235,8 @@ class Alarms:
     def _low_entropy(self, window: Sequence[Metrics], first_entropy: float) -> str | None:
         entropy = _mean(window, "entropy")
         reward = _mean(window, "reward")
-        if not entropy < _MIN_ENTROPY * first_entropy or self._is_near_maximum(reward):
+        is_too_low = entropy < _MIN_ENTROPY * first_entropy  # false for NaN
+        if not is_too_low or self._is_near_maximum(reward):
             return None
         return (
             f"entropy fell from {first_entropy:.3g} to {entropy:.2g} nats per token at a reward of {reward:.2f} "
@@ -238,7 +246,8 @@ class Alarms:
 
     def _truncated(self, window: Sequence[Metrics]) -> str | None:
         fraction = _mean(window, _TRUNCATED)
-        if not fraction > _MAX_TRUNCATED:
+        is_too_high = fraction > _MAX_TRUNCATED  # false for NaN
+        if not is_too_high:
             return None
         return (
             f"{fraction:.0%} of the completions of the last {WINDOW} steps reached the length limit; raise "
@@ -273,8 +282,10 @@ class Alarms:
         if self._best_reward is None:
             return None
 
+        # The error of the best may be estimated from few steps, so it counts as at least that of the last window.
         best = self._best_reward
-        standard_error = math.sqrt(max(best.squared_error, squared_error) + squared_error)
+        squared_error_of_best = max(best.squared_error, squared_error)
+        standard_error = math.sqrt(squared_error_of_best + squared_error)
         if best.mean - last_reward <= _STANDARD_ERRORS * standard_error:
             return None
         # For negative rewards, the threshold is half of the way back to the initial reward.
@@ -288,7 +299,8 @@ class Alarms:
 
     def _hacking(self, last: ValidationPass) -> str | None:
         """Return a message if the reward rose since the most correct pass, while correct answers fell."""
-        most_correct = max(self._passes, key=lambda earlier: (earlier.num_correct, -earlier.step))
+        # All passes, also the last one. Of equally correct ones, this is the first.
+        most_correct = max(self._passes, key=lambda one_pass: (one_pass.num_correct, -one_pass.step))
         before = most_correct.num_correct
         after = last.num_correct
         if last.reward <= most_correct.reward or after >= before:
@@ -305,6 +317,6 @@ class Alarms:
 
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:
-    """Return the mean of a metric, or NaN if no step has it. All comparisons with NaN are false."""
+    """Return the mean of a metric, or NaN if no step has it."""
     values = [step[name] for step in steps if name in step]
     return statistics.fmean(values) if values else math.nan

@@ -13,7 +13,7 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
     """Return one line for each completion.
 
     Args:
-        eos_token_ids: a completion that ends with none of them is truncated, unless its episode knows better.
+        eos_token_ids: without an episode, a completion that ends with none of them is truncated.
     """
     lines = []
     for index, row in enumerate(batch.rows):
@@ -21,9 +21,8 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
         verdict = batch.verdicts[index]
         episode: Episode | None = batch.episodes[index] if batch.episodes else None
 
-        is_truncated = not token_ids or token_ids[-1] not in eos_token_ids
-        if episode:
-            is_truncated = episode.truncated
+        ends_with_eos = bool(token_ids) and token_ids[-1] in eos_token_ids
+        is_truncated = episode.truncated if episode else not ends_with_eos
 
         line = {
             "id": row["id"],

@@ -17,9 +17,9 @@ class StepMetrics:
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
-      (Otherwise that estimate is used for completions that the loss pass leaves out, see `loss/zero_advantage.py`.)
-    - `LOGPROB_MISMATCH`. TRL computes it only for vLLM, with another forward pass over all completions. Here it is that
-      of the logprobs of the loss, when rollouts are used for the first time.
+      (A loss that logs it has this estimate only for completions that it leaves out, see `loss/zero_advantage.py`.)
+    - `LOGPROB_MISMATCH`, when rollouts are used for the first time. It compares the sampler's logprobs with those of
+      the loss. TRL compares them only for vLLM, with logprobs from another forward pass over all completions.
 
     Args:
         values: the trainer's lists of values, by metric.

@@ -1,15 +1,15 @@
 """`--hours`: end training in time for the final evaluation.
 
 Steps are the same as in a run without `--hours`; only their number depends on the clock, which is `Run.seconds_worked`.
-Rank 0 reads it and decides for all ranks.
+Of several processes, one reads it for all.
 """
 
 import contextlib
 import math
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from lora_grpo import distributed
 from lora_grpo.errors import RunError
 from lora_grpo.runs import Run, duration
 
@@ -21,6 +21,16 @@ _WINDOW = 10
 """Number of recent rounds used to estimate the time of the next one."""
 _MAX_SLOWDOWN = 3.0
 """Largest factor by which the final evaluation is expected to be slower than that of the base."""
+
+
+@dataclass(frozen=True)
+class _Forecast:
+    """What the clock says at the end of a round."""
+
+    is_last_round: bool
+    """Whether too little time is left for another round."""
+    expected_steps: int
+    """Estimate of the run's last step."""
 
 
 class TimeBudget:
@@ -47,12 +57,11 @@ class TimeBudget:
     def check_evaluation(self) -> None:
         """Raise a RunError if too little time is left for the evaluation of the trained model."""
         run = self.run
-        seconds_worked, seconds_needed = distributed.broadcast_from_main(
-            lambda: (run.seconds_worked, self._final_evaluation())
-        )
+        seconds_worked, seconds_needed = run.once(lambda: (run.seconds_worked, self._final_evaluation()))
         if seconds_worked + seconds_needed <= self.seconds or run.is_trained:
             return
-        # A run that starts again can train for a while: four times the evaluation, and a minute more.
+        # Enough for a process that resumes the run: as long a start as this one's, four times the evaluation, and a
+        # minute, so that it can also train for a while.
         enough_seconds = seconds_worked + run.seconds_open + 4 * seconds_needed + 60
         enough_hours = math.ceil(100 * enough_seconds / 3600) / 100
         raise RunError(
@@ -74,24 +83,26 @@ class TimeBudget:
         """Start the clock of the first round."""
         self._begin_round(self.run.seconds_worked)
 
-    def is_last(self, step: int, uses: int, *, validates: bool) -> bool:
+    def is_last(self, step: int, steps_per_round: int, *, validates: bool) -> bool:
         """Measure a round, and return whether training must end with it. Call it before a validation pass.
 
         Args:
             step: the step that is done.
-            uses: number of steps of a round.
             validates: whether a validation pass is due after this step.
         """
         if self.seconds == math.inf:
             return False
-        is_last, self.expected_steps = distributed.broadcast_from_main(lambda: self._end_round(step, uses, validates))
-        if is_last:
+        forecast = self.run.once(lambda: self._end_round(step, steps_per_round, validates))
+        self.expected_steps = forecast.expected_steps
+        # After the last of `max_steps`, training ends anyway, and not for lack of time.
+        is_out_of_time = forecast.is_last_round and step < self.run.config.train.max_steps
+        if is_out_of_time:
             self.run.record["out_of_time"] = {"step": step, "hours": self.run.config.hours}
         self.run.update()  # a killed run has worked at least until here
-        return is_last
+        return is_out_of_time
 
-    def _end_round(self, step: int, uses: int, validates: bool) -> tuple[bool, int]:
-        """Return whether training must end with this round, and the expected last step, by the clock of this rank."""
+    def _end_round(self, step: int, steps_per_round: int, validates: bool) -> _Forecast:
+        """Measure a round, begin the next one, and return whether there is time for it."""
         now = self.run.seconds_worked
         max_steps = self.run.config.train.max_steps
         self._rounds.append(now - self._round_began - self._validation)
@@ -105,8 +116,8 @@ class TimeBudget:
         passes = 2 if validates else 1
         seconds_left = self.seconds - now - passes * self._longest_validation - self._final_evaluation() - _RESERVE
         rounds_left = max(0, int(seconds_left / seconds_per_round))
-        is_last = seconds_left < seconds_per_round and step < max_steps
-        return is_last, min(step + rounds_left * uses, max_steps)
+        expected_steps = min(step + rounds_left * steps_per_round, max_steps)
+        return _Forecast(seconds_left < seconds_per_round, expected_steps)
 
     def _begin_round(self, now: float) -> None:
         self._round_began = now

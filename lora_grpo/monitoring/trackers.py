@@ -29,7 +29,7 @@ class Trackers:
         self.trainer = trainer
         # transformers has no argument for this folder. By default it writes the events into the checkpoints folder.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.folder / "tensorboard")
-        # The same for a resumed run, which continues the tracker's.
+        # With the time of the first start, so that a resumed run has the same name and continues the tracker's run.
         run_name = f"{run.config.folder.resolve().name} {run.record['started']}"
         trainer.args.run_name = trainer.args.run_name or run_name
         names = run.config.train.report_to
@@ -45,7 +45,7 @@ class Trackers:
         report = read_report(self.run.evaluation)
         page = self.run.folder / "report" / "report.html"
         trainer = self.trainer
-        if report is None or not trainer.is_world_process_zero():
+        if report is None:
             return
         headings, rows = report.scores_table()
         columns = ["metric", *headings[1:]]

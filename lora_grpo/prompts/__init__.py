@@ -15,5 +15,5 @@ thoughts.py            what a prompt has begun of a completion, where thoughts e
 
 from lora_grpo.prompts import chat, plain_text, styles, template_variables, thoughts, turns
 from lora_grpo.prompts.chat import add_prompts, render_row
-from lora_grpo.prompts.messages import check_asks, checked_messages, own_prompt
+from lora_grpo.prompts.messages import check_asks, checked_messages, prompt_of_record
 from lora_grpo.prompts.styles import DEFAULT_STYLE, read_completion, write_completion

@@ -69,17 +69,17 @@ def render_prompt(tokenizer: Any, prompt: Sequence[Message], tools: Sequence[dic
     if not prompt or prompt[-1]["role"] != "assistant":
         return render(tokenizer, prompt, tools)
 
-    answer_start = prefill(prompt)
+    begun_answer = prefill(prompt)
     if len(prompt) == 1:
         raise UserError(
-            f"a prompt has only a message of the assistant, {answer_start!r:.60}; put a user's message before it"
+            f"a prompt has only a message of the assistant, {begun_answer!r:.60}; put a user's message before it"
         )
     if prompt[-1].get("tool_calls"):
         raise UserError("a prompt ends with a tool call of the assistant; put the tool's result after it")
-    starts_with_text = bool(answer_start[:1].strip())
+    starts_with_text = bool(begun_answer[:1].strip())
     if starts_with_text and not _has_template(tokenizer):
-        answer_start = f" {answer_start}"  # as after any `Answer:`
-    return thoughts.with_prefill(render(tokenizer, prompt[:-1], tools), answer_start)
+        begun_answer = f" {begun_answer}"  # as after any `Answer:`
+    return thoughts.with_prefill(render(tokenizer, prompt[:-1], tools), begun_answer)
 
 
 def prefill(prompt: Sequence[Message]) -> str:
@@ -135,12 +135,12 @@ def render_example(tokenizer: Any, messages: Sequence[Message], *, add_generatio
 
 
 def end_of_turn(tokenizer: Any, ends: Sequence[int] = (), *, add_generation_prompt: bool = True) -> str:
-    """Return the special token, or the one of `ends`, with which the chat template ends an answer; "" if it uses none.
+    """Return the token with which the chat template ends an answer: the first of `ends` after it, or "" without one.
 
     Args:
-        ends: ids of the tokens that end a completion; by default, those of all special tokens.
-        add_generation_prompt: whether another turn of the model follows the answer. Without it, the conversation ends.
-            This can be another token: in gpt-oss, `<|end|>` follows answers in a conversation, and also thoughts.
+        ends: ids of the tokens that may end an answer; by default, those of all special tokens.
+        add_generation_prompt: whether another turn of the model follows the answer. Otherwise, the answer is the last,
+            and templates may end it with another token: gpt-oss ends the earlier answers, and thoughts, with `<|end|>`.
     """
     if not _has_template(tokenizer):
         return ""
@@ -160,7 +160,7 @@ def end_of_turn(tokenizer: Any, ends: Sequence[int] = (), *, add_generation_prom
 
 
 def answer_lead(tokenizer: Any) -> str:
-    """Return the text that the template writes between its prompt and an answer if that ends a thought; otherwise "".
+    """Return the text that the template writes between a prompt and its answer, if this text ends a thought; else "".
 
     Qwen3.5 closes the thought that its prompt has opened, and gpt-oss begins the final channel.
     """

@@ -18,11 +18,16 @@ def checked_messages(messages: Sequence[Any], where: str, roles: Sequence[str] =
     Raises:
         UserError: a message has another form than chat templates take. It is named by its number, from 1.
     """
-    return [_checked(message, f"{where}: message {number}", roles) for number, message in enumerate(messages, start=1)]
+    checked = []
+    for number, message in enumerate(messages, start=1):
+        checked.append(_checked_message(message, f"{where}: message {number}", roles))
+    return checked
 
 
-def own_prompt(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `{"prompt": messages}` if the `prompt` of a record is a list of messages, which the model gets, or {}.
+def prompt_of_record(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the entry `prompt` of a row, {"prompt": messages}, if the record has a list of messages of this name.
+
+    The model then gets these messages in place of a question in a prompt style. For other records, return {}.
 
     Raises:
         UserError: a message is malformed, or the messages ask nothing.
@@ -42,7 +47,7 @@ def check_asks(messages: Sequence[Mapping[str, Any]], where: str) -> None:
         raise UserError(f"{where} has no text beside the system's; expected a message of the user")
 
 
-def _checked(message: Any, where: str, roles: Sequence[str]) -> dict[str, Any]:
+def _checked_message(message: Any, where: str, roles: Sequence[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise UserError(f"{where} is {message!r:.60}; expected a dictionary with 'role' and 'content'")
 

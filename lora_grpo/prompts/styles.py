@@ -1,6 +1,7 @@
 """Prompt styles: the formats of answers that system prompts ask for. Write and read completions in them."""
 
 import re
+from typing import NamedTuple
 
 from lora_grpo.prompts import thoughts
 
@@ -25,12 +26,19 @@ _COMPLETIONS = {
 DEFAULT_STYLE = "xml"
 
 
+class Sections(NamedTuple):
+    """The two parts of a completion, without whitespace around them."""
+
+    reasoning: str
+    answer: str
+
+
 def write_completion(reasoning: str, answer: str, style: str = DEFAULT_STYLE) -> str:
     """Return a completion in the given style. `read_completion` parses it."""
     return _COMPLETIONS[style].format(reasoning, answer).removeprefix("\n")
 
 
-def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | None:
+def read_completion(text: str, style: str = DEFAULT_STYLE) -> Sections | None:
     """Split a completion into reasoning and answer. Return None if the completion does not follow the style.
 
     Only whitespace may appear before, between, and after the sections. In styles other than `think`, the model's
@@ -52,22 +60,22 @@ def read_completion(text: str, style: str = DEFAULT_STYLE) -> tuple[str, str] | 
     return _read_sections(answer_text, "reasoning")
 
 
-def _read_hashes(text: str) -> tuple[str, str] | None:
+def _read_hashes(text: str) -> Sections | None:
     reasoning, _, last_line = text.rpartition("\n")
     if text.count("####") != 1 or not last_line.startswith("#### "):
         return None
-    return reasoning.strip(), last_line.removeprefix("#### ").strip()
+    return Sections(reasoning.strip(), last_line.removeprefix("#### ").strip())
 
 
-def _read_box(text: str) -> tuple[str, str] | None:
+def _read_box(text: str) -> Sections | None:
     reasoning, _, after_brace = text.rpartition("\\boxed{")
     box = re.fullmatch(r"(.*)\}[$. ]*", after_brace)
     if box is None or "\\boxed" in reasoning:
         return None
-    return reasoning.strip(), box[1].strip()
+    return Sections(reasoning.strip(), box[1].strip())
 
 
-def _read_sections(text: str, reasoning_tag: str) -> tuple[str, str] | None:
+def _read_sections(text: str, reasoning_tag: str) -> Sections | None:
     # Each tag occurs once, so that the pattern takes linear time also on a completion full of tags.
     for tag in (f"<{reasoning_tag}>", f"</{reasoning_tag}>", "<answer>", "</answer>"):
         if text.count(tag) != 1:
@@ -76,4 +84,4 @@ def _read_sections(text: str, reasoning_tag: str) -> tuple[str, str] | None:
     sections = re.fullmatch(pattern, text, re.DOTALL)
     if sections is None:
         return None
-    return sections[1].strip(), sections[2].strip()
+    return Sections(sections[1].strip(), sections[2].strip())

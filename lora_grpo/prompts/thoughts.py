@@ -84,12 +84,14 @@ class _Marker:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How far a text has come."""
+    """What is known at the end of a text."""
 
     answer_start: int
     """Where the text after the last closed thought starts; 0 without one."""
     open_thought: _Marker | None
     """The opening marker of the thought that is not closed."""
+    open_fence: int | None
+    """Where the code block of an answer starts that does not end."""
 
 
 def answer_of(text: str) -> str | None:
@@ -143,7 +145,7 @@ def with_prefill(prompt: str, prefill: str) -> str:
     return prompt + prefill
 
 
-def continuation(begun: str, reference: str, lead: str = "") -> str:
+def continuation(begun_text: str, reference: str, lead: str = "") -> str:
     """Return what SFT trains after a prompt, so that it is a right answer together with what the prompt has begun.
 
     - A reference that starts with what is begun loses that part.
@@ -151,14 +153,14 @@ def continuation(begun: str, reference: str, lead: str = "") -> str:
     - Before any other reference, the opened thought is closed.
 
     Args:
-        begun: result of `begun`.
+        begun_text: what the prompt has begun: a result of `begun`.
         lead: the text that the chat template writes between its prompt and an answer, see `chat.answer_lead`.
     """
-    if begun and reference.startswith(begun):
-        return reference.removeprefix(begun)
+    if begun_text and reference.startswith(begun_text):
+        return reference.removeprefix(begun_text)
 
     first_marker = next(_markers(reference), None)
-    open_thought = _read(begun).open_thought
+    open_thought = _read(begun_text).open_thought
     if open_thought is None:
         lead_marker = next(_markers(lead), None)
         if first_marker and lead_marker and first_marker.family == lead_marker.family:
@@ -171,7 +173,7 @@ def continuation(begun: str, reference: str, lead: str = "") -> str:
             return reference  # it closes the thought
         if _starts_with_thought(reference):
             reasoning = reference[first_marker.end :]
-            return reasoning.lstrip("\n") if begun.endswith("\n") else reasoning
+            return reasoning.lstrip("\n") if begun_text.endswith("\n") else reasoning
     closing = lead or f"\n{open_thought.family.closing}\n\n"
     return closing + reference
 
@@ -194,11 +196,12 @@ def decode(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
     added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
     special_tokens = {token_id: str(token) for token_id, token in added_tokens.items() if token.special}
 
-    # The special tokens of which the markers of the model's family consist.
+    # The special tokens of which the model's markers consist. A model has the markers of a family if one of its special
+    # tokens begins the opening. Phi has only the first part of gpt-oss's closing, `<|end|>`, with which it ends turns.
     marker_parts: set[str] = set()
     for family in FAMILIES:
-        # `<|end|>` alone, with which Phi ends its turns, is not a part of gpt-oss's markers.
-        if not any(family.opening.startswith(token) for token in special_tokens.values()):
+        has_markers = any(family.opening.startswith(token) for token in special_tokens.values())
+        if not has_markers:
             continue
         for token in special_tokens.values():
             if token in family.opening or token in family.closing:
@@ -207,7 +210,9 @@ def decode(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
         return list(tokenizer.batch_decode(batch, skip_special_tokens=True))
 
     dropped_ids = {token_id for token_id, token in special_tokens.items() if token not in marker_parts}
-    remaining_batch = [[token_id for token_id in token_ids if token_id not in dropped_ids] for token_ids in batch]
+    remaining_batch = []
+    for token_ids in batch:
+        remaining_batch.append([token_id for token_id in token_ids if token_id not in dropped_ids])
     return list(tokenizer.batch_decode(remaining_batch, skip_special_tokens=False))
 
 
@@ -231,19 +236,15 @@ def _markers(text: str) -> Iterator[_Marker]:
 def _read(text: str) -> _Reading:
     """Read a text to its end. Other markers inside a thought are part of it, and those in an answer's code are code."""
     fences = [fence.start() for fence in _FENCE.finditer(text)]
-    reading, unclosed_fence = _read_with_fences(text, fences)
-    if unclosed_fence is not None:  # the last fence of the answer opens no code block
-        fences_before = [start for start in fences if start < unclosed_fence]
-        reading, _ = _read_with_fences(text, fences_before)
+    reading = _read_with_fences(text, fences)
+    open_fence = reading.open_fence
+    if open_fence is not None:  # the last fence of the answer opens no code block
+        reading = _read_with_fences(text, [start for start in fences if start < open_fence])
     return reading
 
 
-def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int | None]:
-    """Read a text in which code blocks of answers start and end at fences.
-
-    Returns:
-        The reading, and the start of the fence whose code block does not end, or None.
-    """
+def _read_with_fences(text: str, fences: Sequence[int]) -> _Reading:
+    """Read a text in which code blocks of answers start and end at fences."""
     # All fences and markers in the order of the text.
     events: list[tuple[int, _Marker | None]] = [(start, None) for start in fences]
     events += [(marker.start, marker) for marker in _markers(text)]
@@ -251,7 +252,7 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
 
     answer_start = 0
     open_thought: _Marker | None = None
-    open_fence: int | None = None  # the start of the code block that the reading is in
+    open_fence: int | None = None
     for position, marker in events:
         if marker is None:
             # In a thought, fences do not count: the model may close it without closing the code in it.
@@ -261,7 +262,8 @@ def _read_with_fences(text: str, fences: Sequence[int]) -> tuple[_Reading, int |
             continue
         elif open_thought is None and marker.opens:
             open_thought = marker
-        elif open_thought is None or (marker.family == open_thought.family and not marker.opens):
+        elif not marker.opens and (open_thought is None or marker.family == open_thought.family):
+            # The end of the open thought, or of one without an opening marker.
             open_thought = None
             answer_start = marker.end
-    return _Reading(answer_start, open_thought), open_fence
+    return _Reading(answer_start, open_thought, open_fence)

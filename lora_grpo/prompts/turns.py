@@ -70,11 +70,11 @@ def parse_turn(text: str, template: Mapping[str, Any] | None, before: str) -> di
 
     # Calls are parsed from what follows the thoughts and the blank lines after them.
     begun = thoughts.begun(before)
-    answer_start = (thoughts.answer_start(begun + text) or 0) - len(begun)
+    answer_start = thoughts.answer_start(begun + text)
     thought = ""
     answer = text
-    if answer_start > 0:
-        answer = text[answer_start:].lstrip()
+    if answer_start:  # None in an open thought, 0 without thoughts; a closed thought ends in `text`
+        answer = text[answer_start - len(begun) :].lstrip()
         thought = text.removesuffix(answer)
     try:
         parsed = parse_response(answer, dict(template), prefix=before + thought)
@@ -132,7 +132,7 @@ def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, str]]]:
         function = call.get("function", call)
         arguments = function.get("arguments")
         if not isinstance(arguments, Mapping):
-            arguments = {"": arguments}
+            arguments = {"": arguments}  # malformed ones: a single value without a name
         texts = {}
         for name, value in arguments.items():
             texts[name] = value if isinstance(value, str) else json.dumps(value)

@@ -121,7 +121,7 @@ def preset_name(run: RunFiles) -> str:
 def changed_settings(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return name, value and preset's value of each setting that differs from the preset."""
     values = settings(run)
-    preset_values = run.record.get("changed_settings") or {}
+    preset_values = run.record.get("changed_settings") or {}  # the preset's value of each changed setting
     return [(name, values[name], _value_text(value)) for name, value in preset_values.items() if name in values]
 
 

@@ -33,7 +33,7 @@ def report_html(
     Args:
         run: the files of the run.
         evaluation: the evaluation before and after training, if there is one.
-        also: the evaluation on other tasks, if there is one.
+        also: the evaluation on the tasks of `eval.also`, if there is one.
         charts: the curves of the run, by section.
         gguf_sections: what the GGUF files of the run cost.
     """

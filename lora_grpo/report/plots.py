@@ -51,7 +51,7 @@ class Plot:
     metrics: dict[str, str] = field(default_factory=dict)
     """The metric of each curve, by the curve's name."""
     curves: list[Curve] = field(default_factory=list)
-    """The curves of a run; empty in a plot that only says what to draw."""
+    """The curves of a run; empty until `plots_of` adds them."""
     x_unit: str = "step"
     methods: Sequence[str] = ("grpo",)
     """The training methods with these metrics: `grpo`, `sft`."""
@@ -83,8 +83,8 @@ def plots_of(run: RunFiles, evaluation: Report | None) -> list[Plot]:
 
     # What to plot: the table of plots, and one plot for each reward.
     table = tomllib.loads(_PLOTS.read_text(encoding="utf-8"))["plots"]
-    candidates = [Plot(**entry) for entry in table]
-    candidates = [plot for plot in candidates if method in plot.methods]
+    plots_in_table = [Plot(**entry) for entry in table]
+    candidates = [plot for plot in plots_in_table if method in plot.methods]
     sections = list(dict.fromkeys(plot.group for plot in candidates))
     sections.append(EVALUATION)
     if method == "grpo":
@@ -132,8 +132,9 @@ def _reward_plots(metrics: Sequence[Line]) -> Iterator[Plot]:
 
 def _pass_at_k_plot(evaluation: Report) -> Plot:
     look_for = "Curves that meet at the right: training made correct answers more likely, but solved no new problems."
-    curves = [
-        Curve(
+    curves = []
+    for model in evaluation.models:
+        curve = Curve(
             model.label,
             x=[point.k for point in model.curve],
             y=[point.value for point in model.curve],
@@ -141,8 +142,7 @@ def _pass_at_k_plot(evaluation: Report) -> Plot:
             high=[point.interval[1] for point in model.curve],
             band="the 95% interval",
         )
-        for model in evaluation.models
-    ]
+        curves.append(curve)
     return Plot(
         key="pass-at-k",
         group=EVALUATION,
@@ -169,14 +169,14 @@ def _curve(name: str, metric: str, lines: Sequence[Line]) -> Curve:
     steps = [line["step"] for line in lines]
     values = [line[metric] for line in lines]
 
-    deviation = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
-    if not all(is_number(line.get(deviation)) for line in lines):
+    deviation_metric = "reward_std" if metric == "reward" else f"{metric.removesuffix('/mean')}/std"
+    if not all(is_number(line.get(deviation_metric)) for line in lines):
         return Curve(name, steps, values)
     return Curve(
         name,
         steps,
         values,
-        low=[line[metric] - line[deviation] for line in lines],
-        high=[line[metric] + line[deviation] for line in lines],
+        low=[line[metric] - line[deviation_metric] for line in lines],
+        high=[line[metric] + line[deviation_metric] for line in lines],
         band="one standard deviation",
     )

@@ -65,14 +65,13 @@ def load(split: str, source: str | None = None) -> list[Row]:
 
 def gold(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the calls of the row's ground truth, or a text without calls."""
+    functions_by_name = {function["name"]: function for function in row["functions"]}
     calls = []
     for expected_call in row["ground_truth"]:
         [(name, allowed_values)] = expected_call.items()
-        [required] = [
-            function["parameters"].get("required", ()) for function in row["functions"] if function["name"] == name
-        ]
-        function = {"name": name, "arguments": _first_allowed(allowed_values, required)}
-        calls.append({"type": "function", "function": function})
+        required = functions_by_name[name]["parameters"].get("required", ())
+        call = {"name": name, "arguments": _first_allowed(allowed_values, required)}
+        calls.append({"type": "function", "function": call})
     if not calls:
         return [{"role": "assistant", "content": "None of the functions fits this question."}]
     return [{"role": "assistant", "content": "", "tool_calls": calls}]
@@ -142,14 +141,20 @@ def _arguments_fit(
 
 
 def _is_allowed(value: Any, allowed_values: list, schema: Mapping[str, Any]) -> bool:
-    """Return whether a value has the described type, or that of the allowed values, and is one of them."""
+    """Return whether a value has an allowed type and is one of the allowed values.
+
+    The allowed types are the described one and that of the allowed values. If these differ, the allowed values are the
+    names of variables, and are compared as they are.
+    """
     described_type = _PYTHON_TYPES[schema["type"]]
-    item_type = _PYTHON_TYPES[schema["items"]["type"]] if schema["type"] in ("array", "tuple") else None
+    item_type = None
+    if schema["type"] in ("array", "tuple"):
+        item_type = _PYTHON_TYPES[schema["items"]["type"]]
     allowed_type = _type_of_first(allowed_values)
     if schema["type"] == "float" and type(value) is int:
         value = float(value)
 
-    # The type. Allowed values of another type than the described one are names of variables: compared as they are.
+    # The type.
     if type(value) is described_type:
         if item_type and not _items_have_type(value, allowed_values, item_type):
             return False
@@ -163,9 +168,9 @@ def _is_allowed(value: Any, allowed_values: list, schema: Mapping[str, Any]) -> 
     if is_variable:
         return value in allowed_values
     if described_type is dict:
-        return any(_is_object(value, allowed) for allowed in allowed_values if allowed != "")
+        return any(_object_fits(value, allowed) for allowed in allowed_values)
     if item_type is dict:
-        return any(_are_objects(value, allowed) for allowed in allowed_values if isinstance(allowed, list))
+        return any(_objects_fit(value, allowed) for allowed in allowed_values)
     return any(_standardized(value) == _standardized(allowed) for allowed in allowed_values)
 
 
@@ -177,7 +182,7 @@ def _type_of_first(allowed_values: list) -> type | None:
 def _items_have_type(items: Any, allowed_values: list, item_type: type) -> bool:
     """Return whether the items of a list have the described type, or that of the items of an allowed list."""
     for allowed in allowed_values:
-        if not isinstance(allowed, list):
+        if not isinstance(allowed, list):  # a variable, or "": as in the source, any items pass
             return True
         item_types = (item_type, _type_of_first(allowed))
         if all(type(item) in item_types for item in items):
@@ -185,31 +190,41 @@ def _items_have_type(items: Any, allowed_values: list, item_type: type) -> bool:
     return False
 
 
-def _are_objects(values: Any, allowed_objects: list) -> bool:
-    if len(values) != len(allowed_objects):
+def _objects_fit(values: Any, allowed_objects: Any) -> bool:
+    """Return whether each value in a list fits the allowed object at the same place."""
+    if not isinstance(allowed_objects, list) or len(values) != len(allowed_objects):
         return False
-    return all(_is_object(value, allowed) for value, allowed in zip(values, allowed_objects, strict=True))
+    return all(_object_fits(value, allowed) for value, allowed in zip(values, allowed_objects, strict=True))
 
 
-def _is_object(value: Any, allowed: Any) -> bool:
-    """Return whether an object has allowed values, and all keys that cannot be left out."""
-    if not isinstance(value, dict) or not isinstance(allowed, dict) or value.keys() - allowed.keys():
+def _object_fits(value: Any, allowed_values: Any) -> bool:
+    """Return whether a value is an object with allowed values, and with all keys that cannot be left out.
+
+    Args:
+        allowed_values: {key: [allowed values]}. "" allows to leave a key out. Anything else allows no object.
+    """
+    if not isinstance(value, dict) or not isinstance(allowed_values, dict) or value.keys() - allowed_values.keys():
         return False
-    if any("" not in allowed[key] for key in allowed.keys() - value.keys()):
+    missing_keys = allowed_values.keys() - value.keys()
+    if any("" not in allowed_values[key] for key in missing_keys):
         return False
-    return all(
-        any(_standardized(item) == _standardized(allowed_item) for allowed_item in allowed[key])
-        for key, item in value.items()
-    )
+    for key, item in value.items():
+        if _standardized(item) not in [_standardized(allowed) for allowed in allowed_values[key]]:
+            return False
+    return True
 
 
 def _standardized(value: Any) -> Any:
-    """Return a text without spaces, punctuation and case, and a list of such texts. Other values stay."""
+    """Return a text without spaces, punctuation and case, or a list with such texts. Other values stay."""
     if isinstance(value, list):
-        return [_standardized(item) if isinstance(item, str) else item for item in value]
-    if isinstance(value, str):
-        return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
-    return value
+        return [_standardized_text(item) for item in value]
+    return _standardized_text(value)
+
+
+def _standardized_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
 
 
 def _first_allowed(allowed: Any, required: Sequence[str] = ()) -> Any:
@@ -221,8 +236,8 @@ def _first_allowed(allowed: Any, required: Sequence[str] = ()) -> Any:
     first_values = {}
     for name, values in allowed.items():
         if name in required or "" not in values:
-            present = [value for value in values if value != ""] or [""]
-            first_values[name] = _first_allowed(present[0])
+            first_value = next((value for value in values if value != ""), "")
+            first_values[name] = _first_allowed(first_value)
     return first_values
 
 

@@ -57,11 +57,11 @@ def load(split: str, source: str | None = None) -> list[Row]:
     # The environment reads the entries that MBPP's loader adds, and rewards also get the columns of the source.
     rows = []
     for row in programs.solvable(mbpp.MBPP().load(split, source)):
-        columns = row.pop("loaded_row")
-        clashes = sorted(_GRADED_WITH & columns.keys())
+        columns_of_source = row.pop("loaded_row")
+        clashes = sorted(_GRADED_WITH & columns_of_source.keys())
         if clashes:
             raise UserError(f"{source}: code-with-feedback makes a column {clashes[0]!r} itself; rename yours")
-        rows.append({**row, **columns})
+        rows.append({**row, **columns_of_source})
     return rows
 
 
@@ -106,15 +106,15 @@ def problem(verdict: Verdict, row: Mapping[str, Any]) -> str:
     if verdict.reason in _ENDS:
         return _ENDS[verdict.reason].format(name=name)
 
-    # Only the class of an exception: its text is the program's own, which could ask whether an assert that the program
-    # wrote is in the tests.
+    # Of an exception, only the class. Its text may be the program's. If it were compared with the tests, as below, the
+    # reply would tell a program that raises a guessed assert whether the tests contain this assert.
     exception = re.match(r"[A-Za-z_]\w*(?=:)", detail)
     if exception:
-        is_built_in = hasattr(builtins, exception[0])
-        return f"`{name}` raises {exception[0] if is_built_in else 'Exception'}."
+        class_name = exception[0] if hasattr(builtins, exception[0]) else "Exception"
+        return f"`{name}` raises {class_name}."
 
-    calls = [f"`{call}`" for call in _calls(_failed_assert(detail, row), name)]
-    return f"{' or '.join(calls) or f'`{name}`'} is wrong."
+    wrong_code = _calls(_failed_assert(detail, row), name) or [name]
+    return f"{' or '.join(f'`{code}`' for code in wrong_code)} is wrong."
 
 
 def _failed_assert(detail: str, row: Mapping[str, Any]) -> str:

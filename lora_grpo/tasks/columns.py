@@ -9,8 +9,8 @@ entry `loaded_row`:
 Rewards and the functions of a task file get the columns from `loaded_row`; everything else reads the row itself. Rows
 of a built-in task have no `loaded_row` if nothing would differ, and rows of a task file always have one.
 
-The repetition is written into the fingerprint of the rows, which an interrupted run compares when it is resumed.
-Another form of the rows would end every run that was begun before.
+The fingerprint of the rows covers `loaded_row` too, although it repeats values. An interrupted run compares the
+fingerprint when it is resumed, so another form of the rows would end every run that was begun before.
 """
 
 from collections.abc import Mapping, Sequence

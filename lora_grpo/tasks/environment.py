@@ -135,17 +135,18 @@ class Session:
     """The environment of one conversation: an instance of the class, and what happened in it.
 
     Args:
+        environment_class: of the row's task.
         row: the columns of the row as they were loaded, which `reset` gets.
 
     Raises:
         CheckError: `reset` raised an exception.
     """
 
-    def __init__(self, environment: EnvironmentClass, row: Mapping[str, Any]) -> None:
-        self._class = environment
+    def __init__(self, environment_class: EnvironmentClass, row: Mapping[str, Any]) -> None:
+        self._class = environment_class
         self._row_id = row.get("id")
-        self.environment = self._run("Environment", environment.python_class)
-        self.max_turns = environment.constants.MAX_TURNS
+        self.environment = self._run("Environment", environment_class.python_class)
+        self.max_turns = environment_class.constants.MAX_TURNS
         self.calls = 0
         self.failed_calls = 0
         """Calls that were malformed or raised an exception."""
@@ -153,12 +154,15 @@ class Session:
         columns = copy.deepcopy(dict(row))  # `reset` may change them
         opening = self._run("reset", functools.partial(self.environment.reset, **columns))
         if not isinstance(opening, str | None):
-            raise CheckError(f"{environment.path}: reset returned {opening!r:.60}; expected a text or None")
+            raise CheckError(f"{environment_class.path}: reset returned {opening!r:.60}; expected a text or None")
         self.opening: str = opening or ""
         """The text that `reset` returned."""
 
     def answer(self, message: Mapping[str, Any]) -> list[dict[str, str]]:
-        """Return the messages that follow the model's message: results of its tool calls, or a reply. [] ends."""
+        """Return the messages that follow the model's: results of its tool calls, or a reply.
+
+        Without a message, the conversation ends.
+        """
         calls = message.get("tool_calls")
         if calls and hasattr(self.environment, "take_calls"):
             self.calls += len(calls)

@@ -19,8 +19,9 @@ _HUB_TOLERANCE = re.compile(r"[,=] ([\d.e-]+)\)?$", re.MULTILINE)
 class _Inputs:
     """What the tests of a problem call its function with."""
 
-    parts: Sequence[str]
-    """Lists of the arguments of calls, as Python code. A release has a list of the original inputs and one of more."""
+    lists: Sequence[str]
+    """Lists of calls, as Python code. A call is the list of its arguments. A release has two lists: the original
+    inputs, and those that EvalPlus added."""
     tolerance: float
     """Absolute tolerance of floats."""
 
@@ -44,8 +45,8 @@ def plus_columns(
     # The prelude is trusted: a program can read neither the inputs nor what they are compared with.
     prelude = ["from math import inf, nan", "from lora_grpo.sandbox.evalplus import Comparison"]
     test = []
-    for number, source in enumerate(inputs.parts):
-        prelude.append(f"_inputs{number} = {source}")
+    for number, calls in enumerate(inputs.lists):
+        prelude.append(f"_inputs{number} = {calls}")
         prelude.append(f"_tests{number} = Comparison({reference!r}, {entry_point!r}, {inputs.tolerance!r})")
         test.append(f"for _args in _inputs{number}:\n    assert _tests{number}.holds({entry_point}, _args), _args\n")
     return {"test": "".join(test), "prelude": "\n".join(prelude), "seconds": sandbox.MAX_PROGRAM_SECONDS}
@@ -54,14 +55,22 @@ def plus_columns(
 def _inputs(record: sources.Record, convert: Callable[[list[Any]], list[Any]]) -> _Inputs:
     if "base_input" not in record.columns:
         return _inputs_of_hub_row(record)
-    parts = [record.columns["base_input"], record.columns.get("plus_input") or []]
+    original = record.columns["base_input"]
+    added = record.columns.get("plus_input") or []
     tolerance = record.columns.get("atol", 0)
-    are_calls = all(isinstance(part, list) and all(isinstance(call, list) for call in part) for part in parts)
-    if not are_calls or not isinstance(tolerance, (int, float)):
+    if not _are_calls(original) or not _are_calls(added) or not isinstance(tolerance, (int, float)):
         raise UserError(
             f"{record.where}: expected a number as 'atol' and lists of lists as 'base_input' and 'plus_input'"
         )
-    return _Inputs([repr([convert(call) for call in part]) for part in parts if part], tolerance)
+    lists = []
+    for calls in (original, added):
+        if calls:
+            lists.append(repr([convert(call) for call in calls]))
+    return _Inputs(lists, tolerance)
+
+
+def _are_calls(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(call, list) for call in value)
 
 
 def _inputs_of_hub_row(record: sources.Record) -> _Inputs:

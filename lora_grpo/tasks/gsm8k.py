@@ -11,7 +11,7 @@ from typing import Any
 
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row, Verdict, numbers
-from lora_grpo.prompts import own_prompt
+from lora_grpo.prompts import prompt_of_record
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
 from lora_grpo.tasks.task import Task
@@ -30,13 +30,15 @@ class GSM8K(Task):
         from 0. A `prompt` that is a list of messages is what the model gets.
         """
         source = source or self.HUB_DATASET
-        is_gsm8k = source.partition("@")[0] == self.HUB_DATASET
-        records = sources.read(source, split, self.COLUMNS, columns, hub_config="main" if is_gsm8k else None)
+        dataset, _, _ = source.partition("@")  # the source may name a split: openai/gsm8k@test
+        hub_config = "main" if dataset == self.HUB_DATASET else None
+        records = sources.read(source, split, self.COLUMNS, columns, hub_config)
 
-        prefix = json_files.stem(Path(source))
         if sources.is_on_hub(source):
-            dataset = "gsm8k" if source == self.HUB_DATASET else source
-            prefix = f"{dataset}/{'train' if split == 'train' else 'test'}"
+            name = "gsm8k" if source == self.HUB_DATASET else source
+            prefix = f"{name}/{'train' if split == 'train' else 'test'}"
+        else:
+            prefix = json_files.stem(Path(source))
         ids = row_ids([record.columns for record in records], prefix)
         return [_row(record, row_id) for row_id, record in zip(ids, records, strict=True)]
 
@@ -54,7 +56,7 @@ def make_task(name: str) -> GSM8K:
 
 def _row(record: sources.Record, row_id: str) -> Row:
     """Return the row of a record, or raise UserError. The answer may be a JSON number."""
-    row = {**without_row_entries(record.columns), "id": row_id, **own_prompt(record.columns, record.where)}
+    row = {**without_row_entries(record.columns), "id": row_id, **prompt_of_record(record.columns, record.where)}
     answer = record.columns["answer"]
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         row["answer"] = str(answer)

@@ -104,21 +104,27 @@ def _row(record: sources.Record, row_id: str) -> Row:
     columns = record.columns
     [prompt] = sources.texts(columns, ["prompt"], record.where)
     names = columns["instruction_id_list"]
-    arguments = columns["kwargs"]
-    if not isinstance(names, list) or not names or not isinstance(arguments, list) or len(arguments) != len(names):
+    entries = columns["kwargs"]
+    if not isinstance(names, list) or not names or not isinstance(entries, list) or len(entries) != len(names):
         raise UserError(f"{record.where}: expected lists of the same length in instruction_id_list and kwargs")
 
     # A dataset has all arguments of all instructions in each entry, and null for those that the instruction lacks.
-    given_arguments = []
-    for entry in arguments:
-        given_arguments.append({name: value for name, value in (entry or {}).items() if value is not None})
+    arguments_of_instructions = []
+    for entry in entries:
+        arguments_of_instructions.append({name: value for name, value in (entry or {}).items() if value is not None})
 
-    row: Row = {"answer": ""}
-    for name, value in without_row_entries(columns).items():
-        if name not in Instructions.COLUMNS:
-            row[name] = value
-    row |= {"id": row_id, "question": prompt, "prompt": [{"role": "user", "content": prompt}]}
-    row |= {"instructions": names, "arguments": given_arguments}
+    other_columns = without_row_entries(columns)
+    for name in Instructions.COLUMNS:
+        other_columns.pop(name, None)
+    row: Row = {
+        "answer": "",
+        **other_columns,
+        "id": row_id,
+        "question": prompt,
+        "prompt": [{"role": "user", "content": prompt}],
+        "instructions": names,
+        "arguments": arguments_of_instructions,
+    }
     return with_loaded_columns(row, columns, record.where)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.grading import Row, Verdict, mathematics
-from lora_grpo.prompts import own_prompt
+from lora_grpo.prompts import prompt_of_record
 from lora_grpo.tasks import sources
 from lora_grpo.tasks.columns import row_ids, with_loaded_columns, without_row_entries
 from lora_grpo.tasks.task import Task
@@ -67,7 +67,7 @@ def make_task(name: str) -> Mathematics:
 def _row(record: sources.Record, row_id: str) -> Row:
     columns = record.columns
     row = {"question": columns.get("problem"), "answer": columns.get("solution"), **without_row_entries(columns)}
-    row |= {"id": row_id, **own_prompt(columns, record.where)}
+    row |= {"id": row_id, **prompt_of_record(columns, record.where)}
     if isinstance(row["answer"], int | float):
         row["answer"] = str(row["answer"])
     sources.texts(row, Mathematics.COLUMNS, record.where)

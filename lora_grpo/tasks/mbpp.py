@@ -44,7 +44,8 @@ class MBPP(ProgramTask):
             return self._read(source, split, columns)
         rows = self.load_all_splits(source, columns)
         ids = {_number(row) for row in rows}
-        is_whole_dataset = ids.issubset(_ALL_IDS) and all(not ids.isdisjoint(part) for part in _SPLIT_IDS.values())
+        lacks_a_split = any(ids.isdisjoint(split_ids) for split_ids in _SPLIT_IDS.values())
+        is_whole_dataset = ids.issubset(_ALL_IDS) and not lacks_a_split
         if not is_whole_dataset:
             return rows
         return [row for row in rows if _number(row) in _SPLIT_IDS[split]]
@@ -150,15 +151,16 @@ def _plus_row(record: sources.Record) -> Row:
         prompt, entry_point, code = sources.texts(record.columns, names, record.where)
         docstring = prompt.strip().removeprefix('"""').removesuffix('"""')
         text, _, first_assert = docstring.partition("\nassert ")
-        shown = f"assert {first_assert.strip()}"
+        shown_assert = f"assert {first_assert.strip()}"
     else:  # the Hub
         text, code = sources.texts(record.columns, ["prompt", "code"], record.where)
-        shown = _asserts(record)[0]
+        shown_assert = _asserts(record)[0]
         program = sources.check_python(code, "code", record.where).body
-        entry_point = _entry_point(program, sources.check_python(shown, "test_list", record.where), record.where)
+        tests = sources.check_python(shown_assert, "test_list", record.where)
+        entry_point = _entry_point(program, tests, record.where)
     return {
         "id": f"mbpp/{number}",
-        "question": _QUESTION.format(text=text.strip(), tests=shown),
+        "question": _QUESTION.format(text=text.strip(), tests=shown_assert),
         "answer": code,
         "entry_point": entry_point,
         **plus_columns(record, code, entry_point, lambda call: _typed_arguments(number, call)),
@@ -201,8 +203,8 @@ def _typed_arguments(number: str, call: Sequence[Any]) -> list[Any]:
 def _typed(value: Any, argument_type: _Type) -> Any:
     if not argument_type:
         return value
-    outer, *parts = argument_type
-    item_type = tuple(parts)
+    outer, *inner = argument_type
+    item_type = tuple(inner)
     match outer:
         case "float":
             return float(value)
@@ -211,7 +213,8 @@ def _typed(value: Any, argument_type: _Type) -> Any:
         case "dict":
             return {key: _typed(item, item_type) for key, item in value.items()}
         case "set":
-            return set(value) if isinstance(value, list) and value else {}  # as in EvalPlus
+            # As in EvalPlus, an empty set is an empty dictionary.
+            return set(value) if isinstance(value, list) and value else {}
         case "tuple" if isinstance(value, list):
             return tuple(_typed(item, item_type) for item in value)
         case "list" if isinstance(value, list):

@@ -49,12 +49,12 @@ _score = Worker("lora_grpo.tasks.reasoning_gym:score", 10.0, imports=["reasoning
 _LITERAL = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.unaryop)
 _ARITHMETIC = (ast.Expression, ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator)
 _FORMULA = (*_ARITHMETIC, ast.Name, ast.Load, ast.Call)
-_RUN = {
+_NODES_IF_RUN = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _LITERAL),
     **dict.fromkeys(("countdown", "puzzle24"), _ARITHMETIC),
     **dict.fromkeys(("intermediate_integration", "polynomial_multiplication", "simple_integration"), _FORMULA),
 }
-"""The generators whose scorers run the answer, and the nodes that it may have."""
+"""The nodes that an answer may have, by generator, for those generators whose scorers run it."""
 _FUNCTIONS = {"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "Abs"}
 
 
@@ -88,7 +88,7 @@ class Generator(Task):
         """
         if source is not None:
             raise UserError(f"{PREFIX}{self.name} generates its rows, got source {source!r}; remove the source")
-        config = self._parse(options)
+        config = self._checked_config(options)
         rows = []
         for index, (question, answer) in enumerate(_generate(self.name, split, config)):
             # Some references of `intermediate_integration` contain the integral itself. Such an answer must not pass.
@@ -134,8 +134,8 @@ class Generator(Task):
         """Return a completion without reasoning in the row's `prompt_style`."""
         return write_completion("", row["answer"], row.get("prompt_style") or DEFAULT_STYLE)
 
-    def _parse(self, options: Sequence[str]) -> str:
-        """Return the options as JSON.
+    def _checked_config(self, options: Sequence[str]) -> str:
+        """Return the options as JSON, with which the generator has made a row.
 
         Raises:
             UserError: one is unknown, or the generator refuses it.
@@ -230,7 +230,7 @@ def _entry(name: str, split: str, config: str, index: int) -> dict[str, Any]:
 
 def _is_safe(name: str, answer: str) -> bool:
     """Return whether the scorer may get an answer: it does not run it, or the answer is harmless and short to run."""
-    allowed_nodes = _RUN.get(name)
+    allowed_nodes = _NODES_IF_RUN.get(name)
     if allowed_nodes is None:
         return True
     try:
@@ -242,7 +242,9 @@ def _is_safe(name: str, answer: str) -> bool:
         if not all(isinstance(function, ast.Name) and function.id in _FUNCTIONS for function in functions):
             return False
         return _nested_powers(tree) <= 2
-    except SyntaxError:  # SymPy rewrites a text before it runs it; `eval` does not
+    except SyntaxError:
+        # The scorers of literals run an answer with `eval`, which refuses such a text too. The others use SymPy, which
+        # rewrites a text before it runs it, and may make a program of it.
         return allowed_nodes is _LITERAL
     except (ValueError, MemoryError, RecursionError):
         return False

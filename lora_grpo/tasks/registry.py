@@ -101,7 +101,7 @@ def is_task_file(name: str) -> bool:
     return name.endswith(".py")
 
 
-def is_own_task(name: str) -> bool:
+def is_users_task(name: str) -> bool:
     """Return whether a task is a user's: a Python file, or an object of this process."""
     return is_task_file(name) or python_objects.is_name(name)
 

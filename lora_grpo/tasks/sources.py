@@ -73,7 +73,7 @@ def read(
             the split may be left out.
         split: "train", "eval" (the Hub's "test" split), or the Hub's name of a split. All rows of a file are in either.
         required: columns that every record must have.
-        columns: the source's name of a column for each of our names.
+        columns: {our name: the source's name} for columns with another name in the source.
         hub_config: the config of a Hub dataset whose source names none.
 
     Raises:

@@ -40,7 +40,8 @@ class Task:
         Args:
             split: "train" or "eval".
             source: path of a JSON Lines, CSV or Parquet file, a Hub dataset id, or None for the task's default.
-            columns: the source's name of a column for each of ours. Only tasks with `COLUMNS` get it.
+            columns: {our name: the source's name} for columns with another name in the source. Only tasks with
+                `COLUMNS` get it.
 
         Raises:
             UserError: a source is missing, or a record is malformed.

@@ -160,7 +160,7 @@ class TaskFile(Task):
         messages = checked_messages(gold, f"{self.path}: gold of row {row['id']}", _GOLD_ROLES)
         return [message for message in messages if message["role"] == "assistant"]
 
-    def open(self, row: Row) -> Row:
+    def with_opening(self, row: Row) -> Row:
         """Return a row whose prompt contains what the environment adds: the text of `reset`, and the tools.
 
         Raises:
@@ -220,19 +220,20 @@ class TaskFile(Task):
         """Return the messages that ask the question: from `prompt(row)`, or from the column `prompt` or `question`."""
         question = columns.get("question")
         prompt = columns.get("prompt")
+        # `asked` is a text or a list of messages, and `origin` says where it is from, for errors.
         if hasattr(self.module, "prompt"):
             asked = self._call(self.module, "prompt", copy.deepcopy(columns))
-            asked_by = "what prompt(row) returned"
+            origin = "what prompt(row) returned"
         elif isinstance(prompt, (list, tuple)):
             asked = prompt
-            asked_by = "prompt"
+            origin = "prompt"
         else:
             if question is not None and prompt not in (None, question):
                 raise UserError(
                     f"{where} has a question and another text as 'prompt'; define prompt(row) to choose what is asked"
                 )
             asked = prompt if question is None else question
-            asked_by = "question"
+            origin = "question"
 
         if self.environment and asked is None:  # the question may come from `reset`
             asked = ""
@@ -242,7 +243,7 @@ class TaskFile(Task):
             raise UserError(
                 f"{where} asks {asked!r:.60}; expected a text or messages from prompt(row), or a 'question' in the row"
             )
-        return checked_messages(asked, f"{where}: {asked_by}")
+        return checked_messages(asked, f"{where}: {origin}")
 
     def _call(self, owner: Any, name: str, *arguments: Any) -> Any:
         """Return the result of a function of the file, or of a static method of its Environment."""
@@ -261,12 +262,12 @@ def _copied_columns(row: Mapping[str, Any]) -> Any:
     return copy.deepcopy(loaded_columns(row))
 
 
-def _check_json(value: Any, what: str) -> None:
+def _check_json(value: Any, description: str) -> None:
     """Raise UserError unless a value can be written as JSON. Rows are compared by their JSON."""
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{what} is not JSON: {first_line(error)}; keep plain values") from None
+        raise UserError(f"{description} is not JSON: {first_line(error)}; keep plain values") from None
 
 
 def _row_and_completion(completion: str, row: Mapping[str, Any]) -> str:

@@ -51,17 +51,17 @@ class Environment:
         import textarena
 
         self.random_state = random.Random(seed).getstate()
-        with self._own_randomness():
+        with self._separate_randomness():
             self.env = textarena.make(game)
             self.env.reset(num_players=1, seed=seed)
         self.unwrapped = self.env
         while isinstance(self.unwrapped, textarena.Wrapper):
             self.unwrapped = self.unwrapped.env
-        self.own_message = textarena.ObservationType.PLAYER_ACTION
+        self.move_kind = textarena.ObservationType.PLAYER_ACTION
         return self._new_messages()
 
     def reply(self, text: str) -> str | None:
-        with self._own_randomness():
+        with self._separate_randomness():
             is_over, _ = self.env.step(text)
         return None if is_over else self._new_messages()
 
@@ -71,12 +71,12 @@ class Environment:
         return min(1.0, max(0.0, reward))
 
     def _new_messages(self) -> str:
-        """Return what the game has said since the last move."""
+        """Return what the game has said since the last move, without the move itself."""
         _, messages = self.unwrapped.get_observation()
-        return "\n".join(text.strip() for _, text, kind in messages if kind is not self.own_message)
+        return "\n".join(text.strip() for _, text, kind in messages if kind is not self.move_kind)
 
     @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
+    def _separate_randomness(self) -> Iterator[None]:
         """Give the game a random state of its own, because it uses Python's, and discard what it prints."""
         state_of_others = random.getstate()
         random.setstate(self.random_state)
@@ -96,7 +96,8 @@ def make_task(name: str) -> TaskFile:
         UserError: TextArena is not installed, or the game is not in `GAMES`.
     """
     game = name.partition(":")[2]
-    if not f"{game}-".startswith(tuple(f"{base}-" for base in GAMES)):
+    is_known = any(game == known_game or game.startswith(f"{known_game}-") for known_game in GAMES)
+    if not is_known:
         hint = suggestion(game, GAMES, otherwise=f"expected one of {', '.join(GAMES)}")
         raise UserError(f"no single-player game {game!r} that needs nothing else; {hint}")
     try:
@@ -110,7 +111,7 @@ def make_task(name: str) -> TaskFile:
     def load(split: str) -> list[Row]:
         return [{"id": f"{game}/{split}/{seed}", "game": game, "seed": seed} for seed in _SEEDS[split]]
 
-    # An invalid move is not a turn of the game, and each valid one may follow one.
+    # Invalid moves are not turns of the game. There is room for one before each valid move.
     first_game = Environment()
     first_game.reset(game, 0)
     max_turns = 2 * (first_game.unwrapped.state.max_turns or _TURNS_WITHOUT_LIMIT)

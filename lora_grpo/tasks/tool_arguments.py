@@ -54,7 +54,7 @@ class Tool:
                 field = Field(alias=parameter.name)
             else:
                 field = Field(None, alias=parameter.name)
-            # Names of its own, because those of arguments may be names of pydantic's methods.
+            # Fields have made names, because an argument may have the name of one of pydantic's methods.
             fields[f"argument_{number}"] = (hints.get(parameter.name, Any), field)
         config = ConfigDict(strict=True, allow_inf_nan=False, extra=extra)
         return cls(name, function, create_model(name, __config__=config, **fields))
@@ -92,8 +92,11 @@ class Tool:
 
         hints = typing.get_type_hints(self.function)
         by_pydantic = [name for name, hint in hints.items() if name != "return" and not _is_json_type(hint)]
-        if not _is_json_type(hints.get("return", Any)) and typing.get_origin(hints["return"]):
-            del hints["return"]  # transformers cannot describe it, and templates do not show it
+        # transformers cannot describe a generic type that JSON lacks, and templates do not show the type of a result.
+        returned = hints.get("return", Any)
+        is_generic = typing.get_origin(returned) is not None
+        if is_generic and not _is_json_type(returned):
+            del hints["return"]
 
         # transformers describes a stand-in whose arguments of other types are `Any`.
         def stand_in(environment: Any) -> None:
@@ -135,7 +138,8 @@ def _is_json_type(hint: Any) -> bool:
     parts = typing.get_args(hint)
     if origin is None:
         return hint in _JSON_TYPES
-    if origin is typing.Literal:  # of an Enum's member, transformers refuses it, and pydantic would in each call
+    if origin is typing.Literal:
+        # With a member of an Enum, transformers refuses it, which is right: pydantic would refuse every call.
         return True
     if origin is dict:
         return parts[0] in (str, Any) and _is_json_type(parts[1])

@@ -41,7 +41,7 @@ def test_worked_examples_are_those_of_the_given_training_rows(tmp_path):
         with pytest.raises(UserError, match=r"--data\.train .*--few-shot"):
             choose_settings(EvaluateOptions("x", task="gsm8k", **files, **options), None)
     with pytest.raises(UserError, match=r"--data\.train does not apply"):
-        EvaluateOptions(samples=Path("x.jsonl"), train="c.csv").check_used(of_weights=False, of_sampling=False)
+        EvaluateOptions(samples=Path("x.jsonl"), train="c.csv").check_used(has_model=False, has_weights=False)
 
 
 def test_the_settings_of_a_run_are_the_defaults():

@@ -24,7 +24,7 @@ from helpers.overrides import count_calls, overrides, rejected_calls
 
 from lora_grpo import pipeline
 from lora_grpo.models import base_model
-from lora_grpo.sampling import VllmSampler, build_sampler
+from lora_grpo.sampling import Decoded, VllmSampler, build_sampler
 from lora_grpo.training import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ class GivenRollouts(VllmSampler):
             decoded = calls[0]
             if len(calls) > 1:  # the logprob check repeats its calls
                 calls.pop(0)
-        samples = self._to_samples(decoded, params)
+        samples = self._to_samples([Decoded(token_ids, logprobs) for token_ids, logprobs in decoded], params)
         for index in range(len(prompts)):
             start = index * params.num_samples
             yield index, samples[start : start + params.num_samples]

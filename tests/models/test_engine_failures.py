@@ -19,6 +19,7 @@ LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or dire
 IMPORT_FAILURES = {
     "raise ImportError(\"cannot import name 'a' from 'b'\")": "ImportError: cannot import name 'a' from 'b'",
     f"raise RuntimeError('Look up to see it\\n') from OSError({LIBRARY!r})": f"OSError: {LIBRARY}",
+    "raise RuntimeError('no device\\nUse the launcher')": "RuntimeError: no device",
     "raise SystemExit(1)": "SystemExit: 1",
 }
 """Statement of a broken package -> what the message says of it."""

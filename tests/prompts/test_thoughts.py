@@ -13,7 +13,7 @@ from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import REWARDS, strict_xml_format, think_answer_format
 from lora_grpo.rollouts import Episode
-from lora_grpo.sampling import Sampler, SamplingParams
+from lora_grpo.sampling import Decoded, Sampler, SamplingParams
 from lora_grpo.tasks import Session, get_task, grade_all
 
 HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
@@ -349,7 +349,7 @@ def test_markers_that_are_special_tokens_stay_in_the_text(family):
     text = FAMILIES[family].format("It is 17.", "It is 18.")
     ids = tokenizer(f"{text}<|im_end|><|endoftext|>", add_special_tokens=False)["input_ids"]
     sampler = Sampler(None, tokenizer, [tokenizer.eos_token_id])
-    [sample] = sampler._to_samples([(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
+    [sample] = sampler._to_samples([Decoded(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
     assert sample.text == text and thoughts.answer_of(sample.text) == "It is 18."
     assert sample.token_ids == ids
 
@@ -407,7 +407,7 @@ def open_row(path, source):
     """Write a task file, and return the task and its first row with an environment."""
     path.write_text(source)
     task = get_task(str(path))
-    return task, task.open({**task.load("train")[0], "task": str(path)})
+    return task, task.with_opening({**task.load("train")[0], "task": str(path)})
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_calls_may_come_in_any_order_but_not_more_or_fewer():
 
 def load(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [{**TASK.open(row), "task": "bfcl"} for row in TASK.load("eval", str(path))]
+    return [{**TASK.with_opening(row), "task": "bfcl"} for row in TASK.load("eval", str(path))]
 
 
 def graded(row, message=None):

@@ -155,12 +155,12 @@ HARMLESS = [
     ("leg_counting", "__import__('os').abort()"),
 ]
 HARMFUL = [
-    *((name, "__import__('os').abort()") for name in reasoning_gym._RUN),
-    *((name, "(lambda: 0)()") for name in reasoning_gym._RUN),
-    *((name, "[each for each in 'ab']") for name in reasoning_gym._RUN),
-    *((name, "x.__class__") for name in reasoning_gym._RUN),
-    *((name, "9**9**9") for name in reasoning_gym._RUN),
-    *((name, "1**" * 60 + "1") for name in reasoning_gym._RUN),
+    *((name, "__import__('os').abort()") for name in reasoning_gym._NODES_IF_RUN),
+    *((name, "(lambda: 0)()") for name in reasoning_gym._NODES_IF_RUN),
+    *((name, "[each for each in 'ab']") for name in reasoning_gym._NODES_IF_RUN),
+    *((name, "x.__class__") for name in reasoning_gym._NODES_IF_RUN),
+    *((name, "9**9**9") for name in reasoning_gym._NODES_IF_RUN),
+    *((name, "1**" * 60 + "1") for name in reasoning_gym._NODES_IF_RUN),
     ("countdown", "((9**99)**99)**99"),
     ("countdown", "9**(99*99*99)"),
     ("countdown", "1<<1000"),

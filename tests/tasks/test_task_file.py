@@ -212,7 +212,7 @@ def test_a_wrong_row_is_one_line(task, text):
     with pytest.raises(UserError, match=r"my_task\.py") as error:
         _, found = task(text)
         for row in found.load("train"):
-            found.gold(found.open(row))
+            found.gold(found.with_opening(row))
     assert "\n" not in str(error.value) and "'gold'" not in str(error.value)
 
 
