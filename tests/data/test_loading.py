@@ -111,8 +111,8 @@ def test_the_fingerprint_is_the_contents(configure, train, validation, changed):
     before = load_data(configure([row("a"), row("b"), row("c")], [row("d")])).record
     after = load_data(configure(train, validation)).record
     assert before[changed]["sha256"] != after[changed]["sha256"]
-    other = "eval" if changed == "train" else "train"
-    assert before[other]["sha256"] == after[other]["sha256"]
+    unchanged = "eval" if changed == "train" else "train"
+    assert before[unchanged]["sha256"] == after[unchanged]["sha256"]
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

@@ -70,7 +70,7 @@ def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "verdict"),
     [
         ("-" * 20, "+" * 20, "greedy: better, +100.0 points (p <0.001, exact McNemar)"),
         (
@@ -80,9 +80,9 @@ def test_fixed_and_regressed_tasks_are_named_the_most_moved_first():
         ),
     ],
 )
-def test_a_verdict_says_what_can_be_said(before, after, said):
+def test_a_verdict_says_what_can_be_said(before, after, verdict):
     (row,) = compare(samples(before), samples(after), (), 0)
-    assert row.verdict.startswith(said)
+    assert row.verdict.startswith(verdict)
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,9 @@ def test_a_run_is_evaluated_as_it_was_trained_and_compared_with_its_base(finishe
 def test_a_finished_evaluation_answers_without_a_model(finished, copied, no_model):
     _, report, _ = finished
     assert evaluate_and_report(copied) == [report]
-    [one] = evaluate_and_report(replace(copied, k=(1,), num_samples=2, compare=None))
-    assert one.evaluated.scores == {"pass@1": report.evaluated.scores["pass@1"]} and one.baseline is None
+    [of_one_model] = evaluate_and_report(replace(copied, k=(1,), num_samples=2, compare=None))
+    assert of_one_model.evaluated.scores == {"pass@1": report.evaluated.scores["pass@1"]}
+    assert of_one_model.baseline is None
 
 
 def test_programs_are_run_and_written_as_harnesses_read_them(tmp_path, monkeypatch, real_data):
@@ -195,7 +196,7 @@ def math_rows(tmp_path, monkeypatch):
 def test_several_tasks_load_the_model_once_and_keep_their_folders(run_folder, tmp_path, monkeypatch, math_rows, capsys):
     run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     loaded, load = [], build.load_sampler
-    monkeypatch.setattr(build, "load_sampler", lambda *given: loaded.append(given) or load(*given))
+    monkeypatch.setattr(build, "load_sampler", lambda *arguments: loaded.append(arguments) or load(*arguments))
     tasks = ("starter", "math500", "starter-code", "starter")
     options = EvaluateOptions(str(run), task=tasks, compare="base", limit=4, max_completion_tokens=24)
     reports = evaluate_and_report(options)

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from statistics import fmean
 
 import pytest
 
@@ -22,9 +23,9 @@ def verdict(text):
 def graded(texts_by_problem, truncated=False):
     """Grade the completions of each problem with the rules of GSM8K; the answer is always 40."""
     results = []
-    for place, texts in enumerate(texts_by_problem):
+    for number, texts in enumerate(texts_by_problem):
         for index, text in enumerate(texts):
-            episode = Episode({"id": f"p{place}", "task": "gsm8k"}, "", [], None, (), budget=9)
+            episode = Episode({"id": f"p{number}", "task": "gsm8k"}, "", [], None, (), budget=9)
             episode.take([1], text, None, truncated)
             results.append(episode_result("gsm8k", index, episode, verdict(text)))
     return results
@@ -76,22 +77,29 @@ MIXTURES = {
 def test_the_intervals_hold_the_truth_of_known_mixtures(name):
     """95% intervals of 3 parts, from 16 seeds with 200 problems x 4 samples: 48 intervals for each mixture."""
     kinds, (accuracy_after, format_after) = MIXTURES[name]
-    passed = sum(accuracy * in_format for accuracy, in_format in kinds) / len(kinds)
-    right = sum(accuracy for accuracy, _ in kinds) / len(kinds)
-    gain, other = accuracy_after * format_after - passed, accuracy_after - right
-    truth, missed = {"gain in pass@1": gain, "from the format": gain - other, "other": other}, 0
+    passed_before = fmean(accuracy * in_format for accuracy, in_format in kinds)
+    accuracy_before = fmean(accuracy for accuracy, _ in kinds)
+    gain = accuracy_after * format_after - passed_before
+    from_accuracy = accuracy_after - accuracy_before
+    truth = {"gain in pass@1": gain, "from the format": gain - from_accuracy, "other": from_accuracy}
 
     def answers(rng, accuracy, in_format):
-        return [
-            (formatted if rng.random() < in_format else unformatted)(GOLD if rng.random() < accuracy else GOLD + 1)
-            for _ in range(4)
-        ]
+        """Return four answers to a problem."""
+        texts = []
+        for _ in range(4):
+            write = formatted if rng.random() < in_format else unformatted
+            number = GOLD if rng.random() < accuracy else GOLD + 1
+            texts.append(write(number))
+        return texts
 
+    num_missed = 0
     for seed in range(16):
         rng = random.Random(seed)
         before = graded([answers(rng, *rng.choice(kinds)) for _ in range(200)])
         after = graded([answers(rng, accuracy_after, format_after) for _ in range(200)])
-        parts = split_gain(before, after, seed)
-        assert parts[1].value + parts[2].value == pytest.approx(parts[0].value)
-        missed += sum(not part.interval[0] <= truth[part.name] <= part.interval[1] for part in parts)
-    assert missed <= 8  # 2.4 expected of 48; those of one seed depend on each other
+        total, *parts = split_gain(before, after, seed)
+        assert sum(part.value for part in parts) == pytest.approx(total.value)
+        for part in (total, *parts):
+            lower, upper = part.interval
+            num_missed += not lower <= truth[part.name] <= upper
+    assert num_missed <= 8  # 2.4 expected of 48; those of one seed depend on each other

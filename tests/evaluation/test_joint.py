@@ -14,8 +14,9 @@ from lora_grpo.evaluation.report import Graded, make_report, read_as
 def report(task, before, after):
     """One greedy sample per problem: `+` passes, `-` does not."""
     protocol = Protocol(task=task, rows=len(before), data_sha256="", grading="", seed=0)
-    models = [Graded(name, samples(marks, []), {}, protocol) for name, marks in (("trained", after), ("base", before))]
-    return make_report((), *models)
+    trained = Graded("trained", samples(after, []), {}, protocol)
+    base = Graded("base", samples(before, []), {}, protocol)
+    return make_report((), trained, base)
 
 
 def row(joint, task):
@@ -25,7 +26,9 @@ def row(joint, task):
 def test_holm_adjusts_as_in_r():
     """`p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")`, and values that stay in order and below 1."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.5]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
+    assert holm([0.9, 0.5]) == [1.0, 1.0]
+    assert holm([0.2]) == [0.2]
+    assert holm([]) == []
 
 
 def test_losses_are_first_and_a_change_must_survive_the_adjustment():
@@ -34,20 +37,28 @@ def test_losses_are_first_and_a_change_must_survive_the_adjustment():
     unclear = report("unclear", "+" * 40, "-" * 6 + "+" * 34)  # p = 0.031 alone
     same = report("same", "+-" * 20, "+-" * 20)
     joint = make_joint([gained, same, unclear, lost])
-    assert [each.task for each in joint.rows] == ["lost", "unclear", "same", "gained"]
-    assert [each.direction for each in joint.rows] == [-1, 0, 0, 1]
+    directions = {row.task: row.direction for row in joint.rows}
+    assert list(directions.items()) == [("lost", -1), ("unclear", 0), ("same", 0), ("gained", 1)]
     alone = row(make_joint([unclear]), "unclear")
-    assert alone.direction == -1 and alone.adjusted_p == alone.p_value
-    assert row(joint, "unclear").adjusted_p == pytest.approx(2 * row(joint, "unclear").p_value)
-    worse, better, rest = joint.statement.split("; ")
-    assert "lost" in worse and "gained" in better
-    assert "unclear" in rest and "same" in rest and rest.count("points is possible") == 2
+    assert alone.direction == -1
+    assert alone.adjusted_p == alone.p_value
+    among_four = row(joint, "unclear")
+    assert among_four.adjusted_p == pytest.approx(2 * among_four.p_value)
+
+    worse, better, not_clear = joint.statement.split("; ")
+    assert "lost" in worse
+    assert "gained" in better
+    assert "unclear" in not_clear
+    assert "same" in not_clear
+    assert not_clear.count("points is possible") == 2
 
 
 def test_no_loss_is_not_claimed_where_an_interval_contains_one():
     """Equal answers to a few problems exclude nothing."""
     few = make_joint([report("few", "+" * 8, "+" * 8)])
-    assert row(few, "few").difference == 0 and row(few, "few").difference_interval[0] < -0.2
+    lower, _ = row(few, "few").difference_interval
+    assert row(few, "few").difference == 0
+    assert lower < -0.2
     assert "points is possible" in few.statement
     better = make_joint([report("better", "-" * 40, "+" * 40)])
     assert "possible" not in better.statement

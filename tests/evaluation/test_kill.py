@@ -45,20 +45,22 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
     def start(name):
         return warm.start(SCRIPT, tmp_path / f"{name}.notes", UNIT, *command, "--output-dir", tmp_path / name)
 
-    whole = start("whole").end()
-    assert whole.returncode == 0, whole.stderr
-    once, events = noted(tmp_path / "whole.notes")
-    assert once["completions"] == ROWS * SAMPLES and events >= 2 * ROWS * SAMPLES / UNIT
+    unbroken = start("unbroken").end()
+    assert unbroken.returncode == 0, unbroken.stderr
+    once, events = noted(tmp_path / "unbroken.notes")
+    assert once["completions"] == ROWS * SAMPLES
+    assert events >= 2 * ROWS * SAMPLES / UNIT
 
     moments = random.Random(4)
-    notes, kills = tmp_path / "killed.notes", 0
+    notes = tmp_path / "killed.notes"
+    kills = 0
     while kills < KILLS:
-        _, before = noted(notes)
+        _, events_before = noted(notes)
         process = start("killed")
-        wanted, pause = before + moments.randrange(3), moments.uniform(0, 0.3)
-        while noted(notes)[1] < wanted and process.wait(0.02) is None:
+        events_until_kill = events_before + moments.randrange(3)
+        while noted(notes)[1] < events_until_kill and process.wait(0.02) is None:
             pass
-        time.sleep(pause)
+        time.sleep(moments.uniform(0, 0.3))
         if process.wait(0) is not None:
             break  # it finished: it resumed after every kill
         os.kill(process.pid, signal.SIGKILL)
@@ -66,13 +68,15 @@ def test_kills_change_nothing_and_little_is_repeated(command, warm, tmp_path):
         kills += 1
     assert kills == KILLS
     before, _ = noted(notes)
-    kept = len((tmp_path / "killed" / "results.jsonl").read_bytes().split(b"\n")) - 1
-    last = start("killed").end()
-    assert last.returncode == 0, last.stderr
+    num_results = (tmp_path / "killed" / "results.jsonl").read_bytes().count(b"\n")
+    assert num_results >= UNIT
+    resumed = start("killed").end()
+    assert resumed.returncode == 0, resumed.stderr
     # Complete units are not sampled again.
-    sampled = noted(notes)[0]["completions"] - before.get("completions", 0)
-    assert kept >= UNIT and sampled == ROWS * SAMPLES - kept // UNIT * UNIT
-    files = [path for path in (tmp_path / "whole").iterdir() if path.name != ".lock"]
+    after, _ = noted(notes)
+    num_sampled = after["completions"] - before.get("completions", 0)
+    assert num_sampled == ROWS * SAMPLES - num_results // UNIT * UNIT
+    files = [path for path in (tmp_path / "unbroken").iterdir() if path.name != ".lock"]
     assert len(files) == 5
     for path in files:
         assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes(), path.name

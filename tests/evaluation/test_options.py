@@ -58,9 +58,9 @@ def test_the_settings_of_a_run_are_the_defaults():
 
 
 def test_fewer_rows_than_the_run_evaluated_on_are_a_quick_look():
-    def limit(given, usual):
+    def limit(requested, usual):
         config = replace(RunConfig(), {"data": {"task": "gsm8k", "eval_limit": usual}}).to_dict()
-        return choose_settings(EvaluateOptions("x", limit=given), {"config": config}).limit
+        return choose_settings(EvaluateOptions("x", limit=requested), {"config": config}).limit
 
     assert (limit(40, 500), limit(40, None)) == (40, 40)
     assert (limit(None, 500), limit(500, 500), limit(1000, 500)) == (None, None, None)

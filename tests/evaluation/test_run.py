@@ -34,31 +34,45 @@ class Counting:
     """A real sampler that counts the requested completions. If it streams, it yields them one by one."""
 
     def __init__(self, sampler, streams=False):
-        self.sampler, self.tokenizer, self.completions, self.calls = sampler, sampler.tokenizer, 0, 0
-        self.streams, self.batch_size = streams, None
+        self.sampler = sampler
+        self.tokenizer = sampler.tokenizer
+        self.streams = streams
+        self.batch_size = None
+        self.calls = 0
+        self.completions = 0
 
     def __getattr__(self, name):
         return getattr(self.sampler, name)
 
     def stream(self, prompts, params, seeds):
         self.calls += 1
-        group, indices = params.num_samples, range(len(prompts))
-        for index in reversed(indices) if self.streams else indices:
-            own = seeds[index * group : (index + 1) * group]
-            ((_, samples),) = self.sampler.stream([prompts[index]], params, own)
-            self.completions += group
+        group_size = params.num_samples
+        indices = list(range(len(prompts)))
+        if self.streams:
+            indices.reverse()
+        for index in indices:
+            seeds_of_prompt = seeds[index * group_size : (index + 1) * group_size]
+            ((_, samples),) = self.sampler.stream([prompts[index]], params, seeds_of_prompt)
+            self.completions += group_size
             yield index, samples
+
+
+def samples_file(run, name):
+    return run.evaluation / f"{name}.samples.jsonl"
+
+
+def read_lines(run, name):
+    return samples_file(run, name).read_text().splitlines(keepends=True)
 
 
 def test_every_row_is_sampled_and_decoded_greedily(parts):
     run, sampler, rows = parts
-    samples = evaluate(run, sampler, rows, "whole")
+    samples = evaluate(run, sampler, rows, "all")
     assert len(samples) == 10 * 4
     for row in rows:
         indices = [sample["sample_index"] for sample in samples if sample["task_id"] == row["id"]]
         assert sorted(indices, key=str) == [0, 1, 2, "greedy"]
-    written = [json.loads(line) for line in (run.evaluation / "whole.samples.jsonl").read_text().splitlines()]
-    assert written == samples
+    assert [json.loads(line) for line in read_lines(run, "all")] == samples
     assert all({"strict", "flexible", "robust"} <= sample.keys() for sample in samples)
 
 
@@ -68,67 +82,90 @@ def small_units(monkeypatch):
     monkeypatch.setattr(units, "UNIT_SIZE", 6)
 
 
-@pytest.mark.parametrize(("kept", "torn"), [(0, "{"), (6, ""), (7, '{"task_id": "starter/ev'), (20, "{"), (39, "")])
-def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_units, kept, torn):
+KILLS = {
+    # Lines that were written, and a torn one.
+    "in the first line": (0, "{"),
+    "between two units": (6, ""),
+    "in the second unit": (7, '{"task_id": "starter/ev'),
+    "among the sampled completions": (20, "{"),
+    "before the last line": (39, ""),
+}
+
+
+@pytest.mark.parametrize(("num_lines", "torn_line"), KILLS.values(), ids=KILLS)
+def test_a_killed_evaluation_goes_on_after_its_last_whole_unit(parts, small_units, num_lines, torn_line):
     run, sampler, rows = parts
-    whole = evaluate(run, sampler, rows, "units")
-    path = run.evaluation / f"killed-{kept}-{len(torn)}.samples.jsonl"
-    head = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)[:kept]
-    path.write_text("".join(head) + torn)
+    samples = evaluate(run, sampler, rows, "units")
+    lines = read_lines(run, "units")
+    name = f"killed-{num_lines}"
+    samples_file(run, name).write_text("".join(lines[:num_lines]) + torn_line)
     counting = Counting(sampler)
-    assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
-    assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
-    assert 40 - kept <= counting.completions < 40 - kept + 6  # at most one unit is sampled twice
+    assert evaluate(run, counting, rows, name) == samples
+    assert read_lines(run, name) == lines
+    num_missing = 40 - num_lines
+    assert num_missing <= counting.completions < num_missing + 6  # at most one unit is sampled twice
 
 
-def test_the_shares_of_several_processes_that_were_killed_are_gathered(parts, small_units):
+def test_the_files_of_several_processes_that_were_killed_are_gathered(parts, small_units):
     run, sampler, rows = parts
-    whole = evaluate(run, sampler, rows, "units")
-    lines = (run.evaluation / "units.samples.jsonl").read_text().splitlines(keepends=True)
-    path = run.evaluation / "shared.samples.jsonl"
+    samples = evaluate(run, sampler, rows, "units")
+    lines = read_lines(run, "units")
+    path = samples_file(run, "gathered")
     path.write_text("".join(lines[:6]))
     path.with_name(f"{path.name}.rank0").write_text("".join(lines[10:16]))
     path.with_name(f"{path.name}.rank2").write_text("".join(lines[6:10] + lines[16:19]) + '{"task_id": "sta')
     counting = Counting(sampler)
-    assert evaluate(run, counting, rows, "shared") == whole
+    assert evaluate(run, counting, rows, "gathered") == samples
     assert counting.completions == 40 - 16  # the last three are from an incomplete unit
-    assert path.read_text() == "".join(lines)
-    assert list(run.evaluation.glob("shared.samples.jsonl.*")) == []
+    assert read_lines(run, "gathered") == lines
+    assert list(run.evaluation.glob(f"{path.name}.*")) == []
 
 
-@pytest.mark.parametrize("kept", [5, 26])
-def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once_and_loses_nothing(parts, small_units, kept):
+KILLS_OF_A_STREAM = {
+    # Lines that were written, and how many of them are of an incomplete row, which is sampled again.
+    "among the greedy completions": (5, 0),
+    "in a row": (26, 1),
+}
+
+
+@pytest.mark.parametrize(("num_lines", "num_lost"), KILLS_OF_A_STREAM.values(), ids=KILLS_OF_A_STREAM)
+def test_a_streaming_sampler_is_asked_for_what_is_missing_at_once(parts, small_units, num_lines, num_lost):
     run, sampler, rows = parts
-    whole = evaluate(run, sampler, rows, "units")
-    streamed = evaluate(run, Counting(sampler, streams=True), rows, "streamed")
+    samples = evaluate(run, sampler, rows, "units")
     # Decoding one by one may change rounding, but not the sampled tokens of these rows.
-    assert streamed == whole
-    path = run.evaluation / f"streamed-{kept}.samples.jsonl"
-    lines = (run.evaluation / "streamed.samples.jsonl").read_text().splitlines(keepends=True)
-    greedy, others = lines[:10], lines[10:]
-    # The results after a kill of a stream that yields the last rows first.
-    rows_left = [line for start in range(len(others) - 3, -1, -3) for line in others[start : start + 3]]
-    path.write_text("".join((greedy[::-1] + rows_left)[:kept]))
+    assert evaluate(run, Counting(sampler, streams=True), rows, "streamed") == samples
+
+    # The stream yields the last rows first, and was killed.
+    lines = read_lines(run, "streamed")
+    greedy_lines = lines[:10]
+    lines_of_rows = [lines[start : start + 3] for start in range(10, 40, 3)]
+    in_order_of_stream = greedy_lines[::-1]
+    for lines_of_row in reversed(lines_of_rows):
+        in_order_of_stream += lines_of_row
+    name = f"streamed-{num_lines}"
+    samples_file(run, name).write_text("".join(in_order_of_stream[:num_lines]))
+
     counting = Counting(sampler, streams=True)
-    assert evaluate(run, counting, rows, path.name.removesuffix(".samples.jsonl")) == whole
+    assert evaluate(run, counting, rows, name) == samples
     assert counting.calls <= 2
-    lost = kept - 10 if kept > 10 else 0  # samples of incomplete rows are sampled again
-    assert counting.completions == 40 - kept + lost % 3
-    assert path.read_text() == (run.evaluation / "units.samples.jsonl").read_text()
+    assert counting.completions == 40 - num_lines + num_lost
+    assert read_lines(run, name) == read_lines(run, "units")
 
 
 def test_a_completions_random_numbers_are_its_own(parts):
     run, sampler, rows = parts
-    whole = evaluate(run, sampler, rows, "whole")
-    fewer = evaluate(run, sampler, rows[3:6], "fewer")
-    assert [sample for sample in whole if sample["task_id"] in {row["id"] for row in rows[3:6]}] == fewer
-    numbered = {completion_seed(0, row["id"], index) for row in rows for index in range(3)}
-    assert len(numbered) == 30 and completion_seed(1, rows[0]["id"], 0) not in numbered
+    samples = evaluate(run, sampler, rows, "all")
+    fewer_rows = rows[3:6]
+    ids = [row["id"] for row in fewer_rows]
+    assert evaluate(run, sampler, fewer_rows, "fewer") == [sample for sample in samples if sample["task_id"] in ids]
+    seeds = {completion_seed(0, row["id"], index) for row in rows for index in range(3)}
+    assert len(seeds) == 30
+    assert completion_seed(1, rows[0]["id"], 0) not in seeds
 
 
 def test_no_rule_can_have_the_name_of_another_entry(parts, tmp_path):
     """A rule named `passed` would replace the grade; see `as_verdict`."""
     run, sampler, rows = parts
-    results = evaluate(run, sampler, rows, "named")
-    rules = {"strict", "flexible", "robust"}
-    assert {name for result in results for name in result} - rules <= RESULT_ENTRIES
+    samples = evaluate(run, sampler, rows, "all")
+    names = set().union(*samples)
+    assert names - {"strict", "flexible", "robust"} <= RESULT_ENTRIES

@@ -5,7 +5,15 @@ import json
 import re
 
 import pytest
-from helpers.gguf_models import CHATML, ZEPHYR, llama2_tokenizer, llama3_tokenizer, published_template, qwen_tokenizer
+from helpers.gguf_models import (
+    CHATML,
+    ZEPHYR,
+    chatml,
+    llama2_tokenizer,
+    llama3_tokenizer,
+    published_template,
+    qwen_tokenizer,
+)
 
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import read_vocabulary
@@ -19,9 +27,8 @@ LLAMA2 = (
     "{% else %} {{ message['content'] }} </s>{% endif %}{% endfor %}"
 )
 # Drops all answers except the last one.
-FORGETFUL = CHATML.replace("messages %}", "messages if message.role != 'assistant' or loop.last %}", 1)
+FORGETFUL = chatml(messages="messages if message.role != 'assistant' or loop.last")
 DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
-QUOTED = CHATML.replace("<|im_end|>", '<|im_end|>"""')
 
 
 def vocabulary(tokenizer):
@@ -106,64 +113,66 @@ def without_quotes(value):
     return value[num_quotes : len(value) - num_quotes]
 
 
-CONVERSATIONS = [
-    [(role, f'{role} {number}: {{{{ .Content }}}} <b>\n\n"quoted" {{% if %}} ') for number, role in enumerate(roles)]
-    for roles in (
-        ["user"],
-        ["system", "user"],
-        ["user", "assistant", "user"],
-        ["system", "user", "assistant", "user"],
-        ["system", "user", "assistant", "user", "assistant", "user"],
-    )
-]
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        lambda: qwen_tokenizer(CHATML),
-        lambda: qwen_tokenizer(published_template("qwen2_5")),
-        lambda: qwen_tokenizer(published_template("qwen3")),  # ends every prompt with an empty thinking block
-        lambda: qwen_tokenizer(None),  # base model: questions and answers in plain text
-        lambda: qwen_tokenizer(CHATML.replace("<|im_end|>", "{{x}}").replace("<|im_start|>", "{{-")),
-        lambda: qwen_tokenizer(QUOTED),
-        lambda: qwen_tokenizer(CHATML.replace("<|im_start|>", "\u200d\xa0")),
-        lambda: llama2_tokenizer(ZEPHYR),
-        llama3_tokenizer,
-    ],
+ROLES = (
+    ["user"],
+    ["system", "user"],
+    ["user", "assistant", "user"],
+    ["system", "user", "assistant", "user"],
+    ["system", "user", "assistant", "user", "assistant", "user"],
 )
-def test_ollama_renders_what_the_chat_template_does(tokenizer, tmp_path):
-    tokenizer = tokenizer()
+
+
+def conversation(roles):
+    """Return messages with what Go's and Jinja's templates could take for their own, and a space at the end."""
+    messages = []
+    for number, role in enumerate(roles):
+        content = f"{role} {number}: " + '{{ .Content }} <b>\n\n"quoted" {% if %} '
+        messages.append({"role": role, "content": content})
+    return messages
+
+
+TOKENIZERS = {
+    "ChatML": lambda: qwen_tokenizer(CHATML),
+    "Qwen2.5": lambda: qwen_tokenizer(published_template("qwen2_5")),
+    "Qwen3, an empty thinking block in every prompt": lambda: qwen_tokenizer(published_template("qwen3")),
+    "base model, questions and answers in plain text": lambda: qwen_tokenizer(None),
+    "braces of Go": lambda: qwen_tokenizer(chatml(start="{{-", end="{{x}}")),
+    "triple quotes": lambda: qwen_tokenizer(chatml(end='<|im_end|>"""')),
+    "invisible characters": lambda: qwen_tokenizer(chatml(start="\u200d\xa0")),
+    "Llama 2's vocabulary": lambda: llama2_tokenizer(ZEPHYR),
+    "Llama 3": llama3_tokenizer,
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ollama_renders_what_the_chat_template_does(name, tmp_path):
+    tokenizer = TOKENIZERS[name]()
     converted = vocabulary(tokenizer)
     notes = write_modelfiles([tmp_path / "m.gguf"], tokenizer, converted, None)
     template = dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))["TEMPLATE"]
     trims = "trim" in str(tokenizer.chat_template)
     assert ["removes spaces" in note for note in notes] == [True] * trims
-    for conversation in CONVERSATIONS:
-        messages = [{"role": role, "content": content.strip() if trims else content} for role, content in conversation]
-        # Ollama adds the BOS token itself if the GGUF file says so.
-        first = tokenizer.bos_token if converted.add_bos else ""
-        assert first + as_ollama(template, messages) == render(tokenizer, messages)
+    # Ollama adds the BOS token itself if the GGUF file says so.
+    first_token = tokenizer.bos_token if converted.add_bos else ""
+    for roles in ROLES:
+        messages = conversation(roles)
+        if trims:
+            messages = [{**message, "content": message["content"].strip()} for message in messages]
+        assert first_token + as_ollama(template, messages) == render(tokenizer, messages)
 
 
-TRIMS = {
-    "all messages": ("message['content']", "(message['content'] | trim)"),
-    "a method": ("message['content']", "message['content'].strip()"),
-    "only at the end": ("message['content']", "message['content'].rstrip('\\n')"),
-    "only questions": (
-        "message['content']",
-        "(message['content'] | trim if message.role == 'user' else message.content)",
-    ),
-    "only system": (
-        "message['content']",
-        "(message['content'] | trim if message.role == 'system' else message.content)",
-    ),
+TRIMMED_CONTENTS = {
+    "all messages": "(message['content'] | trim)",
+    "a method": "message['content'].strip()",
+    "only at the end": "message['content'].rstrip('\\n')",
+    "only questions": "(message['content'] | trim if message.role == 'user' else message.content)",
+    "only system": "(message['content'] | trim if message.role == 'system' else message.content)",
 }
 
 
-@pytest.mark.parametrize("change", TRIMS.values(), ids=TRIMS)
-def test_a_chat_template_that_trims_messages_has_a_note(change, tmp_path):
-    tokenizer = qwen_tokenizer(CHATML.replace(*change))
+@pytest.mark.parametrize("content", TRIMMED_CONTENTS.values(), ids=TRIMMED_CONTENTS)
+def test_a_chat_template_that_trims_messages_has_a_note(content, tmp_path):
+    tokenizer = qwen_tokenizer(chatml(content=content))
     (note,) = write_modelfiles([tmp_path / "m.gguf"], tokenizer, vocabulary(tokenizer), "s")
     assert "removes spaces" in note and "\n" not in note
     assert "TEMPLATE" in dict(as_ollama_reads((tmp_path / "m.Modelfile").read_text()))
@@ -263,5 +272,6 @@ def test_a_system_prompt_that_nothing_can_write_is_a_note(tmp_path):
     converted = vocabulary(qwen_tokenizer())
     notes = write_modelfiles([tmp_path / "m.gguf"], qwen_tokenizer(LLAMA2), converted, 'a """\nb')
     entries = as_ollama_reads((tmp_path / "m.Modelfile").read_text())
-    assert [name for name, _ in entries] == ["FROM", "PARAMETER"] and len(notes) == 2
+    assert [name for name, _ in entries] == ["FROM", "PARAMETER"]
+    assert len(notes) == 2
     assert (tmp_path / "system").read_text() == 'a """\nb'

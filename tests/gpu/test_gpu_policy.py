@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("one_run.py")
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
-def found(request, tmp_path_factory, short):
+def facts(request, tmp_path_factory, short):
     """What `one_run.py` tells of two steps of the random model, with an engine and a backend."""
     engine, backend = request.param
     skip_without(engine, backend)
@@ -23,32 +23,32 @@ def found(request, tmp_path_factory, short):
     return {"engine": engine, "backend": backend, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def test_the_frozen_base_is_the_same_to_the_bit(found):
-    assert found["frozen_before"] == found["frozen_after"]
+def test_the_frozen_base_is_the_same_to_the_bit(facts):
+    assert facts["frozen_before"] == facts["frozen_after"]
 
 
-def test_the_sampler_drew_from_the_policy_that_was_trained(found):
-    if found["backend"] != "vllm":
+def test_the_sampler_drew_from_the_policy_that_was_trained(facts):
+    if facts["backend"] != "vllm":
         pytest.skip("this sampler is the trained model's own")
-    logprob_check = found["record"]["logprob_check"]
+    logprob_check = facts["record"]["logprob_check"]
     differences = [value for name, value in logprob_check.items() if "difference" in name]
-    assert len(differences) == (2 if found["engine"] == "unsloth" else 1)  # its trainer makes the rollouts
+    assert len(differences) == (2 if facts["engine"] == "unsloth" else 1)  # its trainer makes the rollouts
     assert max(differences) <= logprob_check["tolerance"] < logprob_check["moved"]
 
 
-def test_a_sleeping_engine_gives_its_memory_back(found):
-    if found["backend"] != "vllm":
+def test_a_sleeping_engine_gives_its_memory_back(facts):
+    if facts["backend"] != "vllm":
         pytest.skip("no engine")
-    cache = found["record"]["memory"]["planned_gib"]["kv_cache"]
-    assert found["free_asleep_gib"] - found["free_awake_gib"] >= 0.8 * cache
+    cache = facts["record"]["memory"]["planned_gib"]["kv_cache"]
+    assert facts["free_asleep_gib"] - facts["free_awake_gib"] >= 0.8 * cache
 
 
-def test_log_probabilities_that_are_trained_on_are_those_of_the_whole_vocabulary(found):
-    pairs = [
-        (one, other)
-        for ours, full in zip(found["trained_log_probs"], found["full_log_probs"], strict=True)
-        for one, other in zip(ours, full, strict=True)
-    ]
-    differences = [abs(one - other) for one, other in pairs]
-    assert len(pairs) >= 256
-    assert statistics.fmean(differences) < 0.02 and max(differences) < 0.2  # bfloat16 has eight bits
+def test_log_probabilities_that_are_trained_on_are_those_of_the_whole_vocabulary(facts):
+    differences = []
+    for trained, full in zip(facts["trained_log_probs"], facts["full_log_probs"], strict=True):
+        for trained_logprob, full_logprob in zip(trained, full, strict=True):
+            differences.append(abs(trained_logprob - full_logprob))
+    assert len(differences) >= 256
+    # bfloat16 has eight bits.
+    assert statistics.fmean(differences) < 0.02
+    assert max(differences) < 0.2

@@ -24,7 +24,7 @@ from helpers.overrides import count_calls, overrides, rejected_calls
 
 from lora_grpo import pipeline
 from lora_grpo.models import base_model
-from lora_grpo.sampling import VllmSampler, build_sampler
+from lora_grpo.sampling import Decoded, VllmSampler, build_sampler
 from lora_grpo.training import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,8 +34,10 @@ class GivenRollouts(VllmSampler):
     """Returns recorded completions, or samples and records them. As a VllmSampler, it enables the correction."""
 
     def __init__(self, path, sampler):
-        self.path, self.sampler = path, sampler
-        self.tokenizer, self.eos_token_ids = sampler.tokenizer, sampler.eos_token_ids
+        self.path = path
+        self.sampler = sampler
+        self.tokenizer = sampler.tokenizer
+        self.eos_token_ids = sampler.eos_token_ids
         self.recorded = json.loads(path.read_text()) if path.exists() else None
         self.new = {}
 
@@ -47,16 +49,28 @@ class GivenRollouts(VllmSampler):
 
     def stream(self, prompts, params, seeds):
         key = json.dumps([list(prompts), list(seeds)])
-        if self.recorded is not None:
-            calls = self.recorded[key]
-            decoded = calls.pop(0) if len(calls) > 1 else calls[0]  # the logprob check repeats its calls
-        else:
-            groups = dict(self.sampler.stream(prompts, params, seeds))
-            decoded = [(each.token_ids, each.logprobs) for index in sorted(groups) for each in groups[index]]
+        if self.recorded is None:
+            decoded = self.sample_anew(prompts, params, seeds)
             self.new.setdefault(key, []).append(decoded)
             self.path.write_text(json.dumps(self.new))
-        samples, size = self._to_samples(decoded, params), params.num_samples
-        yield from enumerate(samples[start : start + size] for start in range(0, len(samples), size))
+        else:
+            calls = self.recorded[key]
+            decoded = calls[0]
+            if len(calls) > 1:  # the logprob check repeats its calls
+                calls.pop(0)
+        samples = self._to_samples([Decoded(token_ids, logprobs) for token_ids, logprobs in decoded], params)
+        for index in range(len(prompts)):
+            start = index * params.num_samples
+            yield index, samples[start : start + params.num_samples]
+
+    def sample_anew(self, prompts, params, seeds):
+        """Return the token ids and logprobs of all completions, in the order of the prompts."""
+        decoded = []
+        groups = dict(self.sampler.stream(prompts, params, seeds))
+        for index in sorted(groups):
+            for sample in groups[index]:
+                decoded.append((sample.token_ids, sample.logprobs))
+        return decoded
 
     def close(self):
         self.sampler.close()
@@ -64,7 +78,7 @@ class GivenRollouts(VllmSampler):
 
 def code_points(completions, **columns):
     """Return the mean code point of each completion, times 0.01: a reward that nearly always differs."""
-    texts = [each[0]["content"] for each in completions]
+    texts = [completion[0]["content"] for completion in completions]
     return [0.01 * sum(map(ord, text)) / max(len(text), 1) for text in texts]
 
 
@@ -74,9 +88,12 @@ class RecordGradients(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         self.folder.mkdir(exist_ok=True)
-        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        assert {each.dtype for each in trained.values()} == {torch.float32}
-        torch.save({name: each.grad.clone() for name, each in trained.items()}, self.folder / f"{state.global_step}.pt")
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.dtype == torch.float32, name
+                gradients[name] = parameter.grad.clone()
+        torch.save(gradients, self.folder / f"{state.global_step}.pt")
 
 
 def leak(model, packing):
@@ -93,39 +110,47 @@ def record_logprob_functions():
     """Return a set that fills with (variant, with gradients) of each call in Unsloth's loss pass."""
     from unsloth_zoo import rl_replacements
 
-    found, name = set(), "chunked_hidden_states_selective_log_softmax"
+    calls = set()
 
-    def recorded(function):
+    def recorded(function, variant):
         def call(*args, **options):
-            variant = "recompute" if function.__name__.endswith("_recompute") else "unrolled"
-            found.add((variant, torch.is_grad_enabled()))
+            calls.add((variant, torch.is_grad_enabled()))
             return function(*args, **options)
 
         return call
 
-    for each in (name, f"{name}_recompute"):
-        setattr(rl_replacements, each, recorded(getattr(rl_replacements, each)))
-    return found
+    name = "chunked_hidden_states_selective_log_softmax"
+    for function_name, variant in ((name, "unrolled"), (f"{name}_recompute", "recompute")):
+        function = getattr(rl_replacements, function_name)
+        setattr(rl_replacements, function_name, recorded(function, variant))
+    return calls
 
 
 def write_overrides(trainer, calls, logprob_functions):
     """Write which overrides the run called, and which calls of the class below they would reject."""
-    classes = [each for each in type(trainer).__mro__ if not each.__module__.startswith("lora_grpo")]
-    ours = [(owner, name) for owner, name in overrides(classes[0]) if isinstance(trainer, owner)]
-    found = {
-        "trainer": classes[0].__name__,
-        "rejected": {f"{owner.__name__}.{name}": rejected_calls(owner, name, classes[0]) for owner, name in ours},
+    base = next(cls for cls in type(trainer).__mro__ if not cls.__module__.startswith("lora_grpo"))
+    rejected = {}
+    for owner, name in overrides(base):
+        if isinstance(trainer, owner):
+            rejected[f"{owner.__name__}.{name}"] = rejected_calls(owner, name, base)
+    report = {
+        "trainer": base.__name__,
+        "rejected": rejected,
         "called": dict(calls),
         "logprobs": sorted(logprob_functions),
     }
-    (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(found, indent=1))
+    (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(report, indent=1))
 
 
 def main():
-    rollouts, dtype, packing = Path(sys.argv[1]), getattr(torch, sys.argv[2]), sys.argv[3]
-    sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *sys.argv[4:]]
+    _, rollouts_file, dtype_name, packing, *flags = sys.argv
+    rollouts = Path(rollouts_file)
+    dtype = getattr(torch, dtype_name)
+    sys.argv = [str(ROOT / "recipes" / "gsm8k_lora.py"), *flags]
     prepare_training = pipeline.prepare_training
-    trainers, calls, logprob_functions = [], {}, set()
+    trainers = []
+    calls = {}
+    logprob_functions = set()
 
     def prepare_recording_training(run, policy, *args):
         nonlocal calls, logprob_functions

@@ -5,10 +5,25 @@ from pathlib import Path
 
 from lora_grpo.gguf.tokenizer import LLAMA3_WORDS, QWEN2_WORDS
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+
+def chatml(*, messages="messages", start="<|im_start|>", content="message['content']", end="<|im_end|>"):
+    """Return ChatML's chat template, or one that differs in a part.
+
+    Args:
+        messages: Jinja expression of the messages that are rendered.
+        start: text before the role of a message.
+        content: Jinja expression of a message's text.
+        end: text after a message.
+    """
+    return (
+        f"{{% for message in {messages} %}}"
+        f"{{{{ '{start}' + message['role'] + '\\n' + {content} + '{end}\\n' }}}}"
+        "{% endfor %}"
+        f"{{% if add_generation_prompt %}}{{{{ '{start}assistant\\n' }}}}{{% endif %}}"
+    )
+
+
+CHATML = chatml()
 LLAMA3 = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim }}<|eot_id|>"

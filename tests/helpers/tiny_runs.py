@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
@@ -9,6 +10,7 @@ from lora_grpo.data import load_data, split_validation
 from lora_grpo.models.policy import load_policy
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
+from lora_grpo.tasks import get_task, sources
 from lora_grpo.training import prepare_training, train
 
 TINY = {
@@ -35,19 +37,38 @@ def starter_data():
     return load_data(replace(RunConfig(), TINY))
 
 
-def begin_tiny(folder, how=None, *, validates=False, **changes):
+def write_starter_files(folder):
+    """Write 8 rows to train on and 4 to evaluate, and return the flags of a recipe that reads them.
+
+    All rows of the starter task take longer to generate than training on these few.
+    """
+    flags = []
+    for split, size in (("train", 8), ("eval", 4)):
+        path = folder / f"{split}.jsonl"
+        lines = []
+        for row in sources.sample(get_task("starter").load(split), size, 0):
+            lines.append(json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n")
+        path.write_text("".join(lines))
+        flags += [f"--data.{split}", path]
+    return flags
+
+
+def begin_tiny(folder, invocation=None, *, validates=False, **changes):
     """Return a run that is ready to train."""
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), changes)
     data = load_data(config) if "data" in changes else copy.deepcopy(starter_data())
-    run = open_run(config, how or Invocation(), "test", data.record)
+    run = open_run(config, invocation or Invocation(), "test", data.record)
     policy = load_policy(config)
-    rows, validation_rows = split_validation(data.train, config) if validates else (data.train, [])
+    rows = data.train
+    validation_rows = []
+    if validates:
+        rows, validation_rows = split_validation(data.train, config)
     return prepare_training(run, policy, rows, build_sampler(policy, config), validation_rows)
 
 
-def run_tiny(folder, how=None, *, before=None, **changes):
+def run_tiny(folder, invocation=None, *, before=None, **changes):
     """Train as a recipe does. `before` is called with the `Training` before it begins."""
-    training = begin_tiny(folder, how, **changes)
+    training = begin_tiny(folder, invocation, **changes)
     training.run.begin(training.policy.record)
     if before:
         before(training)

@@ -130,22 +130,35 @@ def test_sft_has_its_method_and_the_plot_of_its_loss(tmp_path):
     assert data["tags"][0] == "sft" and "Write a function" in text and "| rewards |" not in text
 
 
-@pytest.mark.parametrize(
-    ("base", "name", "shown"),
-    [
-        ("starter", "starter", "the starter model, a toy with 2 million parameters"),
-        ("FOLDER", "my base", "a model from a local folder named my base"),
-    ],
-)
-def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base, name, shown):
-    folder = shutil.copytree(starter.model_path(), tmp_path / "my base")
-    source = {"base_model": base.replace("FOLDER", str(folder)), "revision": None, "fingerprint": "f" * 64}
-    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in source.items()})
+BASES = {
+    # Its name in the adapter, what the card calls it, and how the example loads it.
+    "bundled": ("starter", "the starter model, a toy with 2 million parameters", "    model_path(), "),
+    "in a folder": ("my base", "a model from a local folder named my base", '    "path/to/my base", '),
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base):
+    name, description, argument = BASES[base]
+    base_model = "starter"
+    if base == "in a folder":
+        base_model = str(shutil.copytree(starter.model_path(), tmp_path / name))
+    fingerprint = "f" * 64
+    run = make_run(
+        tmp_path / "run",
+        record__policy__base_model=base_model,
+        record__policy__revision=None,
+        record__policy__fingerprint=fingerprint,
+    )
     data, text, files = card_of(run / "adapter", "adapter")
-    assert "base_model" not in data and ("license" in data) == (base in ("starter", "FOLDER"))
+    assert "base_model" not in data
+    assert "license" in data
     assert json.loads(files["adapter_config.json"].content)["base_model_name_or_path"] == name
-    assert {"starter": "    model_path(), "}.get(name, f'    "path/to/{name}", ') in text
-    assert shown in text and text.count("f" * 64) == 1 and "vllm serve" not in text and str(tmp_path) not in text
+    assert description in text
+    assert argument in text
+    assert text.count(fingerprint) == 1
+    assert "vllm serve" not in text
+    assert str(tmp_path) not in text
 
 
 HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
@@ -153,16 +166,28 @@ HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [
 
 @pytest.mark.parametrize(("source", "is_shown"), [(None, True), (f"{PRIVATE}/held out.jsonl", False)])
 def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, is_shown):
-    changes = {"protocol__data_source": source, "fixed": [{"task_id": "b", "before": [0, 2], "after": [2, 2]}]}
-    run = make_run(tmp_path / "run", **{f"report__{key}": value for key, value in changes.items()})
+    run = make_run(
+        tmp_path / "run",
+        report__protocol__data_source=source,
+        report__fixed=[{"task_id": "b", "before": [0, 2], "after": [2, 2]}],
+    )
     rows = [{"task_id": name, "question": f"{name}: ````\n{HOSTILE}\n</details>"} for name in "ab"]
-    samples = [{"task_id": name, "completion": f"answer {n} to {name}"} for name in "ab" for n in range(2)]
-    before, after = ([{**each, "passed": passed} for each in samples] for passed in (False, True))
-    for name, lines in (("rows", rows), ("base.samples", before), ("trained.samples", after)):
-        atomic.write_text(run / "evaluation" / f"{name}.jsonl", json_files.dump_lines(lines))
-    text = card_of(run / "adapter", "adapter")[1]
+    before = []
+    after = []
+    for name in "ab":
+        for number in range(2):
+            sample = {"task_id": name, "completion": f"answer {number} to {name}"}
+            before.append({**sample, "passed": False})
+            after.append({**sample, "passed": True})
+    files = {"rows.jsonl": rows, "base.samples.jsonl": before, "trained.samples.jsonl": after}
+    for name, lines in files.items():
+        atomic.write_text(run / "evaluation" / name, json_files.dump_lines(lines))
+
+    _, text, _ = card_of(run / "adapter", "adapter")
     fenced = f"`````\nb: ````\n{HOSTILE}\n</details>\n`````\n\nBefore:\n\n```\nanswer 0 to b\n```"
-    assert (fenced in text) == ("## Before and after" in text) == ("Owned" in text) == is_shown
+    assert (fenced in text) == is_shown
+    assert ("## Before and after" in text) == is_shown
+    assert ("Owned" in text) == is_shown
 
 
 def test_an_adapter_alone_has_no_scores_and_no_placeholders(tmp_path, run):
@@ -187,19 +212,19 @@ def test_rows_of_a_users_file_have_no_dataset_and_no_language(tmp_path, source):
 
 
 def test_a_quick_look_stays_here_and_a_protocol_has_one_entry(run, capsys):
-    own = {"pass@1, 4 samples at temperature 1, 30 rows": 45.5, "pass@1, greedy, 30 rows": 60.0}
+    results_of_run = {"pass@1, 4 samples at temperature 1, 30 rows": 45.5, "pass@1, greedy, 30 rows": 60.0}
 
-    def published(**protocol):
+    def published_with(**protocol):
         write_evaluation(run, run / "adapter", **protocol)
-        found = results_in(card_of(run / "adapter", "adapter")[0])
+        data, _, _ = card_of(run / "adapter", "adapter")
         shutil.rmtree(run / "evaluation" / "gsm8k")
-        return found
+        return results_in(data)
 
-    assert published(limit=40, rows=40) == own
+    assert published_with(limit=40, rows=40) == results_of_run
     assert "gsm8k has a report of 40 rows (--limit); it is left out" in capsys.readouterr().err
     # The same greedy protocol as the run's own evaluation: its figure is published already.
-    assert published(rows=30, data_sha256="c" * 64, max_completion_tokens=64) == own
-    assert published(few_shot=4) == own | {"pass@1, greedy, 4-shot, 1319 rows": 54.3}
+    assert published_with(rows=30, data_sha256="c" * 64, max_completion_tokens=64) == results_of_run
+    assert published_with(few_shot=4) == {**results_of_run, "pass@1, greedy, 4-shot, 1319 rows": 54.3}
 
 
 def test_scores_of_other_weights_are_left_out(run, tmp_path, capsys):

@@ -139,9 +139,9 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize(("method", "path", "how"), LASTING.values(), ids=LASTING)
-def test_a_lasting_failure_is_one_line_and_the_same_push_goes_on(server, client, capfd, method, path, how):
-    server.fail(method, path, times=1000, **how)
+@pytest.mark.parametrize(("method", "path", "failure"), LASTING.values(), ids=LASTING)
+def test_a_lasting_failure_is_one_line_and_the_same_push_goes_on(server, client, capfd, method, path, failure):
+    server.fail(method, path, times=1000, **failure)
     with pytest.raises(RunError, match=r"the push to tester/trained failed: .*; run the same command again") as caught:
         push.send(NAME, "merged", MERGED)
     assert "\n" not in str(caught.value) and caught.value.__cause__ is None

@@ -24,7 +24,7 @@ def check_logits(states, model):
 
 def test_one_pass_for_each_of_several_models_gives_their_own_logits(tmp_path):
     base = make_base(tmp_path / "base", tied=True)
-    other = make_base(tmp_path / "other", tied=False, shards="20KB")
+    untied = make_base(tmp_path / "other", tied=False, shards="20KB")
     streamed = StreamedModel(empty_model(base))
     for name, options in (
         ("lora", {}),
@@ -34,7 +34,7 @@ def test_one_pass_for_each_of_several_models_gives_their_own_logits(tmp_path):
         adapter = make_adapter(base, tmp_path / name, **options)
         plan = plan_merge(model_tensors(base), adapter, empty_model(base))
         check_logits(streamed.states(plan.outputs, TEXTS, compared=2), live(base, adapter))
-    for folder in (base, other):
+    for folder in (base, untied):
         check_logits(streamed.states(model_tensors(folder), TEXTS, compared=2), load(folder))
 
 

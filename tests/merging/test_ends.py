@@ -7,7 +7,7 @@ import gguf
 import pytest
 import torch
 from helpers.adapters import load, make_adapter
-from helpers.gguf_models import CHATML, byte_level, save, wrapped
+from helpers.gguf_models import CHATML, ZEPHYR, byte_level, save, wrapped
 from transformers import AutoTokenizer, GenerationConfig
 
 from lora_grpo.errors import UserError
@@ -18,10 +18,18 @@ from lora_grpo.sampling import build
 
 pytestmark = pytest.mark.usefixtures("no_divergence")
 
-TEXT_END, TURN_END, MORE = "<|endoftext|>", "<|im_end|>", "<|end|>"
+TEXT_END = "<|endoftext|>"
+TURN_END = "<|im_end|>"
+MORE = "<|end|>"
 SPECIAL = (TEXT_END, "<|im_start|>", TURN_END, MORE)
 # As in gpt-oss: another token ends an answer that is the last one.
-HARMONY = CHATML.replace("'<|im_end|>\\n'", "('<|im_end|>' if loop.last and not add_generation_prompt else '<|end|>')")
+HARMONY = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{{ '<|im_end|>' if loop.last and not add_generation_prompt else '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 def tokenizer_with(eos=TEXT_END, template=None, pad=TEXT_END):
@@ -126,15 +134,23 @@ def test_config_json_does_not_decide_if_there_is_a_generation_config(base, adapt
     assert set(settings["eos_token_id"]) == ids_of([TEXT_END, TURN_END])
 
 
-@pytest.mark.parametrize(
-    ("settings", "changed"),
-    [
-        ({"eos_token_id": [TURN_END, TEXT_END], "pad_token_id": 0, "temperature": 0.7, "repetition_penalty": 1.1}, {}),
-        ({"eos_token_id": [TURN_END, TEXT_END], "temperature": 0.7}, {"pad_token_id": TEXT_END}),
-        ({"eos_token_id": [TURN_END, TEXT_END], "pad_token_id": -1}, {"pad_token_id": TEXT_END}),
-        ({"eos_token_id": [TEXT_END], "pad_token_id": 0, "top_k": 20}, {"eos_token_id": [TEXT_END, TURN_END]}),
-    ],
-)
+BOTH_ENDS = [TURN_END, TEXT_END]
+GENERATION_CONFIGS = {
+    # The base's generation_config.json, and what the merged model's has instead.
+    "all is there": (
+        {"eos_token_id": BOTH_ENDS, "pad_token_id": 0, "temperature": 0.7, "repetition_penalty": 1.1},
+        {},
+    ),
+    "no padding": ({"eos_token_id": BOTH_ENDS, "temperature": 0.7}, {"pad_token_id": TEXT_END}),
+    "a wrong padding": ({"eos_token_id": BOTH_ENDS, "pad_token_id": -1}, {"pad_token_id": TEXT_END}),
+    "no end of a turn": (
+        {"eos_token_id": [TEXT_END], "pad_token_id": 0, "top_k": 20},
+        {"eos_token_id": [TEXT_END, TURN_END]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "changed"), GENERATION_CONFIGS.values(), ids=GENERATION_CONFIGS)
 def test_only_what_must_change_in_the_generation_config_does(base, adapter, settings, changed):
     """An unchanged file is the base's to the byte, also if its form is unusual."""
     before = json.dumps(with_ids(settings), indent=7)
@@ -150,7 +166,8 @@ def test_a_base_whose_config_says_it_all_gets_no_generation_config(base, adapter
     set_json(base / "config.json", eos_token_id=id_of(TURN_END))
     tokenizer_with(TURN_END, CHATML).save_pretrained(adapter)
     folder = merged(base, adapter)
-    assert not (folder / "generation_config.json").exists() and new_tokens(folder) == [id_of(TURN_END)]
+    assert not (folder / "generation_config.json").exists()
+    assert new_tokens(folder) == [id_of(TURN_END)]
 
 
 def test_a_damaged_generation_config_is_refused_before_a_merge(base, adapter):
@@ -183,14 +200,13 @@ def test_a_gguf_file_ends_where_the_merged_model_does(base, adapter, eos):
 
 # The chat template
 
-OTHER = CHATML.replace("assistant\\n", "assistant\\n\\n")
 TEMPLATES = {
     # The base's template, the adapter's tokenizer and template, where the merged model's is from, and its text.
-    "of the adapter": (CHATML, True, OTHER, "adapter", OTHER),
+    "of the adapter": (CHATML, True, ZEPHYR, "adapter", ZEPHYR),
     "of the base, for a tokenizer without one": (CHATML, True, None, "base", CHATML),
     "of the base, for an adapter without a tokenizer": (CHATML, False, None, "base", CHATML),
-    "a lone file of the adapter": (CHATML, False, OTHER, "adapter", OTHER),
-    "a lone file, and a base without one": (None, False, OTHER, "adapter", OTHER),
+    "a lone file of the adapter": (CHATML, False, ZEPHYR, "adapter", ZEPHYR),
+    "a lone file, and a base without one": (None, False, ZEPHYR, "adapter", ZEPHYR),
     "none": (None, True, None, None, None),
 }
 
@@ -232,7 +248,7 @@ def test_a_run_trained_without_a_template_stays_without_one(base, adapter, tmp_p
 
 
 def test_other_templates_come_along_and_change_the_identity_of_a_tokenizer(base, adapter):
-    templates = {"default": OTHER, "tool_use": CHATML}
+    templates = {"default": ZEPHYR, "tool_use": CHATML}
     tokenizer_with(TURN_END, templates).save_pretrained(adapter)
     assert (adapter / "additional_chat_templates" / "tool_use.jinja").is_file()
     assert AutoTokenizer.from_pretrained(merged(base, adapter)).chat_template == templates

@@ -22,26 +22,29 @@ from lora_grpo.sampling import build
 
 pytestmark = pytest.mark.usefixtures("no_divergence")
 
-TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
+TEXT_END = "<|endoftext|>"
+TURN_END = "<|im_end|>"
 DEMANDING = "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}" + CHATML
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A base with a tokenizer, and an adapter without one."""
+def originals(tmp_path_factory):
+    """A folder of a base with a tokenizer, and an adapter without one."""
+    folder = tmp_path_factory.mktemp("originals")
     tokenizer = wrapped(byte_level(), CHATML, eos_token=TEXT_END, pad_token=TEXT_END)
-    base = save(tmp_path_factory.mktemp("made") / "base", "Qwen2ForCausalLM", tokenizer)
-    return base, make_adapter(base, base.with_name("adapter"), r=2, target_modules=["q_proj"])
+    save(folder / "base", "Qwen2ForCausalLM", tokenizer)
+    make_adapter(folder / "base", folder / "adapter", r=2, target_modules=["q_proj"])
+    return folder
 
 
 @pytest.fixture
-def base(made, tmp_path):
-    return shutil.copytree(made[0], tmp_path / "base")
+def base(originals, tmp_path):
+    return shutil.copytree(originals / "base", tmp_path / "base")
 
 
 @pytest.fixture
-def adapter(made, base, tmp_path):
-    folder = shutil.copytree(made[1], tmp_path / "adapter")
+def adapter(originals, base, tmp_path):
+    folder = shutil.copytree(originals / "adapter", tmp_path / "adapter")
     change_json(folder / "adapter_config.json", base_model_name_or_path=str(base))
     return folder
 
@@ -73,25 +76,27 @@ def commands(base, adapter):
 
 def check_refused(main, folder, *parts):
     """Run a command. It ends in one line with these parts, and writes nothing into the folder."""
-    before = content(folder)
+    files_before = files(folder)
     code, errors = outcome(main)
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert (code, len(lines)) == (2, 1), f"{code}, {errors}"
     assert all(part in lines[0] for part in parts), lines[0]
-    after = content(folder)
-    assert {path: after[path] for path in after if after[path] is not None} == {
-        path: before[path] for path in before if before[path] is not None
-    }
+    assert files(folder) == files_before
+
+
+def files(folder):
+    """Return the bytes of every file; `content` has None for a folder."""
+    return {path: data for path, data in content(folder).items() if data is not None}
 
 
 # Ids of tokens
 
-ODD_IDS = ["2", TURN_END, [[2]], {"a": 2}, -1, 403, 10**12, 2.0, True, [2, None], [True], [2, 403]]
-PAD_IDS = ["2", [2], {"a": 2}, -2, 403, 2.0, True]
-FIELDS = [*(("eos_token_id", value) for value in ODD_IDS), *(("pad_token_id", value) for value in PAD_IDS)]
+ODD_EOS_IDS = ["2", TURN_END, [[2]], {"a": 2}, -1, 403, 10**12, 2.0, True, [2, None], [True], [2, 403]]
+ODD_PAD_IDS = ["2", [2], {"a": 2}, -2, 403, 2.0, True]
+ODD_FIELDS = [("eos_token_id", value) for value in ODD_EOS_IDS] + [("pad_token_id", value) for value in ODD_PAD_IDS]
 
 
-@pytest.mark.parametrize(("field", "value"), FIELDS)
+@pytest.mark.parametrize(("field", "value"), ODD_FIELDS)
 def test_what_is_not_the_id_of_a_token_is_refused(base, adapter, tmp_path, field, value):
     path = base / "generation_config.json"
     path.write_text(json.dumps({field: value}))
@@ -139,7 +144,8 @@ def test_the_end_of_the_template_is_the_end_if_no_other_is_declared(tmp_path, ca
     folder = merge(MergeOptions(str(adapter), dtype="fp32"))
     path = folder / "generation_config.json"
     if expected is None:  # a model that never ends has a note
-        assert not path.exists() and "note: " in capsys.readouterr().err
+        assert not path.exists()
+        assert "note: " in capsys.readouterr().err
     else:
         end = wrapped(byte_level()).convert_tokens_to_ids(expected)
         assert json.loads(path.read_text())["eos_token_id"] == end
@@ -192,9 +198,9 @@ EXPRESSIONS = [
 @pytest.mark.parametrize(("field", "value"), EXPRESSIONS)
 def test_a_text_that_is_no_regular_expression_is_refused(base, adapter, tmp_path, field, value):
     change_json(adapter / "adapter_config.json", **{field: value})
-    ways = commands(base, adapter)
-    for name in ("merge", "evaluate", "chat"):
-        check_refused(ways[name], tmp_path, str(adapter / "adapter_config.json"), field)
+    mains = commands(base, adapter)
+    for command in ("merge", "evaluate", "chat"):
+        check_refused(mains[command], tmp_path, str(adapter / "adapter_config.json"), field)
 
 
 @pytest.mark.parametrize("kind", ["no tensors", "copies of the base's weights"])
@@ -206,9 +212,9 @@ def test_an_adapter_that_changes_nothing_is_refused(base, adapter, tmp_path, kin
         weight = load_file(base / "model.safetensors")[f"{name}.weight"]
         tensors = {f"base_model.model.{name}.base_layer.weight": weight}
     save_file(tensors, path)
-    ways = commands(base, adapter)
-    for way in ("merge", "evaluate", "chat"):
-        check_refused(ways[way], tmp_path, str(adapter))
+    mains = commands(base, adapter)
+    for command in ("merge", "evaluate", "chat"):
+        check_refused(mains[command], tmp_path, str(adapter))
 
 
 # Chat templates
@@ -221,9 +227,9 @@ def test_a_chat_template_that_is_no_text_is_refused(base, adapter, tmp_path, sav
         path = folder / "tokenizer_config.json"
         before = path.read_bytes() if path.is_file() else b"{}"
         change_json(path, chat_template=saved)
-        ways = commands(base, adapter)
-        for way in ("merge", "evaluate", "chat"):
-            check_refused(ways[way], tmp_path, str(path), "chat_template")
+        mains = commands(base, adapter)
+        for command in ("merge", "evaluate", "chat"):
+            check_refused(mains[command], tmp_path, str(path), "chat_template")
         path.write_bytes(before)
 
 
@@ -232,6 +238,6 @@ def test_a_chat_template_that_is_not_utf_8_is_refused(base, adapter, tmp_path, n
     path = adapter / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"\xff\xfe")
-    ways = commands(base, adapter)
-    for way in ("merge", "evaluate", "chat"):
-        check_refused(ways[way], tmp_path, str(path))
+    mains = commands(base, adapter)
+    for command in ("merge", "evaluate", "chat"):
+        check_refused(mains[command], tmp_path, str(path))

@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.hub_stand_in import TOKEN, HubStandIn, Repository
 from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
 
 from lora_grpo.cli import parse
 from lora_grpo.config import ModelConfig, gpu_preset, starter_preset
@@ -21,16 +22,15 @@ PRESETS = {
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Return a function that puts files of a model into an otherwise empty Hub cache."""
+    """Return a function that puts the config.json of a model into an otherwise empty Hub cache."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def add(name, **files):
-        folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
-        (folder / "refs").mkdir(parents=True, exist_ok=True)
+    def add(name, config):
+        folder = tmp_path / "hub" / repo_folder_name(repo_id=name, repo_type="model")
+        (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("c0ffee")
-        (folder / "snapshots" / "c0ffee").mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            (folder / "snapshots" / "c0ffee" / file.replace("__", ".")).write_text(json.dumps(content))
+        (folder / "snapshots" / "c0ffee").mkdir(parents=True)
+        (folder / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(config))
 
     return add
 
@@ -50,16 +50,18 @@ def hub(monkeypatch):
 
 def test_without_the_hub_the_error_names_the_bundled_model(machine, cache):
     machine(16_376)
-    config, how = parse((), recipe="r", description="", presets=PRESETS)
+    config, invocation = parse((), recipe="r", description="", presets=PRESETS)
     assert (config.preset, config.model.name) == ("16gb", QWEN)
     with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\); .*--model\.name starter"):
-        draft_plan(config, how)
-    config, how = parse(("--model.name", "starter"), recipe="r", description="", presets=PRESETS)
-    assert draft_plan(config, how).config.model.name == "starter"
-    values = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-    cache(QWEN, config__json=values | {"intermediate_size": 128, "vocab_size": 512})
-    config, how = parse((), recipe="r", description="", presets=PRESETS)
-    assert draft_plan(config, how).config.model.name == QWEN
+        draft_plan(config, invocation)
+
+    bundled, invocation = parse(("--model.name", "starter"), recipe="r", description="", presets=PRESETS)
+    assert draft_plan(bundled, invocation).config.model.name == "starter"
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    sizes |= {"intermediate_size": 128, "vocab_size": 512}
+    cache(QWEN, {"model_type": "qwen2", **sizes})
+    assert draft_plan(config, invocation).config.model.name == QWEN
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 407, 503])
@@ -79,7 +81,7 @@ def test_a_hub_that_cannot_be_connected_to_is_unavailable(cache, hub, monkeypatc
     endpoint = {
         "closed port": "http://127.0.0.1:1",
         "unknown host": "http://hub.invalid",
-        "no TLS": hub.url.replace("http:", "https:"),
+        "no TLS": f"https:{hub.url.removeprefix('http:')}",
         "hangs up": hub.url,
     }[fault]
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")

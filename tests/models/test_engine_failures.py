@@ -16,13 +16,13 @@ from lora_grpo.sampling import build
 
 LIBRARY = "libcudart.so.13: cannot open shared object file: No such file or directory"
 
-FAILURES = {
+IMPORT_FAILURES = {
     "raise ImportError(\"cannot import name 'a' from 'b'\")": "ImportError: cannot import name 'a' from 'b'",
     f"raise RuntimeError('Look up to see it\\n') from OSError({LIBRARY!r})": f"OSError: {LIBRARY}",
     "raise RuntimeError('no device\\nUse the launcher')": "RuntimeError: no device",
     "raise SystemExit(1)": "SystemExit: 1",
 }
-"""Statement -> what the message says of it."""
+"""Statement of a broken package -> what the message says of it."""
 
 
 @pytest.fixture
@@ -34,13 +34,14 @@ def broken(tmp_path, monkeypatch, machine):
     def loaded_modules(*packages):
         return [module for module in sys.modules if module.partition(".")[0] in packages]
 
-    def add(**modules):
-        for name, text in modules.items():
-            path = tmp_path / "packages" / name.replace("__", "/") / "__init__.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            for module in loaded_modules(name.partition("__")[0]):
-                monkeypatch.delitem(sys.modules, module)
+    def add(sources):
+        for module, source in sources.items():
+            package, *submodules = module.split(".")
+            folder = tmp_path.joinpath("packages", package, *submodules)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "__init__.py").write_text(source)
+            for loaded in loaded_modules(package):
+                monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.syspath_prepend(tmp_path / "packages")
 
     yield add
@@ -58,47 +59,59 @@ def sampler(config):
     return build.build_sampler(Policy(SimpleNamespace(), None, [0], "peft", {}), config)
 
 
-@pytest.mark.parametrize("engine", ["unsloth", "vllm"])
-@pytest.mark.parametrize(("statement", "said"), FAILURES.items())
-def test_an_import_of_an_engine_fails(broken, statement, said, engine):
-    if engine == "unsloth":
-        broken(unsloth=statement)
-        load, instead = load_policy, "--model.engine peft"
-    else:
-        broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=statement)
-        load, instead = sampler, "--sampling.backend transformers"
-    with pytest.raises(RunError, match=f"pass {instead}$") as failed:
-        load(config())
-    assert said in str(failed.value) and "\n" not in str(failed.value)
+@pytest.mark.parametrize(("statement", "cause"), IMPORT_FAILURES.items())
+def test_an_import_of_unsloth_fails(broken, statement, cause):
+    broken({"unsloth": statement})
+    with pytest.raises(RunError, match=r"pass --model\.engine peft$") as failed:
+        load_policy(config())
+    assert cause in str(failed.value)
+    assert "\n" not in str(failed.value)
 
 
-CHUNKS = "chunked_hidden_states_selective_log_softmax = chunked_hidden_states_selective_log_softmax_recompute = None"
-"""The functions of unsloth_zoo.rl_replacements that are replaced before a start."""
+@pytest.mark.parametrize(("statement", "cause"), IMPORT_FAILURES.items())
+def test_an_import_of_vllm_fails(broken, statement, cause):
+    broken({"vllm": "", "vllm.entrypoints": "", "vllm.entrypoints.llm": statement})
+    with pytest.raises(RunError, match=r"pass --sampling\.backend transformers$") as failed:
+        sampler(config())
+    assert cause in str(failed.value)
+    assert "\n" not in str(failed.value)
 
-STARTS = {
+
+ZOO = {
+    "unsloth_zoo": "",
+    # The functions that are replaced before a start.
+    "unsloth_zoo.rl_replacements": (
+        "chunked_hidden_states_selective_log_softmax = None\n"
+        "chunked_hidden_states_selective_log_softmax_recompute = None\n"
+    ),
+}
+START_FAILURES = {
     "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')": "CUDA out of memory. Tried",
     "raise RuntimeError('Engine core initialization failed\\nmore') from OSError('no kernel image')": "no kernel image",
     "raise SystemExit(1)": "SystemExit: 1",
 }
 
 
-@pytest.mark.parametrize(("statement", "said"), STARTS.items())
-def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, said):
-    broken(
-        unsloth="import torch\nclass FastLanguageModel:\n    @staticmethod\n    def from_pretrained(**options):\n"
-        f"        {statement}\n",
-        unsloth_zoo="",
-        unsloth_zoo__rl_replacements=CHUNKS,
-        vllm="",
-    )
+@pytest.mark.parametrize(("statement", "cause"), START_FAILURES.items())
+def test_a_start_of_unsloth_fails(broken, monkeypatch, statement, cause):
+    unsloth = f"""
+import torch
+
+class FastLanguageModel:
+    @staticmethod
+    def from_pretrained(**options):
+        {statement}
+"""
+    broken({"unsloth": unsloth, **ZOO, "vllm": ""})
     monkeypatch.setattr(base_model, "compute_dtype", lambda: None)
     with pytest.raises(RunError, match=r"pass --model\.engine peft$") as failed:
         load_policy(config())
-    assert said in str(failed.value) and "\n" not in str(failed.value)
+    assert cause in str(failed.value)
+    assert "\n" not in str(failed.value)
 
 
 def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(broken, monkeypatch):
-    broken(unsloth="FastLanguageModel = None", unsloth_zoo="", unsloth_zoo__rl_replacements=CHUNKS)
+    broken({"unsloth": "FastLanguageModel = None", **ZOO})
     engines.prepare_torch(0)  # transformers does not load if torch claims a GPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CC", "")  # and the fixture `machine` leaves no compiler on the PATH
@@ -107,23 +120,35 @@ def test_a_gpu_machine_without_a_compiler_is_refused_before_the_model_is_loaded(
         load_policy(config())
 
 
-@pytest.mark.parametrize(("statement", "said"), STARTS.items())
-def test_a_start_of_vllm_fails(broken, statement, said):
-    start = f"import torch\nclass LLM:\n    def __init__(self, *_, **options):\n        {statement}\n"
-    broken(vllm="", vllm__entrypoints="", vllm__entrypoints__llm=start)
+@pytest.mark.parametrize(("statement", "cause"), START_FAILURES.items())
+def test_a_start_of_vllm_fails(broken, statement, cause):
+    llm = f"""
+import torch
+
+class LLM:
+    def __init__(self, *_, **options):
+        {statement}
+"""
+    broken({"vllm": "", "vllm.entrypoints": "", "vllm.entrypoints.llm": llm})
     target = resolve("starter", ModelFlags())
-    choices = {
-        "--sampling.backend transformers": lambda: sampler(config()),
-        "--backend transformers": lambda: build.load_sampler(target, "vllm", build.load_tokenizer(target), 64, 0),
-    }
-    for instead, load in choices.items():
-        with pytest.raises(RunError, match=f"^vLLM does not start .*; pass {instead}$") as failed:
-            load()
-        assert said in str(failed.value) and "\n" not in str(failed.value)
+    with pytest.raises(RunError, match=r"^vLLM does not start .*; pass --sampling\.backend transformers$") as of_run:
+        sampler(config())
+    with pytest.raises(RunError, match=r"^vLLM does not start .*; pass --backend transformers$") as of_evaluation:
+        build.load_sampler(target, "vllm", build.load_tokenizer(target), 64, 0)
+    for failed in (of_run, of_evaluation):
+        assert cause in str(failed.value)
+        assert "\n" not in str(failed.value)
 
 
 def test_unsloth_neither_counts_users_nor_writes_into_the_working_directory(broken):
-    names = ("UNSLOTH_DISABLE_STATISTICS", "UNSLOTH_COMPILE_LOCATION")  # read on import and later
-    broken(unsloth=f"import os\nraise ImportError(' '.join(os.environ.get(each, 'unset') for each in {names}))")
+    """Unsloth reads these variables on import and later."""
+    unsloth = """
+import os
+
+statistics = os.environ.get("UNSLOTH_DISABLE_STATISTICS", "unset")
+location = os.environ.get("UNSLOTH_COMPILE_LOCATION", "unset")
+raise ImportError(f"{statistics} {location}")
+"""
+    broken({"unsloth": unsloth})
     with pytest.raises(RunError, match="ImportError: 1 /"):
         load_policy(config())

@@ -4,13 +4,14 @@ import gzip
 import json
 import random
 from pathlib import Path
+from statistics import fmean
 from typing import get_args
 
 import pytest
 
 from lora_grpo.config import AlarmName
 from lora_grpo.monitoring.alarms import LONG_WINDOW, WINDOW, Alarms
-from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH as DRIFT
+from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
@@ -27,28 +28,34 @@ def fine(number, **changes):
         "frac_reward_zero_std": noise.choice([0.0, 0.125, 0.25]),
         "entropy": 0.2 * 0.98**number,
         "completions/clipped_ratio": 0.02,
-        DRIFT: 1e-6,
+        LOGPROB_MISMATCH: 1e-6,
         **changes,
     }
 
 
 def alarms(*steps, health=None):
+    """Return the alarms of these steps, the first of which is step 1."""
     health = health or Alarms(FULL, max_mismatch=1e-4, sft="lora-grpo train sft")
-    return [alarm for number, step in enumerate(steps, start=1) for alarm in health.step(number, step)]
+    alarms = []
+    for number, step in enumerate(steps, start=1):
+        alarms += health.step(number, step)
+    return alarms
 
 
-def raised(*steps, **kwargs):
-    return [(alarm.name, alarm.step) for alarm in alarms(*steps, **kwargs)]
+def raised(*steps, health=None):
+    return [(alarm.name, alarm.step) for alarm in alarms(*steps, health=health)]
 
 
 def run_with(**changes):
     """Return 60 steps with the same failure, from step 31 on."""
-    return [fine(number, **(changes if number > 30 else {})) for number in range(1, 61)]
+    fine_steps = [fine(number) for number in range(1, 31)]
+    failing_steps = [fine(number, **changes) for number in range(31, 61)]
+    return fine_steps + failing_steps
 
 
 FAILURES = {
     "nan": run_with(loss=float("nan")),
-    "logprob_mismatch": run_with(**{DRIFT: 2e-4}),
+    "logprob_mismatch": run_with(**{LOGPROB_MISMATCH: 2e-4}),
     "policy_ratio": run_with(**{"clip_ratio/region_mean": 0.1}),
     "collapse": run_with(reward=0.1),
     "zero_variance": run_with(frac_reward_zero_std=1.0),
@@ -72,129 +79,167 @@ def test_every_alarm_that_settings_can_name_is_raised():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_metric_that_is_not_finite_raises_an_alarm_at_once(name, value):
     (alarm,) = alarms(fine(1), fine(2, **{name: value}))
-    assert (alarm.name, alarm.step) == ("nan", 2) and name in alarm.message
+    assert (alarm.name, alarm.step) == ("nan", 2)
+    assert name in alarm.message
 
 
 def test_in_float16_a_gradient_may_overflow_twice():
-    bad = {"grad_norm": float("inf")}
-    half = {"health": Alarms(FULL, float16=True)}
-    assert raised(fine(1), fine(2, **bad), fine(3, **bad), fine(4), **half) == []
-    assert raised(fine(5, **bad), fine(6, **bad), fine(7, **bad), **half) == [("nan", 3)]
-    assert raised(fine(1), fine(2, **bad)) == [("nan", 2)]
+    def overflowing(number):
+        return fine(number, grad_norm=float("inf"))
+
+    assert raised(fine(1), overflowing(2)) == [("nan", 2)]
+    health = Alarms(FULL, float16=True)
+    assert raised(fine(1), overflowing(2), overflowing(3), fine(4), health=health) == []
+    assert raised(overflowing(5), overflowing(6), overflowing(7), health=health) == [("nan", 3)]
 
 
 def test_a_sampler_that_differs_from_the_trainer_raises_an_alarm():
-    (alarm,) = alarms(fine(1), fine(2, **{DRIFT: 2e-4}))
-    assert (alarm.name, alarm.step) == ("logprob_mismatch", 2) and "expected at most 0.0001" in alarm.message
-    assert raised(fine(1, **{DRIFT: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
+    (alarm,) = alarms(fine(1), fine(2, **{LOGPROB_MISMATCH: 2e-4}))
+    assert (alarm.name, alarm.step) == ("logprob_mismatch", 2)
+    assert "expected at most 0.0001" in alarm.message
+    assert raised(fine(1, **{LOGPROB_MISMATCH: 2e-4}), health=Alarms(FULL, max_mismatch=None)) == []
 
 
-@pytest.mark.parametrize(
-    ("clipped", "checks", "reused", "names"),
-    [
-        (0.1, True, False, ["policy_ratio"]),
-        (0.01, True, False, []),  # rounding
-        (0.1, True, True, []),  # the policy was updated on these rollouts before
-        (0.1, False, False, []),  # PEFT, dropout, a narrow clipping range
-    ],
-)
-def test_tokens_clipped_before_the_first_update_raise_an_alarm(clipped, checks, reused, names):
+CLIPPED_STEPS = {
+    # The fraction of clipped tokens, whether the ratio is checked, whether rollouts are used again, and the alarms.
+    "wrong logprobs": (0.1, True, False, ["policy_ratio"]),
+    "rounding": (0.01, True, False, []),
+    "the policy was updated on these rollouts before": (0.1, True, True, []),
+    "PEFT, dropout or a narrow clipping range": (0.1, False, False, []),
+}
+
+
+@pytest.mark.parametrize(("clipped", "checks_ratio", "reused", "names"), CLIPPED_STEPS.values(), ids=CLIPPED_STEPS)
+def test_tokens_clipped_before_the_first_update_raise_an_alarm(clipped, checks_ratio, reused, names):
     step = fine(1, **{"clip_ratio/region_mean": clipped})
     if reused:
         del step["reward"]
-    found = alarms(step, health=Alarms(FULL, checks_ratio=checks))
-    assert [alarm.name for alarm in found] == names
-    assert all("--model.engine peft" in alarm.message for alarm in found)
+    raised_alarms = alarms(step, health=Alarms(FULL, checks_ratio=checks_ratio))
+    assert [alarm.name for alarm in raised_alarms] == names
+    assert all("--model.engine peft" in alarm.message for alarm in raised_alarms)
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_a_reward_that_falls_by_half_is_a_collapse(scale):
-    steps = [fine(number, reward=scale * (3 + random.Random(number).gauss(0, 0.2))) for number in range(1, 31)]
-    steps += [fine(number, reward=scale * (1 + random.Random(number).gauss(0, 0.2))) for number in range(31, 55)]
-    ((watch, step),) = raised(*steps, health=Alarms(scale * FULL))
-    assert watch == "collapse" and 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
+    def reward(number, mean):
+        return scale * (mean + random.Random(number).gauss(0, 0.2))
+
+    steps = [fine(number, reward=reward(number, mean=3)) for number in range(1, 31)]
+    steps += [fine(number, reward=reward(number, mean=1)) for number in range(31, 55)]
+    ((name, step),) = raised(*steps, health=Alarms(scale * FULL))
+    assert name == "collapse"
+    assert 30 + LONG_WINDOW / 2 <= step <= 30 + LONG_WINDOW
 
 
 def test_a_reward_that_falls_at_once_is_a_collapse_of_the_base():
     health = Alarms(FULL)
-    assert health.validation(0, [random.Random(number).choice([0.0, FULL]) for number in range(64)], {}) == []
-    ((watch, step),) = raised(
-        *(fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)), health=health
-    )
-    assert (watch, step) == ("collapse", LONG_WINDOW)
+    rewards_of_base = [random.Random(number).choice([0.0, FULL]) for number in range(64)]
+    assert health.validation(0, rewards_of_base, {}) == []
+    steps = [fine(number, reward=0.0, frac_reward_zero_std=0.0) for number in range(1, 30)]
+    assert raised(*steps, health=health) == [("collapse", LONG_WINDOW)]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "shape", "steps"), [(8, (0.2, 2), 600), (8, (0.05, 1.6), 300), (1, (0.5, 0.8), 300)]
-)
-def test_rewards_that_are_rare_or_noisy_are_no_collapse(prompts, shape, steps):
+NOISY_RUNS = {
+    # Prompts of a step, the parameters of the beta distribution of their difficulties, and steps.
+    "hard problems": (8, (0.2, 2), 600),
+    "harder problems": (8, (0.05, 1.6), 300),
+    "one prompt": (1, (0.5, 0.8), 300),
+}
+
+
+@pytest.mark.parametrize(("num_prompts", "shape", "num_steps"), NOISY_RUNS.values(), ids=NOISY_RUNS)
+def test_rewards_that_are_rare_or_noisy_are_no_collapse(num_prompts, shape, num_steps):
     """The policy never changes and the problems have many difficulties. None of 30 runs per kind raises an alarm."""
+
+    def rewards_of_group(generator, num_samples):
+        chance = generator.betavariate(*shape)
+        return [float(generator.random() < chance) for _ in range(num_samples)]
+
     for seed in range(30):
-        draw, health = random.Random(seed), Alarms(1.0)
-
-        def mean_reward(draw=draw):
-            chances = [draw.betavariate(*shape) for _ in range(prompts)]
-            return sum(draw.random() < chance for chance in chances for _ in range(8)) / (8 * prompts)
-
-        health.validation(0, [float(draw.random() < draw.betavariate(*shape)) for _ in range(64)], {})
-        assert not any(health.step(number, {"reward": mean_reward()}) for number in range(1, steps + 1)), seed
+        generator = random.Random(seed)
+        health = Alarms(1.0)
+        health.validation(0, [reward for _ in range(64) for reward in rewards_of_group(generator, 1)], {})
+        for number in range(1, num_steps + 1):
+            rewards = [reward for _ in range(num_prompts) for reward in rewards_of_group(generator, 8)]
+            assert not health.step(number, {"reward": fmean(rewards)}), seed
 
 
 def test_groups_without_variance_raise_an_alarm_with_a_fix():
-    (alarm,) = alarms(*(fine(number, reward=0.1, frac_reward_zero_std=0.875) for number in range(1, 30)))
-    assert (alarm.name, alarm.step) == ("zero_variance", WINDOW) and "--data.filter-by-difficulty" in alarm.message
-    (learned,) = alarms(*(fine(number, reward=3.9, frac_reward_zero_std=0.9) for number in range(1, 30)))
-    assert learned.name == "zero_variance" and "the rows are learned" in learned.message
-    (wrong,) = alarms(*(fine(number, reward=0.0, frac_reward_zero_std=1.0) for number in range(1, 30)))
-    assert "lora-grpo train sft" in wrong.message and "--data.filter-by-difficulty" not in wrong.message
+    def alarm_of_run(**changes):
+        (alarm,) = alarms(*(fine(number, **changes) for number in range(1, 30)))
+        assert (alarm.name, alarm.step) == ("zero_variance", WINDOW)
+        return alarm
+
+    hard = alarm_of_run(reward=0.1, frac_reward_zero_std=0.875)
+    assert "--data.filter-by-difficulty" in hard.message
+    learned = alarm_of_run(reward=3.9, frac_reward_zero_std=0.9)
+    assert "the rows are learned" in learned.message
+    never_solved = alarm_of_run(reward=0.0, frac_reward_zero_std=1.0)
+    assert "lora-grpo train sft" in never_solved.message
+    assert "--data.filter-by-difficulty" not in never_solved.message
 
 
 def test_an_alarm_is_raised_once():
-    cut = {"completions/clipped_ratio": 0.95}
-    steps = [fine(number, **({} if 30 < number <= 60 else cut)) for number in range(1, 91)]
-    assert raised(*steps) == [("truncated", 10)]
+    steps = [fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(1, 31)]
+    steps += [fine(number) for number in range(31, 61)]
+    steps += [fine(number, **{"completions/clipped_ratio": 0.95}) for number in range(61, 91)]
+    assert raised(*steps) == [("truncated", WINDOW)]
 
 
 def test_low_entropy_raises_an_alarm_unless_the_answers_are_right():
-    gone = [fine(number, reward=2.0, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
-    ((watch, step),) = raised(*gone)
-    assert watch == "entropy" and 20 < step <= 20 + WINDOW
-    right = [fine(number, reward=3.9, entropy=0.2 if number <= 20 else 0.002) for number in range(1, 50)]
-    assert raised(*right) == []
+    def steps_that_lose_entropy(reward):
+        steps = [fine(number, reward=reward, entropy=0.2) for number in range(1, 21)]
+        return steps + [fine(number, reward=reward, entropy=0.002) for number in range(21, 50)]
+
+    ((name, step),) = raised(*steps_that_lose_entropy(reward=2.0))
+    assert name == "entropy"
+    assert 20 < step <= 20 + WINDOW
+    assert raised(*steps_that_lose_entropy(reward=3.9)) == []
 
 
-def validate(health, number, reward, right):
+def validate(health, step, reward, num_passed):
     """Run a validation pass over 64 rows."""
-    return health.validation(number, [reward] * 64, {f"row {place}": place < right for place in range(64)})
+    passed = {f"row {number}": number < num_passed for number in range(64)}
+    return health.validation(step, [reward] * 64, passed)
 
 
 def test_reward_up_and_right_answers_down_is_hacking():
     health = Alarms(FULL)
-    assert validate(health, 0, 1.0, 40) == [] and validate(health, 20, 1.5, 38) == []
+    assert validate(health, step=0, reward=1.0, num_passed=40) == []
+    assert validate(health, step=20, reward=1.5, num_passed=38) == []
     assert not health.hacked
-    (alarm,) = validate(health, 40, 2.0, 20)
-    assert alarm.name == "hacking" and "from 40 to 20 of 64" in alarm.message and "since step 0" in alarm.message
+
+    (alarm,) = validate(health, step=40, reward=2.0, num_passed=20)
+    assert alarm.name == "hacking"
+    assert "from 40 to 20 of 64" in alarm.message
+    assert "since step 0" in alarm.message
     assert health.hacked
-    assert validate(health, 60, 2.5, 45) == [] and not health.hacked
+
+    assert validate(health, step=60, reward=2.5, num_passed=45) == []
+    assert not health.hacked
 
 
 def test_answers_and_reward_that_fall_together_are_no_hacking():
     health = Alarms(FULL)
-    assert validate(health, 0, 2.0, 40) == [] and validate(health, 20, 1.0, 10) == []
+    assert validate(health, step=0, reward=2.0, num_passed=40) == []
+    assert validate(health, step=20, reward=1.0, num_passed=10) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_default_run_is_left_alone(seed):
-    lines = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
-    health, found = Alarms(FULL, max_mismatch=1e-4), []
-    mine = [line for line in lines if line["seed"] == seed]
-    for line in mine:
+    recorded = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
+    of_run = [line for line in recorded if line["seed"] == seed]
+    validations = [line for line in of_run if "passed" in line]
+    steps = [line for line in of_run if "passed" not in line]
+
+    health = Alarms(FULL, max_mismatch=1e-4)
+    for line in of_run:
         if "passed" in line:
-            found += health.validation(line["step"], line["rewards"], line["passed"])
+            assert health.validation(line["step"], line["rewards"], line["passed"]) == []
         else:
-            found += health.step(line["step"], line)
-    assert found == []
+            assert health.step(line["step"], line) == []
+
     # The recording contains the metrics that every alarm checks, so a false alarm would be noticed.
-    assert sum("passed" in line for line in mine) == 4 and sum("loss" in line for line in mine) == 60
-    needed = {"loss", "grad_norm", "reward", "frac_reward_zero_std", "entropy", "completions/clipped_ratio", DRIFT}
-    assert all(needed <= line.keys() for line in mine if "loss" in line)
+    assert len(validations) == 4
+    assert len(steps) == 60
+    assert all(fine(1).keys() <= step.keys() for step in steps)

@@ -1,6 +1,7 @@
 """The monitor on real runs: validation, the best adapter, early stopping, and runs that fail on purpose."""
 
 import json
+from statistics import fmean
 
 import pytest
 from helpers.tiny_runs import run_tiny
@@ -26,13 +27,19 @@ MONITORED = {
 }
 
 
-def run_monitored(folder, how=None, before=None, **changes):
-    for name, given in changes.items():
-        changes[name] = {**MONITORED.get(name, {}), **given} if isinstance(given, dict) else given
-    return run_tiny(folder, how, before=before, validates=True, **{**MONITORED, **changes})[0]
+def run_monitored(folder, invocation=None, before=None, **changes):
+    """Train with the settings of MONITORED, of which `changes` replace some."""
+    settings = dict(MONITORED)
+    for name, change in changes.items():
+        if isinstance(change, dict):
+            settings[name] = {**MONITORED.get(name, {}), **change}
+        else:
+            settings[name] = change
+    run, _ = run_tiny(folder, invocation, before=before, validates=True, **settings)
+    return run
 
 
-def let_go():
+def release_folder():
     """Release the lock of a run's folder, as the end of a process does."""
     lock.held.pop().release()
 
@@ -41,15 +48,22 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def passes(run):
+def validation_files(run):
     return {path.name: path.read_bytes() for path in sorted(run.validation.iterdir())}
 
 
-def rewards_of(run):
-    return {
-        int(name[5:10]): sum(json.loads(line)["reward"] for line in text.splitlines()) / 16
-        for name, text in passes(run).items()
-    }
+def validation_rewards(run):
+    """Return the mean reward of each validation pass, by step."""
+    rewards = {}
+    for path in sorted(run.validation.iterdir()):
+        step = int(path.stem.removeprefix("step-"))
+        rewards[step] = fmean(line["reward"] for line in lines(path))
+    return rewards
+
+
+def best_step(rewards):
+    """Return the first step with the highest reward."""
+    return max(rewards, key=lambda step: (rewards[step], -step))
 
 
 @pytest.fixture(scope="module")
@@ -58,40 +72,46 @@ def unbroken(tmp_path_factory):
 
 
 def test_validation_rows_are_sampled_before_and_during_training_and_never_trained_on(unbroken):
-    assert sorted(passes(unbroken)) == [f"step-0000{step}.jsonl" for step in (0, 2, 4, 6)]
-    asked = [{line["id"] for line in lines(path)} for path in unbroken.validation.iterdir()]
-    assert all(len(ids) == 16 and ids == asked[0] for ids in asked)
-    trained = {line["id"] for path in unbroken.completions.iterdir() for line in lines(path)}
-    assert trained and not trained & asked[0]
+    assert [*validation_files(unbroken)] == [f"step-0000{step}.jsonl" for step in (0, 2, 4, 6)]
+    ids_of_passes = [{line["id"] for line in lines(path)} for path in unbroken.validation.iterdir()]
+    validation_ids = ids_of_passes[0]
+    assert len(validation_ids) == 16
+    assert all(ids == validation_ids for ids in ids_of_passes)
+    trained_ids = {line["id"] for path in unbroken.completions.iterdir() for line in lines(path)}
+    assert trained_ids
+    assert trained_ids.isdisjoint(validation_ids)
+
+    rewards = validation_rewards(unbroken)
     steps = {step["step"]: step for step in lines(unbroken.metrics)}
-    for number, reward in rewards_of(unbroken).items():
-        if number:
-            assert steps[number]["validation/reward"] == pytest.approx(reward)
-    assert "validation/reward" not in steps[3] and 0 <= steps[4]["validation/accuracy"] <= 1
+    for number in (2, 4, 6):
+        assert steps[number]["validation/reward"] == pytest.approx(rewards[number])
+        assert 0 <= steps[number]["validation/accuracy"] <= 1
+    assert "validation/reward" not in steps[3]
 
 
 def test_the_best_adapter_is_the_one_that_earned_most(unbroken):
-    earned = rewards_of(unbroken)
-    best = max(earned, key=lambda step: (earned[step], -step))
+    rewards = validation_rewards(unbroken)
+    best = best_step(rewards)
+    assert 0 < best < 6, "choose other settings: the best step of this run is its first or last"
+    accuracy = fmean(line["passed"] for line in lines(unbroken.validation / f"step-{best:05d}.jsonl"))
     record = json.loads((unbroken.folder / "run.json").read_text())
-    if not best:  # nothing else can be checked in so few steps
-        assert "best" not in record and not unbroken.best.exists()
-        pytest.fail("choose other settings: this run never became better")
-    right = [line["passed"] for line in lines(unbroken.validation / f"step-{best:05d}.jsonl")]
-    assert record["best"] == {"step": best, "reward": pytest.approx(earned[best]), "accuracy": sum(right) / 16}
-    saved = (unbroken.best / "adapter_model.safetensors").read_bytes()
-    kept = unbroken.checkpoints / f"checkpoint-{best}" / "adapter_model.safetensors"
-    if kept.exists():
-        from safetensors.torch import load
+    assert record["best"] == {"step": best, "reward": pytest.approx(rewards[best]), "accuracy": accuracy}
 
-        ours, theirs = load(saved), load(kept.read_bytes())
-        assert all((ours[name] == theirs[name]).all() for name in ours)
+    from safetensors.torch import load_file
+
+    best_weights = load_file(unbroken.best / "adapter_model.safetensors")
+    weights_of_checkpoint = load_file(unbroken.checkpoints / f"checkpoint-{best}" / "adapter_model.safetensors")
+    assert best_weights.keys() == weights_of_checkpoint.keys()
+    assert all((best_weights[name] == weights_of_checkpoint[name]).all() for name in best_weights)
 
 
 def test_monitoring_changes_nothing_that_is_trained(unbroken, tmp_path):
-    blind = run_monitored(tmp_path / "blind", before=lambda training: setattr(training.monitor, "validation", None))
-    same = (blind.adapter / "adapter_model.safetensors").read_bytes()
-    assert same == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
+    def disable_validation(training):
+        training.monitor.validation = None
+
+    blind = run_monitored(tmp_path / "blind", before=disable_validation)
+    weights = (blind.adapter / "adapter_model.safetensors").read_bytes()
+    assert weights == (unbroken.adapter / "adapter_model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
@@ -111,10 +131,11 @@ def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroke
 
     with pytest.raises(KeyboardInterrupt):
         run_monitored(tmp_path / "run", before=kill)
-    let_go()
+    release_folder()
     run = run_monitored(tmp_path / "run", Invocation(resume=True))
-    assert passes(run) == passes(unbroken)
-    assert run.record["best"] == unbroken.record["best"] and run.record["alarms"] == []
+    assert validation_files(run) == validation_files(unbroken)
+    assert run.record["best"] == unbroken.record["best"]
+    assert run.record["alarms"] == []
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (run.best / name).read_bytes() == (unbroken.best / name).read_bytes()
 
@@ -122,74 +143,92 @@ def test_a_killed_run_resumes_to_the_same_passes_and_the_same_best(step, unbroke
 def test_early_stopping_ends_at_the_best_adapter_and_stays_ended(tmp_path, capsys):
     worse = {"train": {"max_steps": 12, "learning_rate": 0.3}, "monitor": {"early_stopping": 2, "stop_on": ()}}
     run = run_monitored(tmp_path / "run", **worse)
-    assert run.record["stopped_early"]["step"] < 12 and "stopped early" in capsys.readouterr().err
-    earned = rewards_of(run)
-    best = max(earned, key=lambda step: (earned[step], -step))
-    assert sorted(earned)[-1] == run.record["stopped_early"]["step"] == best + 4
-    if best:
-        kept = (run.adapter / "adapter_model.safetensors").read_bytes()
-        assert kept == (run.best / "adapter_model.safetensors").read_bytes()
+    printed = capsys.readouterr().err
+    assert "stopped early" in printed
+    assert "--monitor.early-stopping 0 continues" not in printed
+    last_step = run.record["stopped_early"]["step"]
+    assert last_step < 12
+    rewards = validation_rewards(run)
+    best = best_step(rewards)
+    assert max(rewards) == last_step == best + 4  # two passes
+    if best > 0:
+        weights = (run.adapter / "adapter_model.safetensors").read_bytes()
+        assert weights == (run.best / "adapter_model.safetensors").read_bytes()
         assert run.record["trained_steps"] == best
-    steps = len(lines(run.metrics))
-    assert "--monitor.early-stopping 0 continues" not in capsys.readouterr().err
-    let_go()
-    again = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
-    assert len(lines(again.metrics)) == steps and "--monitor.early-stopping 0 continues" in capsys.readouterr().err
-    let_go()
-    patient = {**worse, "monitor": {**worse["monitor"], "early_stopping": 3}}
-    assert lines(run_monitored(tmp_path / "run", Invocation(resume=True), **patient).metrics)[-1]["step"] > steps
+    assert len(lines(run.metrics)) == last_step
+
+    # --resume does not train on, unless the run may wait longer.
+    release_folder()
+    resumed = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
+    assert len(lines(resumed.metrics)) == last_step
+    assert "--monitor.early-stopping 0 continues" in capsys.readouterr().err
+    release_folder()
+    worse["monitor"]["early_stopping"] = 3
+    patient = run_monitored(tmp_path / "run", Invocation(resume=True), **worse)
+    assert lines(patient.metrics)[-1]["step"] > last_step
 
 
 def test_rows_are_held_out_by_the_seed_and_never_too_few(capsys):
-    rows = [{"id": str(place)} for place in range(400)]
+    rows = [{"id": number} for number in range(400)]
     config = RunConfig()
-    kept, validation_rows = split_validation(rows, config)
-    assert len(validation_rows) == 40 and len(kept) == 360
-    assert sorted([*kept, *validation_rows], key=lambda row: int(row["id"])) == rows
-    assert split_validation(rows, config) == (kept, validation_rows)
-    assert split_validation(rows, replace(config, {"seed": 1}))[1] != validation_rows
+    train_rows, validation_rows = split_validation(rows, config)
+    assert len(train_rows) == 360
+    assert len(validation_rows) == 40
+    assert sorted([*train_rows, *validation_rows], key=lambda row: row["id"]) == rows
+
+    assert split_validation(rows, config) == (train_rows, validation_rows)
+    _, other_validation_rows = split_validation(rows, replace(config, {"seed": 1}))
+    assert other_validation_rows != validation_rows
     assert split_validation(rows, replace(config, {"monitor": {"rows": 0}})) == (rows, [])
     assert capsys.readouterr().err == ""
-    few = rows[: 10 * MIN_VALIDATION_ROWS - 1]
-    assert split_validation(few, config) == (few, [])
+
+    too_few = rows[: 10 * MIN_VALIDATION_ROWS - 1]
+    assert split_validation(too_few, config) == (too_few, [])
     assert "a tenth of 159 is less than 16" in capsys.readouterr().err
     with pytest.raises(UserError, match="early-stopping needs one"):
-        split_validation(few, replace(config, {"monitor": {"early_stopping": 3}}))
+        split_validation(too_few, replace(config, {"monitor": {"early_stopping": 3}}))
 
 
-def fails(folder, name, before=None, **changes):
+def run_until_alarm(folder, alarm, before=None, monitor=None, **changes):
     """Train until an alarm stops the run, and return its message and run.json."""
-    changes["monitor"] = {**changes.get("monitor", {}), "stop_on": (name,)}
-    with pytest.raises(RunError) as caught:
-        run_monitored(folder, before=before, **changes)
-    return str(caught.value), json.loads((folder / "run.json").read_text())
-
-
-TWENTY = {"max_steps": 20, "prompts_per_step": 2, "micro_batch_size": 8, "checkpoint_steps": 20}
+    monitor = {**(monitor or {}), "stop_on": (alarm,)}
+    with pytest.raises(RunError) as stopped:
+        run_monitored(folder, before=before, monitor=monitor, **changes)
+    return str(stopped.value), json.loads((folder / "run.json").read_text())
 
 
 @pytest.mark.slow
 def test_an_alarm_that_does_not_stop_is_printed_and_recorded_and_the_run_continues(tmp_path, capsys):
     rewards = tmp_path / "my_rewards.py"
     rewards.write_text("def same(completions, **columns):\n    return [0.0 for _ in completions]\n")
-    train_settings = {**TWENTY, "max_steps": 11}
-    run = run_monitored(tmp_path / "run", train=train_settings, rewards=(f"{rewards}:same=1.0",), monitor={"rows": 0})
-    raised = [(alarm["name"], alarm["step"], alarm["stopped"]) for alarm in run.record["alarms"]]
-    assert raised == [("zero_variance", 10, False)]
+    run = run_monitored(
+        tmp_path / "run",
+        train={"max_steps": 11, "prompts_per_step": 2, "micro_batch_size": 8, "checkpoint_steps": 20},
+        rewards=(f"{rewards}:same=1.0",),
+        monitor={"rows": 0},
+    )
+    [alarm] = run.record["alarms"]
+    assert (alarm["name"], alarm["step"], alarm["stopped"]) == ("zero_variance", 10, False)
     assert "alarm, step 10: zero_variance: in 100% of" in capsys.readouterr().err
     assert run.record["trained_steps"] == 11
 
 
 def test_a_nan_gradient_ends_the_run_before_a_checkpoint(tmp_path):
-    def spoil(training):
+    def spoil_third_step(training):
         trainer = training.trainer
-        (parameter, *_) = (each for each in trainer.model.parameters() if each.requires_grad)
-        parameter.register_hook(lambda grad: grad * float("nan") if trainer.state.global_step == 2 else grad)
 
-    said, record = fails(tmp_path / "run", "nan", before=spoil, monitor={"rows": 0})
-    assert said.startswith("step 3: grad_norm is not finite") and "--resume --monitor.stop-on" in said
+        def spoil(gradient):
+            return gradient * float("nan") if trainer.state.global_step == 2 else gradient
+
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        trained[0].register_hook(spoil)
+
+    message, record = run_until_alarm(tmp_path / "run", "nan", before=spoil_third_step, monitor={"rows": 0})
+    assert message.startswith("step 3: grad_norm is not finite")
+    assert "--resume --monitor.stop-on" in message
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-2"]
-    assert record["alarms"] == [{"step": 3, "name": "nan", "message": record["alarms"][0]["message"], "stopped": True}]
+    [alarm] = record["alarms"]
+    assert (alarm["step"], alarm["name"], alarm["stopped"]) == (3, "nan", True)
 
 
 def reward_file(folder):
@@ -203,21 +242,18 @@ def reward_file(folder):
     return path
 
 
-STRONG = {"prompts_per_step": 4, "checkpoint_steps": 20, "learning_rate": 5e-3}
-GROUPS = {"num_generations": 8, "max_completion_tokens": 40}
-
-
 @pytest.mark.slow
 def test_a_reward_for_wrong_answers_is_seen_as_hacking_and_never_the_best(tmp_path):
-    said, record = fails(
+    message, record = run_until_alarm(
         tmp_path / "run",
         "hacking",
-        train={**STRONG, "max_steps": 20},
-        sampling=GROUPS,
+        train={"max_steps": 20, "prompts_per_step": 4, "checkpoint_steps": 20, "learning_rate": 5e-3},
+        sampling={"num_generations": 8, "max_completion_tokens": 40},
         rewards=(f"{reward_file(tmp_path)}:wrong=1.0",),
         data={"train_limit": 640},
         monitor={"rows": 64, "every_steps": 10},
     )
-    assert "of 64: the policy exploits the rewards" in said
+    assert "of 64: the policy exploits the rewards" in message
     assert [alarm["stopped"] for alarm in record["alarms"] if alarm["name"] == "hacking"] == [True]
-    assert "best" not in record and not (tmp_path / "run" / "best").exists()
+    assert "best" not in record
+    assert not (tmp_path / "run" / "best").exists()

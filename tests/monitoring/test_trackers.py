@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from helpers.graded_samples import samples
-from helpers.tiny_runs import run_tiny
+from helpers.tiny_runs import begin_tiny
 from transformers import TrainerCallback, integrations
 
 from lora_grpo.evaluation import report_run
 from lora_grpo.report import report_line
 from lora_grpo.runs import read_metrics
+from lora_grpo.training import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,11 +25,12 @@ def finish(run, trackers):
     trackers.finish()
 
 
-def train_and_report(folder, name):
-    kept = []
-    run, _ = run_tiny(folder, before=lambda training: kept.append(training.trackers), train={"report_to": (name,)})
-    finish(run, *kept)
-    return run
+def train_and_report(folder, tracker):
+    training = begin_tiny(folder, train={"report_to": (tracker,)})
+    training.run.begin(training.policy.record)
+    train(training)
+    finish(training.run, training.trackers)
+    return training.run
 
 
 @pytest.mark.engines
@@ -36,12 +38,12 @@ def test_tensorboard_gets_the_metrics_and_the_table(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: make engines")
     run = train_and_report(tmp_path / "out", "tensorboard")
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    found = reader.EventAccumulator(str(run.folder / "tensorboard"))
-    found.Reload()
-    rewards = {each.step: each.value for each in found.Scalars("train/reward")}
-    assert rewards == {each["step"]: pytest.approx(each["reward"]) for each in read_metrics(run.folder)}
-    assert len(found.Scalars("train/time/training")) == 3  # what the monitor adds
-    (table,) = found.Tensors("evaluation/text_summary")
+    events = reader.EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    rewards = {event.step: event.value for event in events.Scalars("train/reward")}
+    assert rewards == {step["step"]: pytest.approx(step["reward"]) for step in read_metrics(run.folder)}
+    assert len(events.Scalars("train/time/training")) == 3  # what the monitor adds
+    (table,) = events.Tensors("evaluation/text_summary")
     assert "| greedy | 0.0 [" in table.tensor_proto.string_val[0].decode()
 
 
@@ -59,12 +61,13 @@ def test_trackio_gets_the_metrics_the_table_and_the_page_in_one_run(tmp_path, mo
     assert name.startswith("out ")
     lines = storage.get_logs("huggingface", name)
     rewards = [line["train/reward"] for line in lines if "train/reward" in line]
-    assert rewards == [pytest.approx(each["reward"]) for each in read_metrics(run.folder)]
+    assert rewards == [pytest.approx(step["reward"]) for step in read_metrics(run.folder)]
     (table,) = [line["evaluation"] for line in lines if "evaluation" in line]
     assert [row["metric"] for row in table["_value"]] == ["greedy"]
     (page,) = [line["report"] for line in lines if "report" in line]
     (copy,) = folder.rglob("*.html")
-    assert page["_type"] == "trackio.html" and "greedy" in copy.read_text()
+    assert page["_type"] == "trackio.html"
+    assert "greedy" in copy.read_text()
 
 
 class Failing(TrainerCallback):
@@ -80,14 +83,17 @@ def test_a_tracker_that_fails_is_named_and_the_run_goes_on_without_it(tmp_path, 
     monkeypatch.setattr(integrations, "get_reporting_integration_callbacks", lambda names: [Failing for _ in names])
     Failing.calls = 0
     run = train_and_report(tmp_path / "out", "wandb")
-    assert run.is_trained and len(read_metrics(run.folder)) == 3
+    assert run.is_trained
+    assert len(read_metrics(run.folder)) == 3
     assert Failing.calls == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
-    assert len(told) == 1 and "the server is gone" in told[0]
+    (message,) = [line for line in capsys.readouterr().err.splitlines() if "wandb" in line]
+    assert "the server is gone" in message
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, warm):
     out = tmp_path / "out"
     done = warm.start(ROOT / "recipes" / "gsm8k_lora.py", "--train.report-to", "wandb", "--output-dir", str(out)).end()
-    assert done.returncode == 2 and "pip install wandb" in done.stderr
-    assert len(done.stderr.splitlines()) == 1 and not out.exists()
+    assert done.returncode == 2
+    (error,) = done.stderr.splitlines()
+    assert "pip install wandb" in error
+    assert not out.exists()

@@ -1,7 +1,7 @@
 """Messages of prompts, and their text in the format of a chat template or in plain text."""
 
 import pytest
-from helpers.gguf_models import CHATML, published_template, qwen_tokenizer
+from helpers.gguf_models import CHATML, chatml, published_template, qwen_tokenizer
 
 from lora_grpo.errors import UserError
 from lora_grpo.prompts.chat import add_prompts, answer_lead, end_of_turn, render, render_row
@@ -53,7 +53,8 @@ def test_a_row_is_not_shown_its_own_solution():
 def test_thinking_is_off_in_the_templates_of_the_listed_models(template, ending):
     (row,) = add_prompts([ROW], "xml")
     rendered = render_row(qwen_tokenizer(published_template(template)), row)
-    assert rendered.endswith(ending) and rendered.count("1 + 1?") == 1
+    assert rendered.endswith(ending)
+    assert rendered.count("1 + 1?") == 1
 
 
 @pytest.mark.parametrize(
@@ -92,12 +93,12 @@ def test_the_fix_for_messages_that_a_template_rejects_is_one_that_helps(conditio
 
 def test_a_template_that_demands_a_system_message_ends_an_answer_and_a_thought():
     demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
-    opened = "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
     thought = "('<think>\\n</think>' if message.role == 'assistant' else '')"
-    closed = CHATML.replace("message['content']", f"{thought} + message['content']")
-    tokenizer = qwen_tokenizer(demand + closed + opened)
+    opened_thought = "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+    thinking = chatml(content=f"{thought} + message['content']") + opened_thought
+    tokenizer = qwen_tokenizer(demand + thinking)
     assert end_of_turn(tokenizer) == "<|im_end|>"
-    assert answer_lead(tokenizer) == answer_lead(qwen_tokenizer(closed + opened)) != ""
+    assert answer_lead(tokenizer) == answer_lead(qwen_tokenizer(thinking)) != ""
 
 
 def test_render_without_a_chat_template_is_plain_text():

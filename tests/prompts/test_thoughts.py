@@ -13,7 +13,7 @@ from lora_grpo.prompts.template_variables import set_variables
 from lora_grpo.rewards import Scorer, graded, parse_reward_specs, resolve
 from lora_grpo.rewards.functions import REWARDS, strict_xml_format, think_answer_format
 from lora_grpo.rollouts import Episode
-from lora_grpo.sampling import Sampler, SamplingParams
+from lora_grpo.sampling import Decoded, Sampler, SamplingParams
 from lora_grpo.tasks import Session, get_task, grade_all
 
 HARMONY = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
@@ -33,14 +33,14 @@ PROGRAM = {"id": "p", "entry_point": "f", "test": "assert f(3) == 3", "prelude":
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_of_a_family_follows_its_last_closed_thought(family):
-    whole = FAMILIES[family].format("It is 17.", "It is 18.")
-    opening, closing = FAMILIES[family].split("{}")[:2]
-    assert thoughts.answer_of(whole) == "It is 18."
-    assert thoughts.answer_of(whole + whole) == "It is 18."
+    completion = FAMILIES[family].format("It is 17.", "It is 18.")
+    opening, closing, _ = FAMILIES[family].split("{}")
+    assert thoughts.answer_of(completion) == "It is 18."
+    assert thoughts.answer_of(completion + completion) == "It is 18."
     assert thoughts.answer_of(f"It is 17.{closing}It is 18.") == "It is 18."
     assert thoughts.answer_of(f"It is 18. {opening}Wait") is None
     assert thoughts.answer_of(f"{opening}It is 18.") is None
-    assert thoughts.answer_of(f"{whole}{opening}It is 18.") is None
+    assert thoughts.answer_of(f"{completion}{opening}It is 18.") is None
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_markers_that_are_special_tokens_stay_in_the_text(family):
     text = FAMILIES[family].format("It is 17.", "It is 18.")
     ids = tokenizer(f"{text}<|im_end|><|endoftext|>", add_special_tokens=False)["input_ids"]
     sampler = Sampler(None, tokenizer, [tokenizer.eos_token_id])
-    [sample] = sampler._to_samples([(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
+    [sample] = sampler._to_samples([Decoded(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
     assert sample.text == text and thoughts.answer_of(sample.text) == "It is 18."
     assert sample.token_ids == ids
 
@@ -370,30 +370,55 @@ def test_rewards_of_scripts_add_what_the_template_opens():
     assert graded("gsm8k", [row], tokenizer=tokenizer)(**arguments) == [0, 1]
 
 
-TALK = """
+def talk(row=None, settings="", text_of_reset=None):
+    """Return the task file of a conversation of three turns, which keeps what its environment heard.
+
+    Args:
+        row: the only row; a question by default.
+        settings: more lines of the file.
+        text_of_reset: what the environment adds to the question.
+    """
+    return f"""
 HEARD = []
-def load(split): return [{'question': 'How many?', 'answer': '18'}]
+
+def load(split):
+    return [{row or {"question": "How many?", "answer": "18"}!r}]
+
 class Environment:
-    def reset(self, **row): self.total = 0
+    def reset(self, **row):
+        return {text_of_reset!r}
+
     def reply(self, text):
         HEARD.append(text)
         return 'Again?' if len(HEARD) % 3 else None
-    def get_reward(self): return 1.0
-def gold(row): return [{'role': 'assistant', 'content': text} for text in ('<think>One.</think>18', '18', 'It is 18.')]
+
+    def get_reward(self):
+        return 1.0
+
+def gold(row):
+    texts = ('<think>One.</think>18', '18', 'It is 18.')
+    return [{{'role': 'assistant', 'content': text}} for text in texts]
+
+{settings}
 """
 
 
+def open_row(path, source):
+    """Write a task file, and return the task and its first row with an environment."""
+    path.write_text(source)
+    task = get_task(str(path))
+    return task, task.with_opening({**task.load("train")[0], "task": str(path)})
+
+
 @pytest.mark.parametrize(
-    ("more", "heard"),
+    ("settings", "heard"),
     [
         ("", ["18", "", "20"]),
-        ("SEES_THOUGHTS = True\n", ["<think>\n17</think>18", "<think>\nHm", "<think>\n19</think>20"]),
+        ("SEES_THOUGHTS = True", ["<think>\n17</think>18", "<think>\nHm", "<think>\n19</think>20"]),
     ],
 )
-def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, more, heard):
-    (tmp_path / "talk.py").write_text(TALK + more)
-    task = get_task(str(tmp_path / "talk.py"))
-    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, settings, heard):
+    task, row = open_row(tmp_path / "talk.py", talk(settings=settings))
     tokenizer = tokenizer_of("qwen3_5_think")
     prompt = chat.render_row(tokenizer, row)
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -402,21 +427,20 @@ def test_reply_hears_what_follows_the_thoughts_of_each_turn(tmp_path, more, hear
         sampled = tokenizer(f"{text}<|im_end|>", add_special_tokens=False)["input_ids"]
         episode.take(sampled, text, [0.0] * len(sampled), truncated=False)
     assert heard == task.module.HEARD
-    said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
-    assert said == ["<think>\n17</think>18", "<think>\nHm", "<think>\n19</think>20"]
+    turns_of_model = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+    assert turns_of_model == ["<think>\n17</think>18", "<think>\nHm", "<think>\n19</think>20"]
     assert episode.ended_by == "reply"
 
 
 def test_sft_of_a_conversation_trains_one_thought_a_turn(tmp_path):
-    (tmp_path / "talk.py").write_text(TALK)
-    task = get_task(str(tmp_path / "talk.py"))
-    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    task, row = open_row(tmp_path / "talk.py", talk())
     tokenizer = tokenizer_of("qwen3_5_think")
     [episode] = gold_episodes(tokenizer, [row])
     assert task.module.HEARD == ["18", "18", "It is 18."]
-    whole = episode.prompt + tokenizer.decode(episode.token_ids)
-    assert whole.count("<think>") == whole.count("</think>") == 3
-    assert "<think>\nOne.</think>18<|im_end|>" in whole and "<think>\n\n</think>\n\n18<|im_end|>" in whole
+    text = episode.prompt + tokenizer.decode(episode.token_ids)
+    assert text.count("<think>") == text.count("</think>") == 3
+    assert "<think>\nOne.</think>18<|im_end|>" in text
+    assert "<think>\n\n</think>\n\n18<|im_end|>" in text
 
 
 TOOLS = """
@@ -450,9 +474,7 @@ CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{}"}}}}\n</tool_
 def test_a_call_inside_a_thought_is_not_made(tmp_path, text, called, thought):
     from lora_grpo.prompts import turns
 
-    (tmp_path / "tools.py").write_text(TOOLS)
-    task = get_task(str(tmp_path / "tools.py"))
-    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "tools.py")})
+    task, row = open_row(tmp_path / "tools.py", TOOLS)
     tokenizer = tokenizer_of("qwen3")
     prompt = chat.render_row(tokenizer, row)
     form = turns.response_format(tokenizer)
@@ -480,11 +502,9 @@ def test_a_prompt_that_ends_with_a_tool_call_is_refused():
 
 
 def test_the_text_of_reset_belongs_to_the_question_before_a_last_message_of_the_assistant(tmp_path):
-    rows = "'prompt': [{'role': 'user', 'content': 'How many?'}, PREFILL]"
-    text = TALK.replace("'question': 'How many?'", rows).replace("self.total = 0", "return ' Think.'")
-    (tmp_path / "talk.py").write_text(text + "PREFILL = {'role': 'assistant', 'content': '<think>'}\n")
-    task = get_task(str(tmp_path / "talk.py"))
-    row = task.with_opening({**task.load("train")[0], "task": str(tmp_path / "talk.py")})
+    prompt = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "<think>"}]
+    source = talk(row={"prompt": prompt, "answer": "18"}, text_of_reset=" Think.")
+    task, row = open_row(tmp_path / "talk.py", source)
     assert [message["content"] for message in row["prompt"]] == ["How many? Think.", "<think>"]
     tokenizer = tokenizer_of("qwen2_5")
     [episode] = gold_episodes(tokenizer, [row])

@@ -83,10 +83,10 @@ def test_stopping_early_and_cutting_later_give_the_same_completions(sampler, bat
             params = replace(SAMPLED, ends_at_next_question=stops)
             groups = dict(sampler.stream(prompts, params, range(16)))
             samples.append([sample for number in range(4) for sample in groups[number]])
-    whole, ended = samples
-    assert any(INVENTED[:30] in sample.text for sample in whole)
+    uncut, ended = samples
+    assert any(INVENTED[:30] in sample.text for sample in uncut)
     assert sum(sample.asked_next_question for sample in ended) > 4
-    for longer, sample in zip(whole, ended, strict=True):
+    for longer, sample in zip(uncut, ended, strict=True):
         count = len(sample.token_ids)
         assert longer.token_ids[:count] == sample.token_ids and len(sample.logprobs) == count
         assert longer.logprobs[:count] == pytest.approx(sample.logprobs, abs=1e-4)
@@ -155,5 +155,5 @@ def test_a_reply_follows_the_question_that_the_model_began(folder, tmp_path, sam
     [row] = load_data(config).train
     [[episode]] = play_all(sampler, [row], replace(GREEDY, max_tokens=200, max_turn_tokens=64), [0])
     assert [message["content"] for message in episode.messages[:2]] == [" It is 18.\n#### 18\n\n", "Are you sure?"]
-    whole = sampler.tokenizer.decode(episode.token_ids)
-    assert whole.startswith(" It is 18.\n#### 18\n\nQuestion: Are you sure?\nAnswer:")
+    text = sampler.tokenizer.decode(episode.token_ids)
+    assert text.startswith(" It is 18.\n#### 18\n\nQuestion: Are you sure?\nAnswer:")

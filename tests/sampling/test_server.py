@@ -66,8 +66,8 @@ def llama(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
 
-    def behave(how):
-        mode.write_text(how)
+    def behave(behavior):
+        mode.write_text(behavior)
         return log
 
     behave("well")
@@ -112,15 +112,15 @@ def test_messages_are_rendered_by_the_server(llama, file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("behavior", "error", "message"),
     [
         ("refuses", UserError, "code 1: E error loading model: it is odd"),
         ("dies", RunError, "code 9: ggml: error: no more memory"),
         ("full", RunError, "--max-completion-tokens"),
     ],
 )
-def test_a_server_that_fails_is_one_line(llama, file, tmp_path, how, error, message):
-    llama(how)
+def test_a_server_that_fails_is_one_line(llama, file, tmp_path, behavior, error, message):
+    llama(behavior)
     with pytest.raises(error, match=message) as raised:
         evaluate(file, tmp_path)
     assert "\n" not in str(raised.value)

@@ -1,10 +1,12 @@
 """`--data.filter-by-difficulty`: which rows are sampled, and that neither a kill nor a longer run changes them."""
 
+import dataclasses
 import itertools
 import json
 import shlex
 import shutil
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,10 @@ SETTINGS = {
     "sampling": {"num_generations": 4, "max_completion_tokens": 40},
     "train": {"max_steps": 5, "prompts_per_step": 2, "micro_batch_size": 4},
 }
-WANTED = 10
+GROUP = 4  # completions of a row
+PROMPTS = 10  # of the training
+ROWS_PER_FILE = 8
+UNIT = 16  # completions that are written together
 
 
 class Counting:
@@ -56,98 +61,141 @@ def parts(tmp_path_factory):
     return config, data, policy, build_sampler(policy, config)
 
 
+@dataclass(frozen=True)
+class FilterPass:
+    """What a pass over the rows of `parts` returned, sampled and recorded."""
+
+    folder: Path
+
+    row_ids: list[str]
+    """The prompts of the training, in order."""
+
+    completions: int
+    """How many completions were sampled for it."""
+
+    record: dict
+    """`filter` in run.json."""
+
+
 @pytest.fixture(scope="module")
-def ask(parts):
-    """Return a function that filters rows and returns the kept rows, the number of completions and the record."""
+def filter_rows(parts):
+    """Return a function that filters the rows of a run in a folder."""
     config, data, _, sampler = parts
 
-    def filtered(folder, **changes):
+    def filter_rows(folder, **changes):
         folder.mkdir(exist_ok=True)
         run = Run(replace(config, {"output_dir": str(folder), **changes}), {})
         counting = Counting(sampler)
-        asked = [row["id"] for row in filter_by_difficulty(run, counting, data.train)]
-        return asked, counting.completions, run.record.get("filter")
+        row_ids = [row["id"] for row in filter_by_difficulty(run, counting, data.train)]
+        return FilterPass(folder, row_ids, counting.completions, run.record.get("filter"))
 
-    with pytest.MonkeyPatch.context() as patch:  # chunks of 8 rows, written 4 rows at a time
-        patch.setattr(difficulty, "_CHUNK", 8)
-        patch.setattr(units, "UNIT_SIZE", 16)
-        yield filtered
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(difficulty, "_CHUNK", ROWS_PER_FILE)
+        patch.setattr(units, "UNIT_SIZE", UNIT)
+        yield filter_rows
 
 
 @pytest.fixture(scope="module")
-def whole(ask, tmp_path_factory):
-    """An uninterrupted filter pass, with its folder."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, *ask(folder)
+def unbroken(filter_rows, tmp_path_factory):
+    """A pass that nothing interrupted."""
+    return filter_rows(tmp_path_factory.mktemp("unbroken"))
 
 
-def solved(folder):
-    """Return how often each row was solved, read from the samples files."""
-    times_solved = defaultdict(int)
+def solved_counts(folder):
+    """Return how many of its completions solved each row, read from the samples files."""
+    counts = defaultdict(int)
     for path in sorted((folder / "filter").iterdir()):
         for line in path.read_text().splitlines():
             sample = json.loads(line)
-            times_solved[sample["task_id"]] += sample["passed"]
-    return times_solved
+            counts[sample["task_id"]] += sample["passed"]
+    return counts
 
 
-def test_the_rows_that_are_asked_are_those_solved_sometimes_in_the_order_of_training(whole, parts):
-    folder, asked, drawn, record = whole
-    times_solved = solved(folder)
-    rows = parts[1].train
-    sampled_ids = [rows[index]["id"] for index in prompt_order(40, 40, 0)][: len(times_solved)]
-    assert set(sampled_ids) == set(times_solved)
-    sometimes = [row_id for row_id in sampled_ids if 0 < times_solved[row_id] < 4]
-    assert asked == sometimes[:WANTED]
-    assert drawn == 4 * len(sampled_ids) < 4 * 40  # no more chunks than needed
-    before_last_chunk = [row_id for row_id in sampled_ids[:-8] if 0 < times_solved[row_id] < 4]
-    assert len(before_last_chunk) < WANTED
-    assert record == {
+def solved_sometimes(row_ids, counts):
+    return [row_id for row_id in row_ids if 0 < counts[row_id] < GROUP]
+
+
+def test_the_rows_that_are_asked_are_those_solved_sometimes_in_the_order_of_training(unbroken, parts):
+    _, data, _, _ = parts
+    counts = solved_counts(unbroken.folder)
+    sampled_ids = [data.train[index]["id"] for index in prompt_order(40, 40, 0)][: len(counts)]
+    assert set(sampled_ids) == set(counts)
+    assert unbroken.row_ids == solved_sometimes(sampled_ids, counts)[:PROMPTS]
+
+    # No more files than needed.
+    assert unbroken.completions == GROUP * len(sampled_ids) < GROUP * 40
+    assert len(solved_sometimes(sampled_ids[:-ROWS_PER_FILE], counts)) < PROMPTS
+
+    assert unbroken.record == {
         "rows": len(sampled_ids),
-        "kept": len(sometimes),
-        "always": sum(count == 4 for count in times_solved.values()),
-        "never": sum(count == 0 for count in times_solved.values()),
-        "samples_per_row": 4,
+        "kept": len(solved_sometimes(sampled_ids, counts)),
+        "always": list(counts.values()).count(GROUP),
+        "never": list(counts.values()).count(0),
+        "samples_per_row": GROUP,
     }
 
 
-def test_difficulty_is_that_of_the_runs_own_sampling(ask, tmp_path):
+def test_difficulty_is_that_of_the_runs_own_sampling(filter_rows, tmp_path):
     cut_off = {"sampling": {"max_completion_tokens": 4}}
     with pytest.raises(
         RunError, match=r"of 40 rows the base solves 0 sometimes, 0 always and 40 never: too few .*easier"
     ):
-        ask(tmp_path / "a", **cut_off)
+        filter_rows(tmp_path / "a", **cut_off)
 
 
-@pytest.mark.parametrize(("files", "kept", "torn"), [(1, 0, "{"), (1, 20, '{"task_id": "sta'), (2, 32, "")])
-def test_a_pass_that_was_killed_goes_on_and_asks_the_same_rows(ask, whole, tmp_path, files, kept, torn):
-    folder, asked, drawn, record = whole
-    names = sorted(path.name for path in (folder / "filter").iterdir())
+KILLS = {
+    # Files that were begun, lines and a torn line in the last one, and how many completions need not be sampled again.
+    "in the first unit": (1, 0, "{", 0),
+    "in the second unit": (1, 20, '{"task_id": "sta', UNIT),
+    "between two files": (2, 32, "", 32 + 32),
+}
+
+
+@pytest.mark.parametrize(("num_files", "num_lines", "torn_line", "saved"), KILLS.values(), ids=KILLS)
+def test_a_pass_that_was_killed_goes_on_and_asks_the_same_rows(
+    filter_rows, unbroken, tmp_path, num_files, num_lines, torn_line, saved
+):
+    names = sorted(path.name for path in (unbroken.folder / "filter").iterdir())
     assert len(names) >= 2
     (tmp_path / "filter").mkdir()
-    for name in names[:files]:
-        shutil.copy(folder / "filter" / name, tmp_path / "filter" / name)
-    last = tmp_path / "filter" / names[files - 1]
-    last.write_text("".join(last.read_text().splitlines(keepends=True)[:kept]) + torn)
-    assert ask(tmp_path) == (asked, drawn - 32 * (files - 1) - kept // 16 * 16, record)
+    for name in names[:num_files]:
+        shutil.copy(unbroken.folder / "filter" / name, tmp_path / "filter" / name)
+    last_file = tmp_path / "filter" / names[num_files - 1]
+    lines = last_file.read_text().splitlines(keepends=True)
+    last_file.write_text("".join(lines[:num_lines]) + torn_line)
+
+    resumed = filter_rows(tmp_path)
+    assert resumed.row_ids == unbroken.row_ids
+    assert resumed.completions == unbroken.completions - saved
+    assert resumed.record == unbroken.record
     for name in names:
-        assert (tmp_path / "filter" / name).read_bytes() == (folder / "filter" / name).read_bytes()
-    assert ask(tmp_path) == (asked, 0, record)
+        assert (tmp_path / "filter" / name).read_bytes() == (unbroken.folder / "filter" / name).read_bytes()
+    assert filter_rows(tmp_path) == dataclasses.replace(resumed, completions=0)
 
 
-def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path):
-    shutil.copytree(whole[0] / "filter", tmp_path / "filter")
-    lengths = {steps: ask(tmp_path, train={"max_steps": steps}) for steps in (2, 5, 20, 40)}
-    orders = [asked for asked, _, _ in lengths.values()]
-    assert [len(asked) for asked in orders] == [4, 10, 40, 80]
-    assert all(longer[: len(shorter)] == shorter for shorter, longer in itertools.pairwise(orders))
-    assert orders[1] == whole[1] and lengths[2][1] == 0
-    assert lengths[20][1] > 0 and lengths[20][2]["rows"] == 40
-    assert lengths[40][1] == 0 and lengths[40][2] == lengths[20][2]
-    num_kept = lengths[40][2]["kept"]
-    first_pass = orders[-1][:num_kept]
-    assert len(set(first_pass)) == num_kept == len(set(orders[-1]))  # each row once, then again in another order
-    assert first_pass != orders[-1][num_kept : 2 * num_kept]
+def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(filter_rows, unbroken, tmp_path):
+    shutil.copytree(unbroken.folder / "filter", tmp_path / "filter")
+    passes = [filter_rows(tmp_path, train={"max_steps": steps}) for steps in (2, 5, 20, 40)]
+    of_2_steps, of_5_steps, of_20_steps, of_40_steps = passes
+    assert [len(filtered.row_ids) for filtered in passes] == [4, 10, 40, 80]
+    for shorter, longer in itertools.pairwise(passes):
+        assert longer.row_ids[: len(shorter.row_ids)] == shorter.row_ids
+
+    # Only what is not known yet is sampled.
+    assert of_2_steps.completions == 0
+    assert of_5_steps.row_ids == unbroken.row_ids
+    assert of_20_steps.completions > 0
+    assert of_20_steps.record["rows"] == 40
+    assert of_40_steps.completions == 0
+    assert of_40_steps.record == of_20_steps.record
+
+    # A run that needs more has each row once, then again in another order.
+    num_kept = of_40_steps.record["kept"]
+    first_epoch = of_40_steps.row_ids[:num_kept]
+    second_epoch = of_40_steps.row_ids[num_kept : 2 * num_kept]
+    assert len(set(first_epoch)) == num_kept
+    assert set(of_40_steps.row_ids) == set(first_epoch)
+    assert first_epoch != second_epoch
 
 
 # The recipe
@@ -160,22 +208,26 @@ TINY = shlex.split(
 
 
 def asked_in_training(folder):
-    """Return the rows that the logged completions answer, by step."""
-    files = sorted((folder / "completions").glob("step-*.jsonl"))
-    return [list(dict.fromkeys(json.loads(line)["id"] for line in path.read_text().splitlines())) for path in files]
+    """Return the ids of the rows that the logged completions answer, by step."""
+    ids_of_steps = []
+    for path in sorted((folder / "completions").glob("step-*.jsonl")):
+        ids_of_completions = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+        ids_of_steps.append(set(ids_of_completions))
+    return ids_of_steps
 
 
 def test_a_filtered_run_trains_on_the_rows_it_kept_and_may_be_extended(warm, tmp_path):
     start = (RECIPE, *TINY, "--data.train-limit", "24", "--train.max-steps", "1", "--output-dir", tmp_path / "run")
     finish(warm.start(*start, cwd=tmp_path))
     samples = (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes()
-    first = asked_in_training(tmp_path / "run")
+    [first_step] = asked_in_training(tmp_path / "run")
     longer = warm.start(RECIPE, "--resume", "--train.max-steps", "3", "--output-dir", tmp_path / "run", cwd=tmp_path)
     assert "evaluating difficulty" not in finish(longer).stderr
     steps = asked_in_training(tmp_path / "run")
-    times_solved = solved(tmp_path / "run")
-    assert steps[:1] == first and [len(rows) for rows in steps] == [2, 2, 2]
-    assert len({row_id for row_ids in steps for row_id in row_ids}) == 6
-    assert all(0 < times_solved[row_id] < 4 for row_ids in steps for row_id in row_ids)
+    assert steps[0] == first_step
+    assert [len(row_ids) for row_ids in steps] == [2, 2, 2]
+    trained_ids = set().union(*steps)
+    assert len(trained_ids) == 6
+    assert len(solved_sometimes(trained_ids, solved_counts(tmp_path / "run"))) == 6
     assert (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes() == samples
     assert json.loads((tmp_path / "run" / "run.json").read_text())["filter"]["rows"] == 24

@@ -3,7 +3,6 @@
 import textwrap
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from trl.trainer import grpo_trainer
 
 from lora_grpo import starter
 from lora_grpo.loss import exact_pass
-from lora_grpo.rewards.functions import completion_text
 from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.training import FastGRPOTrainer
@@ -46,8 +44,11 @@ def config(folder, **settings):
 
 def code_points(completions, **columns):
     """Return the mean code point of each completion, times 0.01: a reward that nearly always differs."""
-    texts = [completion_text(completion) for completion in completions]
-    return [0.01 * sum(map(ord, text)) / max(len(text), 1) for text in texts]
+    rewards = []
+    for completion in completions:
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        rewards.append(0.01 * sum(map(ord, text)) / max(len(text), 1))
+    return rewards
 
 
 def build(trainer_class, folder, prompts=TEXTS, reward=code_points, settings=None, **arguments):
@@ -156,42 +157,53 @@ class Counter(TrainerCallback):
 
 def run_script(source, side, folder, monkeypatch):
     """Return the trainer of a script, and what the trainer passed to its rewards."""
-    passed = []
-    calculate = GRPOTrainer._calculate_rewards
+    reward_inputs = []
+    calculate_rewards = GRPOTrainer._calculate_rewards
 
     def recorded(trainer, inputs, prompts, completions, ids):
-        passed.append((prompts, [sorted(row) for row in inputs], [type(completion) for completion in completions]))
-        return calculate(trainer, inputs, prompts, completions, ids)
+        columns = [sorted(row) for row in inputs]
+        types = [type(completion) for completion in completions]
+        reward_inputs.append((prompts, columns, types))
+        return calculate_rewards(trainer, inputs, prompts, completions, ids)
 
     names = {**globals(), "args": lambda **settings: config(folder, **settings)}
     with monkeypatch.context() as patched:
         patched.setattr(GRPOTrainer, "_calculate_rewards", recorded)
         exec(IMPORTS[side] + "\n" + textwrap.dedent(source), names)
-    return names["trainer"], passed
+    return names["trainer"], reward_inputs
+
+
+def logged_steps(trainer):
+    return [log for log in trainer.state.log_history if "loss" in log]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_with_another_import(name, tmp_path, monkeypatch, capsys):
-    before = Counter.steps
-    (trl, passed_by_trl), (fast, passed) = (run_script(SCRIPTS[name], side, tmp_path, monkeypatch) for side in IMPORTS)
-    assert (type(trl), type(fast)) == (GRPOTrainer, FastGRPOTrainer)
-    assert passed == passed_by_trl and len(passed) == 2
-    assert Counter.steps - before == (4 if "Counter" in SCRIPTS[name] else 0)
-    assert fast.sampler is not None and not fast.fallback_reason and not fast.packing_disabled_reason
-    steps = step_logs(fast)
-    steps_of_trl = step_logs(trl)
-    assert all(steps_of_trl[number].keys() <= steps[number].keys() for number in range(2))
-    assert any(step["grad_norm"] > 0 for step in steps) and all(step["time/rollouts"] > 0 for step in steps)
-    assert all(step["sampling/sampling_logp_difference/mean"] < tolerance(fast) for step in steps)
+    steps_before = Counter.steps
+    trl, reward_inputs_of_trl = run_script(SCRIPTS[name], "trl", tmp_path, monkeypatch)
+    fast, reward_inputs = run_script(SCRIPTS[name], "fast", tmp_path, monkeypatch)
+    assert type(trl) is GRPOTrainer
+    assert type(fast) is FastGRPOTrainer
+    assert fast.sampler is not None
+    assert not fast.fallback_reason
+    assert not fast.packing_disabled_reason
     assert "training as TRL" not in capsys.readouterr().err
+
+    # Rewards and callbacks get the same.
+    assert reward_inputs == reward_inputs_of_trl
+    assert len(reward_inputs) == 2
+    assert Counter.steps - steps_before == (4 if "Counter" in SCRIPTS[name] else 0)
+
+    # Each step logs what TRL logs, and more.
+    steps = logged_steps(fast)
+    for step, step_of_trl in zip(steps, logged_steps(trl), strict=True):
+        assert step_of_trl.keys() <= step.keys()
+        assert step["time/rollouts"] > 0
+        assert step["sampling/sampling_logp_difference/mean"] < tolerance(fast)
+    assert any(step["grad_norm"] > 0 for step in steps)
 
 
 # The same rollouts have the same gradient.
-
-
-def step_logs(trainer):
-    """Return what the trainer logged for each step."""
-    return [log for log in trainer.state.log_history if "loss" in log]
 
 
 class Gradients(TrainerCallback):
@@ -199,44 +211,42 @@ class Gradients(TrainerCallback):
         self.steps = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        gradients = {}
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                gradients[name] = parameter.grad.clone()
-        self.steps.append(gradients)
+        self.steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
 
-def train_both(folder, monkeypatch, **how):
+def train_both(folder, monkeypatch, **arguments):
     """Train a FastGRPOTrainer, and TRL's on its rollouts. Return gradients and logs of both."""
     rollouts = []
-    sampled = FastGRPOTrainer._generate_single_turn
+    generate = FastGRPOTrainer._generate_single_turn
 
     def recorded(self, *args, **kwargs):
-        rollouts.append(sampled(self, *args, **kwargs))
+        rollouts.append(generate(self, *args, **kwargs))
         return rollouts[-1]
 
-    outcomes = []
+    gradients = Gradients()
+    gradients_of_trl = Gradients()
     with monkeypatch.context() as patched:
         patched.setattr(FastGRPOTrainer, "_generate_single_turn", recorded)
-        fast = build(FastGRPOTrainer, folder, callbacks=[Gradients()], **how)
+        fast = build(FastGRPOTrainer, folder, callbacks=[gradients], **arguments)
         fast.train()
         assert fast.sampler is not None
         patched.setattr(GRPOTrainer, "_generate_single_turn", lambda *args, **kwargs: (rollouts.pop(0)[0], None))
-        trl = build(GRPOTrainer, folder, callbacks=[Gradients()], **how)
+        trl = build(GRPOTrainer, folder, callbacks=[gradients_of_trl], **arguments)
         trl.train()
-    for trainer in (fast, trl):
-        [recorder] = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Gradients)]
-        outcomes.append((recorder.steps, step_logs(trainer)))
-    return outcomes
+    return (gradients.steps, logged_steps(fast)), (gradients_of_trl.steps, logged_steps(trl))
 
 
 def zero_variance(completions, **columns):
     """Return rewards whose variance is zero in every second group."""
     rewards = code_points(completions)
-    return [1.0 if index // 4 % 2 else value for index, value in enumerate(rewards)]
+    for index in range(len(rewards)):
+        group = index // 4
+        if group % 2 == 1:
+            rewards[index] = 1.0
+    return rewards
 
 
-ONE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+ONE_MICRO_BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 CASES = {
     "dapo": {},
     "grpo": {"settings": {"loss_type": "grpo"}},
@@ -245,8 +255,11 @@ CASES = {
     "zero variance": {"reward": zero_variance},
     "two iterations": {"settings": {"num_iterations": 2, "max_steps": 4}},
     "truncated": {"prompts": CHATS, "settings": {"mask_truncated_completions": True, "max_completion_length": 80}},
-    "one micro-batch": {"settings": ONE | {"loss_type": "bnpo", "entropy_coef": 0.1}, "reward": zero_variance},
-    "some tokens": {"settings": ONE | {"top_entropy_quantile": 0.5}, "reward": zero_variance},
+    "one micro-batch": {
+        "settings": ONE_MICRO_BATCH | {"loss_type": "bnpo", "entropy_coef": 0.1},
+        "reward": zero_variance,
+    },
+    "some tokens": {"settings": ONE_MICRO_BATCH | {"top_entropy_quantile": 0.5}, "reward": zero_variance},
     "chat": {"prompts": CHATS},
     "full fine-tuning": {"peft_config": None, "settings": {"learning_rate": 1e-5}},
     "parts": {"settings": {"steps_per_generation": 1}},
@@ -255,51 +268,54 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradient_are_those_of_trl(name, tmp_path, monkeypatch):
-    (gradients, logs), (expected, expected_logs) = train_both(tmp_path, monkeypatch, **CASES[name])
-    assert len(gradients) == len(expected) >= 2
-    assert distance(gradients[0], expected[0]) < 1e-5
-    assert distance(gradients[-1], expected[-1]) < 1e-3  # weights differ by rounding
-    for ours, theirs in zip(logs, expected_logs, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
-        assert ours.get("reward") == pytest.approx(theirs.get("reward"))
+    (gradients, steps), (gradients_of_trl, steps_of_trl) = train_both(tmp_path, monkeypatch, **CASES[name])
+    assert len(gradients) == len(gradients_of_trl) >= 2
+    assert distance(gradients[0], gradients_of_trl[0]) < 1e-5
+    assert distance(gradients[-1], gradients_of_trl[-1]) < 1e-3  # weights differ by rounding
+    for step, step_of_trl in zip(steps, steps_of_trl, strict=True):
+        assert step["loss"] == pytest.approx(step_of_trl["loss"], abs=1e-5)
+        assert step.get("reward") == pytest.approx(step_of_trl.get("reward"))
 
 
 def test_prompts_are_read_once_and_zero_variance_groups_are_skipped(tmp_path, monkeypatch):
     """Otherwise equal gradients prove nothing."""
-    widths = []
-    nums_read = []
+    num_packed_passes = 0
+    rows_of_passes = []
     packed_rows = exact_pass.packed_rows
     rows_with_advantage = exact_pass.rows_with_advantage
 
-    def recorded_packing(model, completion_width):
-        widths.append(completion_width)
-        return packed_rows(model, completion_width)
+    def counted(*args):
+        nonlocal num_packed_passes
+        num_packed_passes += 1
+        return packed_rows(*args)
 
-    def recorded_rows(inputs):
-        rows = rows_with_advantage(inputs)
-        nums_read.append("all" if rows is None else len(rows))
-        return rows
+    def recorded(*args):
+        rows_of_passes.append(rows_with_advantage(*args))
+        return rows_of_passes[-1]
 
-    monkeypatch.setattr(exact_pass, "packed_rows", recorded_packing)
-    monkeypatch.setattr(exact_pass, "rows_with_advantage", recorded_rows)
+    monkeypatch.setattr(exact_pass, "packed_rows", counted)
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", recorded)
     trainer = build(FastGRPOTrainer, tmp_path, reward=zero_variance, settings={"max_steps": 1})
     trainer.train()
-    assert len(widths) == 2 and trainer.use_liger_kernel
-    assert nums_read == ["all", 1]
+    assert trainer.use_liger_kernel
+    assert num_packed_passes == 2
+    all_rows, rows_of_skipped_group = rows_of_passes
+    assert all_rows is None
+    assert len(rows_of_skipped_group) == 1
 
 
 def test_the_sampler_does_not_repeat_keys_for_query_heads(tmp_path, monkeypatch):
     """It is built after the trainer has replaced the attention of the model that it copies."""
     attend = merged_copy._attend
-    query_lengths = []
+    widths = []
 
-    def recorded(module, query, *args, **kwargs):
-        query_lengths.append(query.shape[2])
-        return attend(module, query, *args, **kwargs)
+    def recorded(module, queries, *args, **kwargs):
+        widths.append(queries.shape[2])
+        return attend(module, queries, *args, **kwargs)
 
     monkeypatch.setattr(merged_copy, "_attend", recorded)
     build(FastGRPOTrainer, tmp_path, settings={"max_steps": 1}).train()
-    assert query_lengths.count(1) > 10  # one token per row
+    assert widths.count(1) > 10  # decoding reads one token at a time
 
 
 # What TRL's own code does
@@ -331,9 +347,10 @@ class Engine:
 
 
 def fixed_rollouts(prompts, trainer):
-    ids = trainer.processing_class(list(prompts))["input_ids"]
-    completions = [[5 + index % 3, 9] for index in range(len(ids))]
-    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[-1.0, -2.0]] * len(ids)}
+    prompt_ids = trainer.processing_class(list(prompts))["input_ids"]
+    completion_ids = [[5 + index % 3, 9] for index in range(len(prompts))]
+    logprobs = [[-1.0, -2.0]] * len(prompts)
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs}
 
 
 def add(a: int, b: int) -> int:
@@ -386,12 +403,20 @@ PLAIN = {
 }
 
 
-def trainable(trainer):
-    return {name: weight.detach() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+def trained_weights(model):
+    """Return a copy of the weights that are trained, by name."""
+    return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def are_equal(weights, expected):
+    """Return whether two models have the same weights, to the bit."""
+    return weights.keys() == expected.keys() and all(
+        torch.equal(weight, expected[name]) for name, weight in weights.items()
+    )
 
 
 def losses(trainer):
-    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return [step["loss"] for step in logged_steps(trainer)]
 
 
 def reasons(printed):
@@ -407,22 +432,23 @@ def test_what_cannot_be_faster_runs_as_in_trl_and_prints_why(name, tmp_path, mon
     fast = build(FastGRPOTrainer, tmp_path, **PLAIN[name]())
     fast.train()
     [line] = reasons(capsys.readouterr().err)
-    assert name in line and fast.sampler is None
+    assert name in line
+    assert fast.sampler is None
     assert losses(fast) == losses(trl)
-    expected = trainable(trl)
-    assert all(torch.equal(weight, expected[key]) for key, weight in trainable(fast).items())
+    assert are_equal(trained_weights(fast.model), trained_weights(trl.model))
 
 
 def test_an_attention_that_cannot_share_prompts_reads_padded_rows(tmp_path, monkeypatch, capsys):
-    def eager():
-        return AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="eager")
-
+    model = AutoModelForCausalLM.from_pretrained(MODEL, attn_implementation="eager")
     capsys.readouterr()
-    fast = build(FastGRPOTrainer, tmp_path, model=eager())
+    fast = build(FastGRPOTrainer, tmp_path, model=model)
     [line] = reasons(capsys.readouterr().err)
-    assert "eager" in line and fast.packing_disabled_reason and not fast.fallback_reason
+    assert "eager" in line
+    assert fast.packing_disabled_reason
+    assert not fast.fallback_reason
     fast.train()
-    assert fast.sampler is not None and all(torch.isfinite(weight).all() for weight in trainable(fast).values())
+    assert fast.sampler is not None
+    assert all(torch.isfinite(weight).all() for weight in trained_weights(fast.model).values())
 
 
 # The adapter, the check of the sampler, and completions
@@ -435,21 +461,20 @@ def quantized():
 
 def test_the_adapter_of_a_quantized_model_is_float32_and_loads_with_peft(tmp_path):
     trainer = build(FastGRPOTrainer, tmp_path, model=quantized())
-    assert {weight.dtype for weight in trainable(trainer).values()} == {torch.float32}
+    assert {weight.dtype for weight in trained_weights(trainer.model).values()} == {torch.float32}
     trainer.train()
     assert isinstance(trainer.sampler, MergedCopySampler)
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved", is_trainable=True)
-    weights = {name: weight for name, weight in loaded.named_parameters() if weight.requires_grad}
-    assert all(torch.equal(weight, weights[name]) for name, weight in trainable(trainer).items())
+    assert are_equal(trained_weights(loaded), trained_weights(trainer.model))
 
 
 def test_a_trained_adapter_is_not_rounded(tmp_path):
     lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(quantized(), lora)
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    weights_before = trained_weights(model)
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, settings={"beta": 0.1})
-    assert all(torch.equal(weight, before[name]) for name, weight in trainable(trainer).items())
+    assert are_equal(trained_weights(trainer.model), weights_before)
     assert "ref" in model.peft_config
 
 
@@ -468,17 +493,21 @@ def test_trl_samples_if_the_sampler_misses_the_adapter(tmp_path, monkeypatch, ca
     trainer = build(FastGRPOTrainer, tmp_path)
     trainer.train()
     [line] = reasons(capsys.readouterr().err)
-    assert "serves a policy" in line and trainer.sampler is None and trainer.state.global_step == 2
-    assert not trainer.fallback_reason and not trainer.packing_disabled_reason  # the loss pass was not at fault
+    assert "serves a policy" in line
+    assert trainer.sampler is None
+    assert trainer.state.global_step == 2
+    # The loss pass was not at fault.
+    assert not trainer.fallback_reason
+    assert not trainer.packing_disabled_reason
 
 
 def test_the_check_leaves_the_weights_and_the_mode(tmp_path):
     trainer = build(FastGRPOTrainer, tmp_path)
-    before = {name: weight.clone() for name, weight in trainable(trainer).items()}
+    weights_before = trained_weights(trainer.model)
     trainer.model.train()
     trainer._generate_single_turn(trainer.processing_class(TEXTS)["input_ids"], None, {}, 1)
     assert trainer.model.training
-    assert all(torch.equal(weight, before[name]) for name, weight in trainable(trainer).items())
+    assert are_equal(trained_weights(trainer.model), weights_before)
 
 
 def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp_path):
@@ -487,40 +516,51 @@ def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp
     first = trainer.evaluate()
     trainer.args.per_device_eval_batch_size = 12
     second = trainer.evaluate()
-    assert first["eval_reward"] == pytest.approx(second["eval_reward"]) and first["eval_reward_std"] > 0
+    assert first["eval_reward"] == pytest.approx(second["eval_reward"])
+    assert first["eval_reward_std"] > 0
     assert not trainer._metrics["train"]
 
 
-@pytest.mark.parametrize(("process", "rows"), [(0, [3] * 8), (1, [3, 3, 4, 5, 5])])
-def test_equal_prompts_of_an_evaluation_have_different_seeds(process, rows, tmp_path, monkeypatch):
-    """Groups of 4, of which the first may begin on another process, and a prompt twice in the data of a process."""
-    trainer = build(FastGRPOTrainer, tmp_path)
-    seeds_of_calls = []
+class SeedRecorder:
+    """In place of a sampler: keeps the seeds of each call, and returns nothing."""
 
-    def sample(prompts, params, seeds):
-        seeds_of_calls.append(seeds)
+    def __init__(self):
+        self.calls = []
+
+    def sample(self, prompts, params, seeds):
+        self.calls.append(seeds)
         return [[] for _ in prompts]
 
+
+EVALUATION_PROMPTS = {
+    # The index of a process, its prompts, and which completion of its group the first one is.
+    "a prompt twice in the data": (0, [[3]] * 8, 0),
+    "a group that began on another process": (1, [[3], [3], [4], [5], [5]], 1),
+}
+
+
+@pytest.mark.parametrize(("process", "prompt_ids", "index"), EVALUATION_PROMPTS.values(), ids=EVALUATION_PROMPTS)
+def test_equal_prompts_of_an_evaluation_have_different_seeds(process, prompt_ids, index, tmp_path, monkeypatch):
+    trainer = build(FastGRPOTrainer, tmp_path)
     monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
     trainer.model.eval()
-    trainer.step_sampling.sampler = SimpleNamespace(sample=sample)
-    trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
-    trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
-    [seeds, seeds_again] = seeds_of_calls
-    assert seeds == seeds_again and len(set(seeds)) == len(seeds)
-    first = completion_seed(trainer.args.seed, "eval [3]", process * 5 % 4)  # the other process has those before
-    assert seeds[0] == first
+    trainer.step_sampling.sampler = SeedRecorder()
+    for _ in range(2):
+        trainer._generate_single_turn(prompt_ids, None, {}, 4)
+    seeds, seeds_of_repetition = trainer.sampler.calls
+    assert seeds == seeds_of_repetition
+    assert len(set(seeds)) == len(seeds)
+    assert seeds[0] == completion_seed(trainer.args.seed, "eval [3]", index)
 
 
 def test_a_resumed_script_with_dropout_ends_in_the_same_bits(tmp_path):
     lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], lora_dropout=0.1)
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    whole = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
-    whole.train()
+    unbroken = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
+    unbroken.train()
     resumed = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    expected = trainable(whole)
-    assert all(torch.equal(weight, expected[name]) for name, weight in trainable(resumed).items())
+    assert are_equal(trained_weights(resumed.model), trained_weights(unbroken.model))
 
 
 def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
@@ -529,21 +569,20 @@ def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("granite", **sizes))
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, processing_class=tokenizer)
-    assert "logit_scale" not in trainer.model.config.to_dict() and not trainer.use_liger_kernel
+    assert "logit_scale" not in trainer.model.config.to_dict()
+    assert not trainer.use_liger_kernel
 
 
 def test_rollouts_of_one_step_differ(tmp_path):
     """Two generations in a step, of the same prompt."""
-    rewarded = []
+    generations = []
 
     def reward(completions, **columns):
-        rewarded.append(completions)
+        generations.append(completions)
         return code_points(completions)
 
-    trainer = build(
-        FastGRPOTrainer, tmp_path, TEXTS[:1] * 2, reward, settings={"steps_per_generation": 1, "max_steps": 1}
-    )
-    trainer.train()
-    [first, second] = rewarded
+    settings = {"steps_per_generation": 1, "max_steps": 1}
+    build(FastGRPOTrainer, tmp_path, TEXTS[:1] * 2, reward, settings).train()
+    first, second = generations
     assert first != second
     assert len(set(first)) > 1

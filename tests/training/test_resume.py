@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.tiny_runs import write_starter_files
 from helpers.warm_process import finish, wait_for
-
-from lora_grpo.tasks import sources
-from lora_grpo.tasks.registry import get_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 # 8 training rows are 4 steps of 2 prompts, so the run uses more than one pass over the data. Dropout uses random
@@ -23,8 +21,14 @@ TINY = shlex.split(
     "--train.micro-batch-size 4 --train.checkpoint-steps 2 --train.completions-steps 2 --eval.num-samples 2 "
     "--eval.k 1 2"
 )
-SAME = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation/report.json")
-SAME += ("evaluation/base.samples.jsonl", "evaluation/trained.samples.jsonl")
+FILES = (
+    "adapter/adapter_model.safetensors",
+    "adapter/adapter_config.json",
+    "evaluation/report.json",
+    "evaluation/base.samples.jsonl",
+    "evaluation/trained.samples.jsonl",
+)
+METRICS = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
 
 
 def lines(folder, name="metrics.jsonl"):
@@ -32,43 +36,43 @@ def lines(folder, name="metrics.jsonl"):
 
 
 def metrics(folder):
-    names = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
-    return [{name: json.loads(line)[name] for name in names} for line in lines(folder)]
+    steps = [json.loads(line) for line in lines(folder)]
+    return [{name: step[name] for name in METRICS} for step in steps]
+
+
+def files(folder):
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def completions(folder):
+    return {path.name: path.read_bytes() for path in (folder / "completions").iterdir()}
 
 
 def assert_same(folder, expected):
-    for name in SAME:
-        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    assert files(folder) == files(expected)
     assert metrics(folder) == metrics(expected)
-    logged = sorted(path.name for path in (expected / "completions").iterdir())
-    assert sorted(path.name for path in (folder / "completions").iterdir()) == logged
-    for name in logged:
-        assert (folder / "completions" / name).read_bytes() == (expected / "completions" / name).read_bytes()
+    assert completions(folder) == completions(expected)
 
 
 class Runs:
     """The runs of these tests, two at a time, because each run is limited by one core for most of its time."""
 
-    def __init__(self, folder, fresh, warm, wanted):
+    def __init__(self, folder, fresh, warm, requested):
         self.folder = folder
         self.fresh = fresh
         self.warm = warm
-        self.files = []
-        for split, size in (("train", 8), ("eval", 4)):
-            # Use files, because generating all rows of the starter task takes longer than training on these few.
-            rows = sources.sample(get_task("starter").load(split), size, 0)
-            text = "".join(json.dumps({name: row[name] for name in ("question", "answer")}) + "\n" for row in rows)
-            (folder / f"{split}.jsonl").write_text(text)
-            self.files += [f"--data.{split}", folder / f"{split}.jsonl"]
+        self.data_flags = write_starter_files(folder)
         self.pool = ThreadPoolExecutor(2)
-        makers = (self.unbroken, self.killed, self.extended)
-        self.futures = {maker.__name__: self.pool.submit(maker) for maker in makers if maker.__name__ in wanted}
+        self.results = {}
+        for run in (self.unbroken, self.killed, self.extended):
+            if run.__name__ in requested:
+                self.results[run.__name__] = self.pool.submit(run)
 
-    def start(self, commands, name, *more):
-        return commands.start(RECIPE, "--output-dir", self.folder / name, *TINY, *self.files, *more)
+    def start(self, commands, name, *flags):
+        return commands.start(RECIPE, "--output-dir", self.folder / name, *TINY, *self.data_flags, *flags)
 
-    def go_on(self, commands, name, *more):
-        return finish(commands.start(RECIPE, "--output-dir", self.folder / name, "--resume", *more))
+    def resume(self, commands, name):
+        return finish(commands.start(RECIPE, "--output-dir", self.folder / name, "--resume"))
 
     def unbroken(self):
         started = time.monotonic()
@@ -85,7 +89,7 @@ class Runs:
         newest = max((folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
         weights = newest / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
-        return folder, newest, self.go_on(self.fresh, "killed").stderr
+        return folder, newest, self.resume(self.fresh, "killed").stderr
 
     def extended(self):
         """Finish a run of 3 steps, extend it to 7, end that by SIGTERM, and resume."""
@@ -97,38 +101,39 @@ class Runs:
         process.terminate()
         ended = process.end()
         record = json.loads((folder / "run.json").read_text())
-        self.go_on(self.warm, "extended")
+        self.resume(self.warm, "extended")
         return folder, ended, record
 
 
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory, fresh, warm):
-    wanted = {name for item in request.session.items for name in item.fixturenames}
-    runs = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, wanted)
+    requested = {name for item in request.session.items for name in item.fixturenames}
+    runs = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, requested)
     with runs.pool:
         yield runs
 
 
 @pytest.fixture(scope="module")
 def unbroken(runs):
-    return runs.futures["unbroken"].result()
+    return runs.results["unbroken"].result()
 
 
 @pytest.fixture(scope="module")
 def killed(runs):
-    return runs.futures["killed"].result()
+    return runs.results["killed"].result()
 
 
 @pytest.fixture(scope="module")
 def extended(runs):
-    return runs.futures["extended"].result()
+    return runs.results["extended"].result()
 
 
 def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, killed):
-    folder, newest, printed = killed
-    assert f"skipped damaged {newest}: adapter_model.safetensors has changed since it was written" in printed
-    assert "resuming from" in printed
-    assert_same(folder, unbroken[0])
+    expected, _ = unbroken
+    folder, damaged_checkpoint, messages = killed
+    assert f"skipped damaged {damaged_checkpoint}: adapter_model.safetensors has changed" in messages
+    assert "resuming from" in messages
+    assert_same(folder, expected)
 
 
 def test_sigterm_saves_and_says_how_to_go_on(extended):
@@ -141,21 +146,24 @@ def test_sigterm_saves_and_says_how_to_go_on(extended):
 
 def test_resuming_a_finished_run_prints_its_table_again(unbroken, runs):
     folder, _ = unbroken
-    before = {name: (folder / name).read_bytes() for name in SAME}
-    ended = runs.go_on(runs.warm, "unbroken")
-    assert "pass@2" in ended.stdout and "GRPO" not in ended.stderr
-    assert {name: (folder / name).read_bytes() for name in SAME} == before
+    files_before = files(folder)
+    done = runs.resume(runs.warm, "unbroken")
+    assert "pass@2" in done.stdout
+    assert "GRPO" not in done.stderr
+    assert files(folder) == files_before
 
 
 def test_a_longer_run_goes_on_from_the_shorter_one(unbroken, extended):
     """3 steps plus 4 resumed and interrupted steps equal 7 at once, because the learning rate is constant."""
-    assert_same(extended[0], unbroken[0])
+    expected, _ = unbroken
+    folder, _, _ = extended
+    assert_same(folder, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [random.Random(seed).uniform(0.1, 1.0) for seed in range(3)])
 def test_a_run_killed_at_any_moment_ends_in_the_same_bits(unbroken, runs, moment):
-    """Kill at three random moments, from loading the model to the last sample, as a share of the full duration."""
+    """Kill at three random moments, from loading the model to the last sample, as a fraction of the full duration."""
     expected, seconds = unbroken
     name = f"killed at {moment:.2f}"
     process = runs.start(runs.warm, name)

@@ -2,12 +2,16 @@
 
 import json
 import pickle
+import re
+import shutil
+from statistics import fmean
 
 import pytest
 import torch
 from helpers.tiny_runs import TINY, run_tiny
 from safetensors.torch import load_file
 
+from lora_grpo import starter
 from lora_grpo.config import replace
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import RunError, UserError
@@ -29,32 +33,34 @@ def test_the_adapter_learns_and_is_kept_in_full_precision(finished):
     assert all(tensor.dtype == torch.float32 for tensor in saved.values())
     moved = [name for name, tensor in saved.items() if "lora_B" in name and tensor.abs().max() > 0]
     assert len(moved) == len(saved) // 2
-    live = {n.replace(".default", ""): p for n, p in policy.model.named_parameters() if p.requires_grad}
-    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+    weights = dict(policy.model.named_parameters())
+    for name, tensor in saved.items():
+        assert torch.equal(weights[f"{name.removesuffix('.weight')}.default.weight"], tensor), name
 
 
 def test_every_step_is_in_the_metrics(finished):
     run, _ = finished
     steps = lines(run.metrics)
     assert [step["step"] for step in steps] == [1, 2, 3]
-    wanted = {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio"}
-    wanted |= {"entropy", "grad_norm", "learning_rate", "step_time", "num_tokens", "rewards/near_length/mean"}
-    assert wanted <= steps[0].keys()
+    names = {"reward", "reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio"}
+    names |= {"entropy", "grad_norm", "learning_rate", "step_time", "num_tokens", "rewards/near_length/mean"}
     for step in steps:
-        total = 0.5 * step["rewards/xml_tag_count/mean"] + step["rewards/near_length/mean"]
-        assert step["reward"] == pytest.approx(total, abs=1e-4)
+        assert names <= step.keys()
+        weighted_sum = 0.5 * step["rewards/xml_tag_count/mean"] + step["rewards/near_length/mean"]
+        assert step["reward"] == pytest.approx(weighted_sum, abs=1e-4)
 
 
 def test_completions_carry_their_rewards(finished):
     run, _ = finished
     assert sorted(path.name for path in run.completions.iterdir()) == ["step-00001.jsonl", "step-00002.jsonl"]
-    logged = lines(run.completions / "step-00002.jsonl")
-    steps = lines(run.metrics)
-    assert len(logged) == 8
-    for line in logged:
-        assert line["reward"] == pytest.approx(0.5 * line["rewards"]["xml_tag_count"] + line["rewards"]["near_length"])
-    assert sum(line["reward"] for line in logged) / 8 == pytest.approx(steps[1]["reward"], abs=1e-4)
-    assert {line["id"] for line in logged} <= {f"starter/train/{n:05d}" for n in range(4000)}
+    completions = lines(run.completions / "step-00002.jsonl")
+    assert len(completions) == 8
+    for completion in completions:
+        rewards = completion["rewards"]
+        assert completion["reward"] == pytest.approx(0.5 * rewards["xml_tag_count"] + rewards["near_length"])
+        assert re.fullmatch(r"starter/train/0[0-3]\d{3}", completion["id"])
+    second_step = lines(run.metrics)[1]
+    assert fmean(completion["reward"] for completion in completions) == pytest.approx(second_step["reward"], abs=1e-4)
 
 
 def test_the_kl_reference_is_the_base(tmp_path):
@@ -68,12 +74,15 @@ def test_the_kl_reference_is_the_base(tmp_path):
 
 def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path):
     """8 completions in one pass or in four give the same rollouts, and the same adapter within rounding."""
-    whole, _ = run_tiny(tmp_path / "whole", train={"micro_batch_size": 8, "max_steps": 1})
-    parts, _ = run_tiny(tmp_path / "parts", train={"micro_batch_size": 2, "max_steps": 1})
-    a, b = (load_file(run.adapter / "adapter_model.safetensors") for run in (whole, parts))
-    (one,), (two,) = lines(whole.metrics), lines(parts.metrics)
-    assert one["reward"] == two["reward"] and one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-3)
-    assert all((a[name] - b[name]).abs().max() < 2e-4 for name in a)
+    in_one_pass, _ = run_tiny(tmp_path / "one", train={"micro_batch_size": 8, "max_steps": 1})
+    in_four, _ = run_tiny(tmp_path / "four", train={"micro_batch_size": 2, "max_steps": 1})
+    [step] = lines(in_four.metrics)
+    [expected_step] = lines(in_one_pass.metrics)
+    assert step["reward"] == expected_step["reward"]
+    assert step["grad_norm"] == pytest.approx(expected_step["grad_norm"], rel=1e-3)
+    weights = load_file(in_four.adapter / "adapter_model.safetensors")
+    expected_weights = load_file(in_one_pass.adapter / "adapter_model.safetensors")
+    assert all((weights[name] - expected_weights[name]).abs().max() < 2e-4 for name in expected_weights)
 
 
 def test_any_grpo_field_reaches_the_trainer(tmp_path):
@@ -120,10 +129,6 @@ def test_a_reward_that_fails_stops_the_run_and_names_the_row(tmp_path):
 
 
 def test_a_base_model_without_a_chat_template_trains_on_plain_text(tmp_path):
-    import shutil
-
-    from lora_grpo import starter
-
     folder = shutil.copytree(starter.model_path(), tmp_path / "plain")
     (folder / "chat_template.jinja").unlink()
     run, _ = run_tiny(tmp_path / "out", model={"name": str(folder)}, train={"max_steps": 1})

@@ -3,16 +3,17 @@
 import json
 import shlex
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 from helpers.fresh_imports import run_recipe
 from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
-from torch.nn.functional import cross_entropy
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import fit_data, prompt_order
+from lora_grpo.errors import UserError
 from lora_grpo.models import base_model
 from lora_grpo.prompts import chat
 from lora_grpo.report import write_report
@@ -40,11 +41,6 @@ def config():
     return replace(replace(RunConfig(output_dir="unused"), TINY), SFT)
 
 
-class Opened:
-    def __init__(self, config):
-        self.config = config
-
-
 # What it trains on
 
 
@@ -54,49 +50,62 @@ def test_an_example_is_the_prompt_of_the_evaluation_and_a_completion_that_passes
     sampler = Sampler(None, tokenizer, [eos])
     for row, example in zip(rows, sft_examples(rows, sampler), strict=True):
         (prompt,) = sampler.encode([chat.render_row(tokenizer, row)])
-        ids = example["input_ids"]
-        labels = example["labels"]
-        assert ids[: len(prompt)] == prompt and labels[: len(prompt)] == [IGNORED] * len(prompt)
-        assert ids[len(prompt) :] == labels[len(prompt) :]
-        assert ids[-1] == eos and ids.count(eos) == prompt.count(eos) + 1
-        text = tokenizer.decode(ids[len(prompt) : -1])
+        assert example["input_ids"][: len(prompt)] == prompt
+        assert example["labels"][: len(prompt)] == [IGNORED] * len(prompt)
+
+        completion = example["input_ids"][len(prompt) :]
+        assert example["labels"][len(prompt) :] == completion
+        assert completion.index(eos) == len(completion) - 1
+        text = tokenizer.decode(completion[:-1])
         assert text == get_task("starter").gold(row)
         assert grade_all("starter", [text], [row])[0].passed
 
 
 def test_the_end_of_an_answer_is_that_of_the_chat_template(tokenizer):
     """As with Gemma, whose template ends a turn with another token than the tokenizer's end of a sequence."""
-    other = base_model.load_tokenizer(ModelConfig())
-    ids = other.convert_tokens_to_ids
-    names = [name for name in other.all_special_tokens if ids(name) != other.eos_token_id]
-    turn = names[0]
-    other.chat_template = (
-        "{% for m in messages %}" + turn.replace("'", "") + "{{ m.role }}\n{{ m.content }}"
-        "{% if m.role == 'assistant' %}" + turn + "{% endif %}{% endfor %}"
+    special_tokens = [token for token in tokenizer.all_special_tokens if token != tokenizer.eos_token]
+    turn_end = special_tokens[0]
+    ends = tokenizer.convert_tokens_to_ids([tokenizer.eos_token, turn_end])
+    like_gemma = base_model.load_tokenizer(ModelConfig())
+    like_gemma.chat_template = (
+        "{% for message in messages %}"
+        f"{turn_end}{{{{ message.role }}}}\n{{{{ message.content }}}}"
+        f"{{% if message.role == 'assistant' %}}{turn_end}{{% endif %}}"
+        "{% endfor %}"
     )
-    assert chat.end_of_turn(other, [other.eos_token_id, ids(turn)]) == turn
-    assert chat.end_of_turn(tokenizer, [tokenizer.eos_token_id, ids(turn)]) == tokenizer.eos_token
+    assert chat.end_of_turn(like_gemma, ends) == turn_end
+    assert chat.end_of_turn(tokenizer, ends) == tokenizer.eos_token
 
 
 def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, config, capsys):
     data = starter_data()
-    rows = data.train
-    lengths = [len(tokenizer(get_task("starter").gold(row))["input_ids"]) + 1 for row in rows]
-    limit = sorted(lengths)[3]
-    shorter = replace(config, {"sampling": {"max_completion_tokens": limit}})
-    fitted = fit_data(data, tokenizer, shorter)
-    kept_rows = fitted.train
-    expected_ids = [row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit]
-    assert [row["id"] for row in kept_rows] == expected_ids
-    printed = capsys.readouterr().err
-    reason = f"their reference answers have more than {limit} tokens"
-    assert f"dropped {8 - len(kept_rows)} of 8 train rows: {reason}" in printed
-    assert fitted.eval == data.eval and fitted.row_lengths.rows == len(kept_rows) + len(fitted.eval)
-    answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept_rows]
-    assert fitted.row_lengths.longest_answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
-    prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept_rows, *fitted.eval)]
-    assert fitted.row_lengths.longest_prompt == max(prompts)
-    with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
+
+    def prompt(row):
+        return chat.render_row(tokenizer, row)
+
+    def solution(row):
+        return get_task("starter").gold(row)
+
+    def num_tokens(text):
+        return len(tokenizer(text)["input_ids"])
+
+    completion_lengths = {row["id"]: num_tokens(solution(row)) + 1 for row in data.train}  # with the end of the turn
+    limit = sorted(completion_lengths.values())[3]
+    fitted = fit_data(data, tokenizer, replace(config, {"sampling": {"max_completion_tokens": limit}}))
+
+    short_ids = [row_id for row_id, length in completion_lengths.items() if length <= limit]
+    assert [row["id"] for row in fitted.train] == short_ids
+    assert fitted.eval == data.eval
+    dropped = f"dropped {8 - len(short_ids)} of 8 train rows"
+    assert f"{dropped}: their reference answers have more than {limit} tokens" in capsys.readouterr().err
+
+    # The lengths for the memory plan are those of the rows that are left.
+    lengths = fitted.row_lengths
+    assert lengths.rows == len(fitted.train) + len(fitted.eval)
+    assert lengths.longest_prompt == max(num_tokens(prompt(row)) for row in (*fitted.train, *fitted.eval))
+    assert lengths.longest_answered == max(num_tokens(prompt(row) + solution(row)) for row in fitted.train) + 1
+
+    with pytest.raises(UserError, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_data(data, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}))
 
 
@@ -110,21 +119,26 @@ def trained(tmp_path_factory):
 
 def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
     run, policy = trained
-    lines = read_metrics(run.folder)
-    assert [line["step"] for line in lines] == [1, 2, 3] and "num_tokens" not in lines[0]
-    assert all(0 <= line["mean_token_accuracy"] <= 1 and line["step_time"] > 0 for line in lines)
+    first, second, third = read_metrics(run.folder)
+    for number, step in enumerate((first, second, third), start=1):
+        assert step["step"] == number
+        assert step["step_time"] > 0
+        assert 0 <= step["mean_token_accuracy"] <= 1
+    assert "num_tokens" not in first
+    assert third["loss"] < first["loss"]
+
+    # In the first step the adapter is zero.
     rows = starter_data().train
     examples = sft_examples(rows, Sampler(None, policy.tokenizer, policy.eos_token_ids))
-    losses = []
+    token_losses = []
     with torch.no_grad(), policy.model.disable_adapter():
-        for index in prompt_order(len(rows), 2, run.config.seed):  # the adapter is zero in the first step
-            ids, labels = (torch.tensor([examples[index][name]]) for name in ("input_ids", "labels"))
-            logits = policy.model(input_ids=ids).logits[0, :-1].float()
-            next_tokens = labels[0, 1:]
-            token_losses = cross_entropy(logits, next_tokens, reduction="none", ignore_index=IGNORED)
-            losses += token_losses[next_tokens != IGNORED].tolist()
-    assert lines[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=2e-3)
-    assert lines[2]["loss"] < lines[0]["loss"]
+        for index in prompt_order(len(rows), 2, run.config.seed):
+            ids = torch.tensor(examples[index]["input_ids"])
+            labels = torch.tensor(examples[index]["labels"])
+            logprobs = policy.model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)
+            of_solution = labels[1:] != IGNORED
+            token_losses += (-logprobs[of_solution, ids[1:][of_solution]]).tolist()
+    assert first["loss"] == pytest.approx(fmean(token_losses), abs=2e-3)
 
 
 def test_the_report_is_of_sft(trained):
@@ -135,17 +149,22 @@ def test_the_report_is_of_sft(trained):
     assert "supervised fine-tuning on reference answers (TRL&#39;s SFTTrainer)" in text
     for title in ("Loss on reference answers", "Token accuracy", "Gradient norm"):
         assert title in text
-    assert "Groups without variance" not in text and "GRPO loss" not in text and "Mean rewards" not in text
+    for title_of_grpo in ("Groups without variance", "GRPO loss", "Mean rewards"):
+        assert title_of_grpo not in text
     assert '<tr><th scope="row">token accuracy</th>' in text
 
 
 def test_a_flag_of_grpo_is_refused():
-    flags = ("--rewards correct_answer=2.0", "--grpo epsilon_high=0.28", "--sampling.num-generations 4", "--preview")
-    calls = [text.split() for text in flags]
-    result = run_recipe(RECIPE, *calls)
-    assert result.stdout == "loaded [] code 2\n" * len(calls)
-    for line, arguments in zip(result.stderr.splitlines(), calls, strict=True):
-        assert line.startswith(f"error: {arguments[0]} is for GRPO, ")
+    commands = [
+        ["--rewards", "correct_answer=2.0"],
+        ["--grpo", "epsilon_high=0.28"],
+        ["--sampling.num-generations", "4"],
+        ["--preview"],
+    ]
+    result = run_recipe(RECIPE, *commands)
+    assert result.stdout == "loaded [] code 2\n" * len(commands)
+    for line, flags in zip(result.stderr.splitlines(), commands, strict=True):
+        assert line.startswith(f"error: {flags[0]} is for GRPO, ")
 
 
 # Whole runs
@@ -156,13 +175,6 @@ SHORT = shlex.split(
     "--train.prompts-per-step 4 --train.micro-batch-size 2 --train.checkpoint-steps 2 --data.train-limit 200 "
     "--data.eval-limit 8 --monitor.rows 16 --monitor.every-steps 2 --eval.num-samples 1 --eval.k 1"
 )
-SAMPLES = ("trained.samples.jsonl", "base.samples.jsonl")
-
-
-def comparable_metrics(folder):
-    """Return the metrics of a run that do not depend on time."""
-    names = ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy")
-    return [{name: line.get(name) for name in names} for line in read_metrics(folder)]
 
 
 @pytest.mark.slow
@@ -175,13 +187,18 @@ def test_a_killed_run_that_is_resumed_has_the_same_bits(warm, tmp_path):
     wait_for(process, lambda: len(read_metrics(tmp_path / "killed")) >= 3)
     process.kill()
     finish(warm.start(RECIPE, "--output-dir", tmp_path / "killed", "--resume"))
-    unbroken = tmp_path / "unbroken"
-    killed = tmp_path / "killed"
-    names = ("adapter/adapter_model.safetensors", "evaluation/trained.samples.jsonl", "evaluation/report.json")
-    names += ("best/adapter_model.safetensors", "validation/step-00004.jsonl")
-    for name in names:
-        assert (unbroken / name).read_bytes() == (killed / name).read_bytes(), name
-    assert comparable_metrics(unbroken) == comparable_metrics(killed)
+    for file in (
+        "adapter/adapter_model.safetensors",
+        "best/adapter_model.safetensors",
+        "evaluation/trained.samples.jsonl",
+        "evaluation/report.json",
+        "validation/step-00004.jsonl",
+    ):
+        assert (tmp_path / "unbroken" / file).read_bytes() == (tmp_path / "killed" / file).read_bytes(), file
+    steps = zip(read_metrics(tmp_path / "unbroken"), read_metrics(tmp_path / "killed"), strict=True)
+    for step, step_of_killed in steps:
+        for name in ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy"):
+            assert step.get(name) == step_of_killed.get(name), (step["step"], name)
 
 
 @pytest.mark.slow
@@ -189,13 +206,13 @@ def test_grpo_goes_on_exactly_where_sft_ended(warm, tmp_path):
     def start(recipe, name, *more):
         return finish(warm.start(ROOT / "recipes" / recipe, "--output-dir", name, *SHORT, *more, cwd=tmp_path))
 
-    printed = start("sft_lora.py", "first").stdout
-    assert "--lora.from first" in printed
+    assert "--lora.from first" in start("sft_lora.py", "first").stdout
     start("gsm8k_lora.py", "second", "--lora.from", "first", "--sampling.num-generations", "4")
-    first = tmp_path / "first"
-    second = tmp_path / "second"
-    samples = [(run / "evaluation" / name).read_bytes() for run, name in zip((first, second), SAMPLES, strict=True)]
-    assert samples[0] == samples[1]
-    before, after = (json.loads((run / "evaluation" / "report.json").read_text()) for run in (first, second))
-    assert after["baseline"]["scores"] == before["evaluated"]["scores"]
-    assert "first" in (second / "report" / "report.html").read_text()
+    sft_evaluation = tmp_path / "first" / "evaluation"
+    grpo_evaluation = tmp_path / "second" / "evaluation"
+    trained_by_sft = (sft_evaluation / "trained.samples.jsonl").read_bytes()
+    assert (grpo_evaluation / "base.samples.jsonl").read_bytes() == trained_by_sft
+    sft_report = json.loads((sft_evaluation / "report.json").read_text())
+    grpo_report = json.loads((grpo_evaluation / "report.json").read_text())
+    assert grpo_report["baseline"]["scores"] == sft_report["evaluated"]["scores"]
+    assert "first" in (tmp_path / "second" / "report" / "report.html").read_text()

@@ -1,6 +1,5 @@
 """A model whose chat template has a switch for thinking gets the same prompts, on or off, wherever it is used."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -38,27 +37,31 @@ SMALL = {
 }
 
 
-class Encoded(list):
+class EncodedPrompts:
     """The token ids of all prompts that samplers have encoded."""
 
+    def __init__(self):
+        self.token_ids = []
+
     def take(self):
-        prompts = list(self)
-        self.clear()
-        return prompts
+        """Return those since the last call."""
+        token_ids = self.token_ids
+        self.token_ids = []
+        return token_ids
 
 
 @pytest.fixture
 def encoded(monkeypatch):
-    all_ids = Encoded()
+    encoded = EncodedPrompts()
     encode = Sampler.encode
 
     def recorded(self, prompts):
-        ids = encode(self, prompts)
-        all_ids.extend(ids)
-        return ids
+        token_ids = encode(self, prompts)
+        encoded.token_ids += token_ids
+        return token_ids
 
     monkeypatch.setattr(Sampler, "encode", recorded)
-    return all_ids
+    return encoded
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +72,20 @@ def model(tmp_path_factory):
     return folder
 
 
-def settings(model, folder, *template_variables, **changes):
+class EngineThatKeepsPrompts:
+    """In place of vLLM's engine: keeps the token ids of prompts, and yields nothing."""
+
+    def __init__(self):
+        self.token_ids = []
+
+    def stream(self, token_ids, options, adapter):
+        self.token_ids += token_ids
+        return ()
+
+
+def settings(model, folder, *chat_template_kwargs, **changes):
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), SMALL)
-    return replace(config, {"model": {"name": str(model), "chat_template_kwargs": template_variables}, **changes})
+    return replace(config, {"model": {"name": str(model), "chat_template_kwargs": chat_template_kwargs}, **changes})
 
 
 @pytest.mark.parametrize("thinks", [True, False])
@@ -83,82 +97,85 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     assert f"thinking: {'on' if thinks else 'off'}, because --model.chat" in capsys.readouterr().err
 
     def expected(rows):
-        """Render with the published template, without anything of the kit."""
-        options = {"tokenize": False, "add_generation_prompt": True, "chat_template": TEMPLATE}
-        texts = [tokenizer.apply_chat_template(row["prompt"], **options, enable_thinking=thinks) for row in rows]
+        """Return the token ids of prompts by the published template, without anything of the kit."""
+        options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinks}
+        texts = [tokenizer.apply_chat_template(row["prompt"], chat_template=TEMPLATE, **options) for row in rows]
         assert all(text.endswith(ENDINGS[thinks]) for text in texts)
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    def only(rows):
+    def assert_encoded_only(rows):
         """Check that samplers have encoded the prompts of these rows since the last call, and no others."""
         prompts = encoded.take()
-        assert prompts and all(ids in expected(rows) for ids in prompts)
+        assert prompts
+        assert all(token_ids in expected(rows) for token_ids in prompts)
 
     # The trainer: its own rollouts, and those of TRL, which Unsloth's trainer renders.
     sampler = build_sampler(policy, config)
     run = open_run(config, Invocation(), "test", data.record)
     training = prepare_training(run, policy, data.train, sampler)
     trainer = training.trainer
-    trained_on = []
-    compute = type(trainer)._compute_loss
+    trained_prompts = []
+    compute_loss = type(trainer)._compute_loss
 
     def recorded(self, model, inputs):
-        trained_on.extend(zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True))
-        return compute(self, model, inputs)
+        for token_ids, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True):
+            trained_prompts.append(token_ids[mask.bool()].tolist())
+        return compute_loss(self, model, inputs)
 
     monkeypatch.setattr(type(trainer), "_compute_loss", recorded)
     assert trainer.chat_template_kwargs == template_variables.variables(tokenizer.chat_template)
-    by_trl = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
+    [prompt_by_trl] = trainer._tokenize_prompts(trainer.train_dataset[:1]["prompt"])[0]
+    assert prompt_by_trl in expected(data.train)
     run.begin(policy.record)
     encoded.take()
     train(training)
-    only(data.train)
-    inputs = [[*itertools.compress(ids, mask)] for ids, mask in trained_on]
-    assert len(inputs) == 2 and inputs == by_trl * 2 and by_trl[0] in expected(data.train)
+    assert_encoded_only(data.train)
+    assert trained_prompts == [prompt_by_trl, prompt_by_trl]
     assert read_record(run.folder)["policy"]["chat_template_kwargs"] == {"enable_thinking": thinks}
 
     # Preview and evaluation, and vLLM, which gets token ids.
     sample_groups(config, sampler, data.train)
-    only(data.train)
+    assert_encoded_only(data.train)
     evaluate(run, sampler, data.eval, "base")
-    only(data.eval)
-    sent = []
-    engine = type("Engine", (), {"stream": lambda self, ids, options, adapter: sent.extend(ids) or ()})()
-    by_vllm = VllmSampler(engine, tokenizer, policy.eos_token_ids)
+    assert_encoded_only(data.eval)
+    engine = EngineThatKeepsPrompts()
+    vllm_sampler = VllmSampler(engine, tokenizer, policy.eos_token_ids)
     [prompt] = tokenizer.batch_decode(expected(data.eval))
-    assert list(by_vllm.stream([prompt], SamplingParams(1, 1, 1, 8), [0])) == []
+    assert list(vllm_sampler.stream([prompt], SamplingParams(1, 1, 1, 8), [0])) == []
+    assert engine.token_ids == expected(data.eval)
     encoded.take()
-    assert sent == expected(data.eval)
 
     # Commands that start from the saved run, or from the model alone.
-    options = EvaluateOptions(str(run.folder), task="starter", output_dir=tmp_path / "of run", max_completion_tokens=4)
-    evaluate_and_report(options)
-    only(data.eval)
-    options = EvaluateOptions(
+    of_run = EvaluateOptions(str(run.folder), task="starter", output_dir=tmp_path / "of run", max_completion_tokens=4)
+    evaluate_and_report(of_run)
+    assert_encoded_only(data.eval)
+    of_model = EvaluateOptions(
         str(model),
         task="starter",
         limit=1,
         max_completion_tokens=4,
-        output_dir=tmp_path / "alone",
+        output_dir=tmp_path / "of model",
         chat_template_kwargs=config.model.chat_template_kwargs,
     )
-    evaluate_and_report(options)
-    (ids,) = {tuple(ids) for ids in encoded.take()}
-    assert tokenizer.decode(ids).endswith(ENDINGS[thinks])
+    evaluate_and_report(of_model)
+    (token_ids,) = {tuple(token_ids) for token_ids in encoded.take()}
+    assert tokenizer.decode(token_ids).endswith(ENDINGS[thinks])
     capsys.readouterr()
     dry_run(config, data, models.load_tokenizer(config, dry_run=True))
-    shown = capsys.readouterr().out.partition(f"--- prompt of {data.train[0]['id']}\n")[2].partition("\n--- ref")[0]
-    assert tokenizer(shown, add_special_tokens=False)["input_ids"] in expected(data.train)
+    _, _, after_title = capsys.readouterr().out.partition(f"--- prompt of {data.train[0]['id']}\n")
+    shown_prompt, _, _ = after_title.partition("\n--- ref")
+    assert tokenizer(shown_prompt, add_special_tokens=False)["input_ids"] in expected(data.train)
 
     # What is exported.
+    messages = data.eval[0]["prompt"]
+    [expected_ids] = expected(data.eval)
     saved = load_tokenizer(replace(config.model, {"name": str(run.adapter)}))
     vocabulary = read_vocabulary(saved, len(saved), policy.eos_token_ids, None)
-    turns = read_turns(saved, vocabulary)
-    assert tokenizer(turns.render(data.eval[0]["prompt"]))["input_ids"] == expected(data.eval)[0]
+    assert tokenizer(read_turns(saved, vocabulary).render(messages))["input_ids"] == expected_ids
     saved.chat_template = vocabulary.fields["chat_template"]
-    # llama.cpp passes `enable_thinking`, which is true by default.
-    llama_cpp_options = {"add_generation_prompt": True, "enable_thinking": not thinks}
-    assert saved.apply_chat_template(data.eval[0]["prompt"], **llama_cpp_options)["input_ids"] == expected(data.eval)[0]
+    # The exported template no longer reads the switch: llama.cpp passes true by default.
+    rendered = saved.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=not thinks)
+    assert rendered["input_ids"] == expected_ids
 
 
 def test_a_run_thinks_if_its_completions_are_long_enough(model, tmp_path, capsys):
@@ -166,4 +183,5 @@ def test_a_run_thinks_if_its_completions_are_long_enough(model, tmp_path, capsys
     config = replace(config, {"model": {"max_sequence_tokens": 2 * THINKING_TOKENS}})
     dry_run(config, load_data(config), models.load_tokenizer(config, dry_run=True))
     printed = capsys.readouterr()
-    assert f"{ENDINGS[True]}\n--- reference answer" in printed.out and "thinking: on, because compl" in printed.err
+    assert f"{ENDINGS[True]}\n--- reference answer" in printed.out
+    assert "thinking: on, because compl" in printed.err

@@ -1,6 +1,7 @@
 """A model whose template opens a thought, through the command line: SFT, then GRPO, with the same texts everywhere."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -54,37 +55,49 @@ def test_the_same_text_is_trained_graded_rewarded_and_written(warm, thinker):
 
     sft = ("--output-dir", "sft", "--task", "starter", "--train.max-steps", "40", "--train.checkpoint-steps", "40")
     run("recipes/sft_lora.py", *sft, *SMALL)
-    before, after = (lines(thinker / "sft" / "evaluation" / f"{name}.samples.jsonl") for name in ("base", "trained"))
-    assert all(sample["completion"].startswith("<think>\n") for sample in (*before, *after))
-    assert not any(sample["passed"] for sample in before)  # it answers inside the thought, which it does not close
-    assert {sample["status"] for sample in before} == {"unfinished_thought"}
-    assert sum(sample["passed"] for sample in after) >= 8
-    assert all("</think>" in sample["completion"] for sample in after if sample["passed"])
-    assert max(sample["completion"].count("<think>") for sample in after if sample["passed"]) == 1
 
-    grpo = ("--output-dir", "grpo", "--task", "starter", "--lora.from", "sft", "--train.max-steps", "2")
-    steps = ("--train.completions-steps", "1", "--train.prompts-per-step", "4", "--sampling.num-generations", "4")
-    steps += ("--train.micro-batch-size", "16")
-    rewards = ("--rewards", "correct_answer=1.0", "strict_xml_format=1.0", "my_rewards.py:seen=0.001")
-    run("recipes/gsm8k_lora.py", *grpo, *steps, *rewards, *SMALL)
-    written = [lines(thinker / "grpo" / "completions" / f"step-0000{step}.jsonl") for step in (1, 2)]
-    texts = [[line["completion"] for line in step] for step in written]
-    assert texts == lines(thinker / "seen.jsonl")
-    assert all(text.startswith("<think>\n") for step in texts for text in step)
-    for line in (line for step in written for line in step):
+    # The base answers inside the thought, which it does not close. SFT teaches it to close the thought.
+    samples_before = lines(thinker / "sft" / "evaluation" / "base.samples.jsonl")
+    for sample in samples_before:
+        assert sample["completion"].startswith("<think>\n")
+        assert sample["status"] == "unfinished_thought"
+        assert not sample["passed"]
+    samples_after = lines(thinker / "sft" / "evaluation" / "trained.samples.jsonl")
+    assert all(sample["completion"].startswith("<think>\n") for sample in samples_after)
+    passed = [sample["completion"] for sample in samples_after if sample["passed"]]
+    assert len(passed) >= 8
+    for completion in passed:
+        assert "</think>" in completion
+        assert completion.count("<think>") == 1
+
+    # GRPO's rewards get the texts that are logged, with the opened thought.
+    grpo = shlex.split(
+        "--output-dir grpo --task starter --lora.from sft --train.max-steps 2 --train.completions-steps 1 "
+        "--train.prompts-per-step 4 --train.micro-batch-size 16 --sampling.num-generations 4 "
+        "--rewards correct_answer=1.0 strict_xml_format=1.0 my_rewards.py:seen=0.001"
+    )
+    run("recipes/gsm8k_lora.py", *grpo, *SMALL)
+    first_step = lines(thinker / "grpo" / "completions" / "step-00001.jsonl")
+    second_step = lines(thinker / "grpo" / "completions" / "step-00002.jsonl")
+    texts_of_first = [line["completion"] for line in first_step]
+    texts_of_second = [line["completion"] for line in second_step]
+    assert lines(thinker / "seen.jsonl") == [texts_of_first, texts_of_second]
+    for line in first_step + second_step:
+        assert line["completion"].startswith("<think>\n")
         answer = thoughts.answer_of(line["completion"])
+        assert (line["status"] == "unfinished_thought") == (answer is None)
         assert line["rewards"]["correct_answer"] == float(line["passed"])
         assert line["rewards"]["seen"] == len(line["completion"])
         assert line["rewards"]["strict_xml_format"] <= float(answer is not None)
-        assert (line["status"] == "unfinished_thought") == (answer is None)
-    assert sum(line["passed"] for step in written for line in step) > 0
+    assert any(line["passed"] for line in first_step + second_step)
 
     # Samples are graded from their texts alone, here and by others.
     config = replace(RunConfig(), {"data": {"task": "starter", "eval_limit": 24, "train_limit": 8}})
     rows = {row["id"]: row for row in load_data(config).eval}
-    for sample in after:
+    for sample in samples_after:
         [verdict] = grade_all("starter", [sample["completion"]], [rows[sample["task_id"]]])
-        assert (verdict.passed, verdict.rules) == (sample["passed"], {name: sample[name] for name in verdict.rules})
+        assert verdict.passed == sample["passed"]
+        assert verdict.rules == {name: sample[name] for name in verdict.rules}
 
 
 PREFILLED = """
@@ -103,7 +116,8 @@ def test_a_last_message_of_the_assistant_is_continued_in_training_and_evaluation
     changes = {"data": {"task": str(tmp_path / "prefilled.py")}, "rewards": ("correct_answer=1.0", "near_length:60")}
     run, policy = run_tiny(tmp_path / "run", **changes, eval={"num_samples": 1, "k": (1,)})
     for line in lines(run.completions / "step-00001.jsonl"):
-        assert line["completion"].startswith("<think>") and line["status"] == "unfinished_thought"
+        assert line["completion"].startswith("<think>")
+        assert line["status"] == "unfinished_thought"
     rows = load_data(run.config).eval
     sampler = build_sampler(policy, run.config)
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]

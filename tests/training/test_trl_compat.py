@@ -19,7 +19,7 @@ from lora_grpo.training.fast_trainer import FastGRPOTrainer, RecipeTrainer
 OVERRIDES = overrides(GRPOTrainer)
 
 
-@pytest.mark.parametrize(("owner", "name"), OVERRIDES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("owner", "name"), OVERRIDES, ids=[f"{owner.__name__}.{name}" for owner, name in OVERRIDES])
 def test_an_override_takes_every_call_of_the_method_it_replaces(owner, name):
     assert rejected_calls(owner, name, GRPOTrainer) == []
 
@@ -33,30 +33,31 @@ def test_a_run_calls_every_override(tmp_path, monkeypatch):
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
-    loss = FastGRPOTrainer._compute_loss
-    micro_batches = []
+    """A prompt's group of 4 completions is a micro-batch here."""
+    compute_loss = FastGRPOTrainer._compute_loss
+    prompts_of_micro_batches = []
 
     def recorded(trainer, model, inputs):
-        micro_batches.append([tuple(ids) for ids in inputs["prompt_ids"].tolist()])
-        return loss(trainer, model, inputs)
+        prompts_of_micro_batches.append({tuple(ids) for ids in inputs["prompt_ids"].tolist()})
+        return compute_loss(trainer, model, inputs)
 
     monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
     run_tiny(tmp_path / "out", train={"max_steps": 2})
-    assert [len(set(batch)) for batch in micro_batches] == [1] * 4
-    assert len({batch[0] for batch in micro_batches}) == 4
+    assert [len(prompts) for prompts in prompts_of_micro_batches] == [1, 1, 1, 1]
+    assert len(set().union(*prompts_of_micro_batches)) == 4
 
 
 def test_values_of_a_step_are_logged_with_their_mean(tmp_path, monkeypatch):
-    loss = FastGRPOTrainer._compute_loss
+    compute_loss = FastGRPOTrainer._compute_loss
 
-    def recorded(trainer, model, inputs):
+    def recording(trainer, model, inputs):
         values = trl_compat.step_values(trainer)["mine"]
-        values.append(float(len(values)))
-        return loss(trainer, model, inputs)
+        values.append(float(len(values)))  # 0 in the first micro-batch of a step, 1 in the second
+        return compute_loss(trainer, model, inputs)
 
-    monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
+    monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recording)
     run, _ = run_tiny(tmp_path / "out", train={"max_steps": 2})
-    assert [step["mine"] for step in read_metrics(run.folder)] == [0.5, 0.5]  # two micro-batches
+    assert [step["mine"] for step in read_metrics(run.folder)] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,16 @@ def test_terms_of_the_loss_that_act_on_all_tokens_are_known(settings, depends, t
 
 
 def test_rollouts_that_are_used_again_and_micro_batches_are_counted(tmp_path, monkeypatch):
-    loss = FastGRPOTrainer._compute_loss
-    counted = []
+    compute_loss = FastGRPOTrainer._compute_loss
+    passes = []
 
     def recorded(trainer, model, inputs):
-        counted.append((trl_compat.micro_batch_number(trainer), trl_compat.reuses_rollouts(trainer)))
-        return loss(trainer, model, inputs)
+        passes.append((trl_compat.micro_batch_number(trainer), trl_compat.reuses_rollouts(trainer)))
+        return compute_loss(trainer, model, inputs)
 
     monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
     run_tiny(tmp_path / "out", train={"max_steps": 2}, grpo=("num_iterations=2",))
-    assert counted == [(0, False), (1, False), (0, True), (1, True)]
+    assert passes == [(0, False), (1, False), (0, True), (1, True)]
 
 
 def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
@@ -89,36 +90,38 @@ def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
     info = tmp_path / "vllm-0.12.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.12.0\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\n"
-        "if sys.argv[1] == 'ignored':\n"
-        "    from lora_grpo.training.trl_compat import ignore_installed_vllm as ignore\n"
-        "    ignore()\n"
+
+    import_trl = tmp_path / "import_trl.py"
+    import_trl.write_text("from trl import GRPOTrainer\n")
+    assert fresh.start(import_trl).end().returncode == 1
+
+    import_trl.write_text(
+        "from lora_grpo.training.trl_compat import ignore_installed_vllm\n"
+        "ignore_installed_vllm()\n"
         "from trl import GRPOTrainer\n"
     )
-    for ignored, worked in (("ignored", True), ("imported", False)):
-        done = fresh.start(script, ignored).end()
-        assert (done.returncode == 0) == worked, done.stderr
+    done = fresh.start(import_trl).end()
+    assert done.returncode == 0, done.stderr
 
 
 def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeypatch):
     states = []
     use_float32_adapter = trl_compat.use_float32_adapter
 
-    def adapter_state(model):
-        """Return the data types of the adapter, and whether there is a reference."""
-        dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
-        return dtypes, "ref" in model.peft_config
-
     def recorded(model, trained):
-        states.append(adapter_state(model))
+        def record_state():
+            dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+            states.append({"dtypes": dtypes, "has a copy as reference": "ref" in model.peft_config})
+
+        record_state()
         use_float32_adapter(model, trained)
-        states.append(adapter_state(model))
+        record_state()
 
     monkeypatch.setattr(trl_compat, "use_float32_adapter", recorded)
     run_tiny(tmp_path / "out", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
-    assert states == [({torch.bfloat16}, True), ({torch.float32}, False)]
+    by_trl, by_run = states
+    assert by_trl == {"dtypes": {torch.bfloat16}, "has a copy as reference": True}
+    assert by_run == {"dtypes": {torch.float32}, "has a copy as reference": False}
 
 
 def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
@@ -141,30 +144,37 @@ def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, mo
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     monkeypatch.undo()
     inputs = micro_batch([2, 2])
-    calls = []
-    chunked = GRPOTrainer._chunked_logps
-    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: calls.append(1) or chunked(*a, **k))
-    whole = trainer.compute_loss(trainer.model, dict(inputs)).item()
-    assert not calls
+    num_calls = 0
+    chunked_logps = GRPOTrainer._chunked_logps
+
+    def counted(*args, **kwargs):
+        nonlocal num_calls
+        num_calls += 1
+        return chunked_logps(*args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", counted)
+    loss_without_tiles = trainer.compute_loss(trainer.model, dict(inputs)).item()
+    assert num_calls == 0
     tiles = trl_compat.tiles_of(trainer)
     tiles.enable()
-    assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(whole, rel=1e-5)
-    assert calls and "liger_kernel" not in sys.modules
+    assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(loss_without_tiles, rel=1e-5)
+    assert num_calls > 0
+    assert "liger_kernel" not in sys.modules
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     with torch.no_grad():
         torch.testing.assert_close(*tiles.compare(ids))
 
 
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
-    rewards_of_both = []
+    steps = []
     calculate_rewards = RecipeTrainer._calculate_rewards
 
     def recorded(trainer, inputs, prompts, completions, ids):
-        ours = calculate_rewards(trainer, inputs, prompts, completions, ids)
+        rewards = calculate_rewards(trainer, inputs, prompts, completions, ids)
         columns = [trainer.scorer.rows[row["id"]] for row in inputs]
-        theirs = GRPOTrainer._calculate_rewards(trainer, columns, prompts, completions, ids)
-        rewards_of_both.append((ours, theirs))
-        return ours
+        rewards_of_trl = GRPOTrainer._calculate_rewards(trainer, columns, prompts, completions, ids)
+        steps.append((rewards, rewards_of_trl))
+        return rewards
 
     (tmp_path / "mine.py").write_text(
         "def mine(completions, trainer_state, log_metric, log_extra, **columns):\n"
@@ -173,8 +183,9 @@ def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
         "    return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]\n"
     )
     monkeypatch.setattr(RecipeTrainer, "_calculate_rewards", recorded)
-    rewards = (f"{tmp_path}/mine.py:mine", "near_length:20")
-    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=rewards)
-    [(ours, theirs)] = rewards_of_both
-    assert ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(-1), theirs.nan_to_num(-1))
-    assert ours.isnan().any() and read_metrics(run.folder)[0]["mine"] == 0
+    specs = (f"{tmp_path}/mine.py:mine", "near_length:20")
+    run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=specs)
+    [(rewards, rewards_of_trl)] = steps
+    assert rewards.isnan().any()
+    torch.testing.assert_close(rewards, rewards_of_trl, rtol=0, atol=0, equal_nan=True)
+    assert read_metrics(run.folder)[0]["mine"] == 0
