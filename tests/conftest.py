@@ -24,18 +24,29 @@ ROOT = Path(__file__).resolve().parent.parent
 # Workers begin with the files that take longest, and so end together.
 LONGEST_FIRST = (
     "test_real_model.py",
+    "models/test_vllm_models.py",
     "training/test_gain.py",
-    "hub/test_run_to_hub.py",
+    "sandbox/test_official.py",
+    "models/test_architectures.py",
+    "test_benchmarks.py",
     "training/test_resume.py",
-    "sandbox/test_attacks.py",
     "monitoring/test_monitor.py",
+    "hub/test_run_to_hub.py",
+    "test_api.py",
+    "sandbox/test_attacks.py",
+    "training/test_fast_trainer.py",
     "training/test_several_processes.py",
+    "monitoring/test_time_budget.py",
     "gpu_check/test_gpu_check.py",
     "training/test_run.py",
-    "evaluation/test_kill.py",
     "sandbox/test_kill.py",
-    "training/test_logprob_check.py",
     "training/test_difficulty.py",
+    "rollouts/test_loop.py",
+    "cli/test_environments.py",
+    "audit/test_policies.py",
+    "test_python_page.py",
+    "evaluation/test_kill.py",
+    "training/test_logprob_check.py",
 )
 
 
