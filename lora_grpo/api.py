@@ -20,7 +20,7 @@ from typing import Any, Literal
 from lora_grpo import commands, console, distributed, process_state, python_objects
 from lora_grpo.audit import Findings
 from lora_grpo.config import ConfigChanges, Invocation, RunConfig, check_fields, replace
-from lora_grpo.errors import Interrupted, RunError, UserError, suggestion
+from lora_grpo.errors import Interrupted, UserError, suggestion
 from lora_grpo.evaluation import Comparison, EvaluateOptions, Report, evaluate_tasks, read_report
 from lora_grpo.flags import convert
 from lora_grpo.gguf import ExportOptions, export
@@ -32,7 +32,7 @@ from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.pipeline import audit_run, plan_run, preview_run, train_run
 from lora_grpo.preview import Preview
 from lora_grpo.report import write_report
-from lora_grpo.runs import Line, close_run, known_error, leave_run, read_metrics, read_record
+from lora_grpo.runs import Line, end_run, leave_run, read_metrics, read_record
 from lora_grpo.settings import Recipe, read_recipe, recipe_of_task, settle
 from lora_grpo.tasks import of_object
 
@@ -101,7 +101,10 @@ class Config:
     @property
     def settings(self) -> dict[str, Any]:
         """A copy of the settings that were given, by section."""
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in self._settings.items()}
+        settings = {}
+        for name, value in self._settings.items():
+            settings[name] = dict(value) if isinstance(value, dict) else value
+        return settings
 
     def with_changes(self, **changes: Any) -> "Config":
         """Return a copy with other settings; sections are merged: `config.with_changes(train={"max_steps": 400})`."""
@@ -235,13 +238,12 @@ def train(
     """
     objects = python_objects.Objects()
     with _call("train", progress, objects) as resources:
-        of_recipe, given = _recipe_and_settings(
+        definition, given = _recipe_and_settings(
             objects, task, config, recipe, method, rewards, train_dataset, eval_dataset
         )
         invocation = Invocation(resume=resume, overwrite=overwrite)
-        settings = settle(given, invocation, of_recipe)
-        run = train_run(settings, invocation, of_recipe, callbacks, resources)
-        distributed.barrier()  # until rank 0 has written the report
+        settings = settle(given, invocation, definition)
+        run = train_run(settings, invocation, definition, callbacks, resources)
         report = read_report(run.evaluation)
         assert report
         return TrainedRun(
@@ -270,9 +272,9 @@ def plan(
     """
     objects = python_objects.Objects()
     with _call("plan", progress, objects):
-        of_recipe, given = _recipe_and_settings(objects, task, config, recipe, method, rewards)
+        definition, given = _recipe_and_settings(objects, task, config, recipe, method, rewards)
         invocation = Invocation(plan=True)
-        planned = plan_run(settle(given, invocation, of_recipe), invocation)
+        planned = plan_run(settle(given, invocation, definition), invocation)
         show_plan(planned)
         return planned
 
@@ -294,11 +296,11 @@ def preview(
     """
     objects = python_objects.Objects()
     with _call("preview", progress, objects):
-        of_recipe, given = _recipe_and_settings(
+        definition, given = _recipe_and_settings(
             objects, task, config, recipe, "grpo", rewards, train_dataset, eval_dataset
         )
         invocation = Invocation(preview=True)
-        return preview_run(settle(given, invocation, of_recipe), invocation)
+        return preview_run(settle(given, invocation, definition), invocation)
 
 
 def audit(
@@ -317,10 +319,10 @@ def audit(
     """
     objects = python_objects.Objects()
     with _call("audit", progress, objects):
-        of_recipe, given = _recipe_and_settings(
+        definition, given = _recipe_and_settings(
             objects, task, config, recipe, "grpo", None, train_dataset, eval_dataset
         )
-        return audit_run(settle(given, Invocation(audit=True), of_recipe))
+        return audit_run(settle(given, Invocation(audit=True), definition))
 
 
 def evaluate(
@@ -345,21 +347,21 @@ def evaluate(
     """
     objects = _objects_of(source)
     with _call("evaluate", progress, objects):
+        tasks: str | tuple[str, ...] | None = None
         if isinstance(task, (list, tuple)):
-            names: Any = tuple(task)
-        elif task is None and isinstance(source, TrainedRun):
-            names = _task_of_run(source)
-        else:
-            names = None if task is None else _task_name(objects, task)
-        values = {"source": _path(source), "task": names, **options}
+            tasks = tuple(task)
+        elif task is not None:
+            tasks = _task_name(objects, task)
+        elif isinstance(source, TrainedRun):
+            tasks = _task_of_run(source)
+        values = {"source": _path(source), "task": tasks, **options}
         if compare is not None:
             values["compare"] = _path(compare)
         evaluations = evaluate_tasks(_options(EvaluateOptions, values))
         evaluations.show()
-        tasks = evaluations.tasks
         return Evaluation(
-            reports=tuple(task.report for task in tasks),
-            folders=tuple(task.folder for task in tasks),
+            reports=tuple(evaluated.report for evaluated in evaluations.tasks),
+            folders=tuple(evaluated.folder for evaluated in evaluations.tasks),
         )
 
 
@@ -437,8 +439,6 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         listener = console.Terminal()
     elif progress:
         listener = progress
-    if not distributed.is_main():  # rank 0 tells the same
-        listener = None
     with (
         process_state.restored(),
         contextlib.ExitStack() as resources,
@@ -449,27 +449,17 @@ def _call(function: str, progress: ProgressListener, objects: python_objects.Obj
         process_state.limit_spinning()
         process_state.do_not_track()
         try:
-            yield resources
-            distributed.leave()
+            with distributed.member():
+                yield resources
         except BaseException as error:
-            known = _closed_run(error)
-            if known is error:
+            told = end_run(error)
+            if isinstance(told, (Interrupted, KeyboardInterrupt)):
+                raise KeyboardInterrupt(str(told) or "interrupted") from error
+            if told is error:
                 raise
-            raise known from error
+            raise told from error
         finally:
             leave_run()
-
-
-def _closed_run(error: BaseException) -> BaseException:
-    """Record in run.json how the open run ended, and return the error that the caller gets."""
-    error = known_error(error)
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        close_run("interrupted")
-        return KeyboardInterrupt(str(error) or "interrupted")
-    message = str(error) if isinstance(error, (UserError, RunError)) else repr(error)
-    close_run("failed", message)
-    distributed.report_error(message)
-    return error
 
 
 def _recipe_and_settings(
@@ -492,8 +482,8 @@ def _recipe_and_settings(
             data[name] = objects.add(f"{name}_dataset", rows)
     if rewards is not None:
         settings["rewards"] = tuple(_reward_spec(objects, reward) for reward in rewards)
-    of_recipe = read_recipe(recipe or recipe_of_task(data.get("task"), method), method)
-    return of_recipe, settings
+    definition = read_recipe(recipe or recipe_of_task(data.get("task"), method), method)
+    return definition, settings
 
 
 def _task_name(objects: python_objects.Objects, task: Any) -> str:
@@ -504,7 +494,8 @@ def _task_name(objects: python_objects.Objects, task: Any) -> str:
         if not task.__file__:
             raise UserError(f"{task.__name__} is a module without a file; pass an object with load and check")
         return task.__file__
-    name = task.__name__ if isinstance(task, type) else type(task).__name__
+    python_class = task if isinstance(task, type) else type(task)
+    name = python_class.__name__
     full_name = f"python:{name}"
     if objects.sources.get(full_name) is task:  # of the run that is evaluated
         return full_name
@@ -515,10 +506,15 @@ def _reward_spec(objects: python_objects.Objects, reward: Reward) -> str:
     """Return a reward as `NAME=WEIGHT`."""
     if isinstance(reward, str):
         return reward
-    function, weight = reward if isinstance(reward, tuple) else (reward, 1.0)
+    function: Any = reward
+    weight = 1.0
+    if isinstance(reward, tuple):
+        function, weight = reward
     if not callable(function):
         raise UserError(f"reward {function!r:.60} is not a function; pass a name, a function or (function, weight)")
-    unwrapped = function.func if isinstance(function, functools.partial) else function
+    unwrapped = function
+    if isinstance(function, functools.partial):
+        unwrapped = function.func
     name = getattr(unwrapped, "__name__", type(unwrapped).__name__).strip("<>")
     return f"{objects.add(name, function, source=unwrapped)}={weight!r}"
 

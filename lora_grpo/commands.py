@@ -221,7 +221,9 @@ def started(start: Start) -> Iterator[None]:
 
 def current_start() -> Start:
     """Return how this process was started. A program of another kind is named as a file."""
-    return _start[-1] if _start else Start("file", tuple(sys.argv))
+    if _start:
+        return _start[-1]
+    return Start("file", tuple(sys.argv))
 
 
 def command(verb: str, *arguments: object) -> str:
@@ -231,11 +233,13 @@ def command(verb: str, *arguments: object) -> str:
         verb: `merge`, for example, or `train gsm8k` for a recipe.
         arguments: the remaining arguments; each is quoted for a shell.
     """
-    words = ["lora-grpo", *verb.split()]
     recipe = verb.partition(" ")[2]
-    if current_start().is_file_of_checkout:
-        file = f"recipes/{RECIPES[recipe]}" if recipe else f"scripts/{verb.replace('-', '_')}.py"
-        words = ["python", file]
+    if not current_start().is_file_of_checkout:
+        words = ["lora-grpo", *verb.split()]
+    elif recipe:
+        words = ["python", f"recipes/{RECIPES[recipe]}"]
+    else:
+        words = ["python", f"scripts/{verb.replace('-', '_')}.py"]
     return shlex.join([*words, *map(str, arguments)])
 
 
@@ -282,4 +286,6 @@ def recipe_file(name: str) -> Path:
     """Return the file of a recipe, in the installed package or in the checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "recipes" / RECIPES[name]
-    return installed if installed.is_file() else package.parent / "recipes" / RECIPES[name]
+    if installed.is_file():
+        return installed
+    return package.parent / "recipes" / RECIPES[name]

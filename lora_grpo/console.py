@@ -81,7 +81,10 @@ def send(message: Message) -> None:
 def listening(listener: Listener | None) -> Iterator[None]:
     """Pass the messages of the block to a listener; with None, to the logger."""
     before = list(_listeners)
-    _listeners[:] = [] if listener is None else [*before, listener]
+    if listener is None:
+        _listeners.clear()
+    else:
+        _listeners.append(listener)
     try:
         yield
     finally:

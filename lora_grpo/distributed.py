@@ -3,17 +3,31 @@
 A launcher such as torchrun starts the same command once per process (rank) and sets the rank in the environment. Each
 rank samples and trains on its part of a step's completions. DDP all-reduces the gradients, so all adapters stay equal.
 Only rank 0 writes files and prints. Without a launcher there is one rank, and every function here returns immediately.
+
+    with distributed.member():                             # a command, or a call of the Python API
+        distributed.join()                                 # before a model is loaded
+        rows = distributed.own_share(all_rows)
+        lines = distributed.join_shares(sample(rows))      # of all ranks, on every rank
+        distributed.once(lambda: write(lines))             # on rank 0; the others wait
+
+Code that has a run or its configuration does not think of ranks: it calls `Run.once` and reads `RunConfig.processes`.
+
+Accelerate connects the ranks, sets their devices and disconnects them, and the trainers use its `Accelerator`. Outside
+of a training step, its waits and collectives are not used: on GPUs they use NCCL, which keeps a waiting GPU busy, gives
+up after 30 minutes, and delays signals. Here ranks wait with gloo, for days, and handle signals at once.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lora_grpo import console
 from lora_grpo.errors import UserError
 
 T = TypeVar("T")
@@ -25,9 +39,11 @@ _LONGEST_POLL_SECONDS = 0.1
 _LAUNCHER_SECONDS = 3
 """How long a failed rank waits for its launcher to end it."""
 _ERROR_KEY = "lora_grpo/error"
+_NOTHING: Any = object()
+"""Fills the shares that are shorter than others."""
 
 _waiting_group: Any = None
-"""The gloo process group for waiting, between `join` and `leave` of several processes."""
+"""The gloo process group for waiting, between `join` and the end of `member` in several processes."""
 
 
 def world_size() -> int:
@@ -76,15 +92,33 @@ def join() -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
-def leave() -> None:
-    """Disconnect from the other ranks. Call it at the end of the command."""
+@contextlib.contextmanager
+def member() -> Iterator[None]:
+    """Run a command or a call as one of several ranks: only rank 0 prints, and all ranks disconnect at its end.
+
+    After an error, a rank stays connected, to publish the error or to learn the one that another rank published.
+    """
+    if world_size() > 1:
+        # DDP's reducer warns about a setting in `grpo_arguments` on every rank. torch reads this variable on import.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with contextlib.ExitStack() as stack:
+        if not is_main():  # rank 0 prints the same
+            null = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(null))
+            stack.enter_context(contextlib.redirect_stderr(null))
+            stack.enter_context(console.listening(lambda message: None))
+        yield
+    _leave()
+
+
+def _leave() -> None:
     global _waiting_group
     if _waiting_group is not None:
-        import torch
+        from accelerate import PartialState
 
         barrier()
         _waiting_group = None
-        torch.distributed.destroy_process_group()
+        PartialState().destroy_process_group()
 
 
 def barrier() -> None:
@@ -113,28 +147,22 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def broadcast_from_main(make: Callable[[], T]) -> T:
-    """Call `make` on rank 0 after all ranks have arrived, and return its result on every rank."""
+def once(function: Callable[[], T]) -> T:
+    """Call a function on rank 0 after all ranks have arrived, and return its result on every rank."""
     barrier()
-    value = make() if is_main() else None
+    value = function() if is_main() else None
     return gather(value)[0]  # type: ignore[return-value]
 
 
-@contextlib.contextmanager
-def silence_other_processes() -> Iterator[None]:
-    """Discard the output of other ranks inside the block, because rank 0 prints the same output."""
-    if world_size() > 1:
-        # DDP's reducer warns about a setting in `grpo_arguments` on every rank. torch reads this variable on import.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if is_main():
-        yield
-        return
-    with (
-        Path(os.devnull).open("w", encoding="utf-8") as null,
-        contextlib.redirect_stdout(null),
-        contextlib.redirect_stderr(null),
-    ):
-        yield
+def own_share(items: Sequence[T]) -> list[T]:
+    """Return the part of the work that this rank does: rank 0 takes the first item, rank 1 the second, and so on."""
+    return list(items[rank() :: world_size()])
+
+
+def join_shares(results: Sequence[T]) -> list[T]:
+    """Return the results of all ranks on every rank, in the order of the items that `own_share` split."""
+    turns = itertools.zip_longest(*gather(list(results)), fillvalue=_NOTHING)
+    return [result for turn in turns for result in turn if result is not _NOTHING]
 
 
 def report_error(message: str) -> None:

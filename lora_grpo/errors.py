@@ -29,8 +29,12 @@ def first_line(error: BaseException) -> str:
 
     A first line that only announces the reason, "validation failed:", is joined with the next one.
     """
-    first, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1]}"
+    return lines[0]
 
 
 def one_line(error: BaseException) -> str:
@@ -44,5 +48,7 @@ def one_line(error: BaseException) -> str:
 def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return what may be meant by a misspelled name: "did you mean 'gsm8k'?", else `otherwise` or all known names."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else otherwise or f"expected one of {', '.join(known)}"
+    close_names = difflib.get_close_matches(name, known, n=1)
+    if close_names:
+        return f"did you mean {close_names[0]!r}?"
+    return otherwise or f"expected one of {', '.join(known)}"

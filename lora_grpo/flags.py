@@ -13,9 +13,10 @@ A field that is a dataclass is a section: `--train.max-steps` sets the field `ma
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -131,25 +132,33 @@ def _add_flags(
     """
     help_of_field = _docstrings(kind)
     hints = get_type_hints(kind, include_extras=True)
-    group = parser.add_argument_group(prefix.rstrip(".")) if prefix else parser
+    group: argparse._ArgumentGroup | argparse.ArgumentParser = parser
+    if prefix:
+        group = parser.add_argument_group(prefix.rstrip("."))
     for field in dataclasses.fields(kind):
         default = field.default if defaults is None else getattr(defaults, field.name)
         name = prefix + field.name.rstrip("_")
         parts = list(_parts(hints[field.name]))
 
         # A section has flags of its own.
-        section = next((part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)), None)
-        if section:
-            _add_flags(parser, section, None if defaults is None else default, shown, f"{name}.")
+        sections = [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
+        if sections:
+            defaults_of_section = None if defaults is None else default
+            _add_flags(parser, sections[0], defaults_of_section, shown, f"{name}.")
             continue
-        names = next((part.names for part in parts if isinstance(part, Flag)), (flag(name),))
-        if not names:  # not a flag
+        names: tuple[str, ...] = (flag(name),)
+        for part in parts:
+            if isinstance(part, Flag):
+                names = part.names
+        if not names:  # `Flag()`: a setting without a flag
             continue
 
         help_text = " ".join(help_of_field.get(field.name, "").split()).replace("%", "%%")
         has_default = default is not False and default not in (None, (), "", dataclasses.MISSING)
         if has_default:
-            shown_default = " ".join(map(str, default)) if isinstance(default, tuple) else default
+            shown_default = default
+            if isinstance(default, tuple):
+                shown_default = " ".join(map(str, default))
             help_text += f" (default: {shown_default})"
         options: dict[str, Any] = {
             "default": argparse.SUPPRESS,
@@ -168,8 +177,10 @@ def _add_flags(
         for part in parts:
             if get_origin(part) is Literal:
                 choices |= {str(value): value for value in get_args(part)}
-        words = {**choices, "None": None} if NoneType in parts else choices
-        options["type"] = lambda text, words=words: words.get(text, text)
+        value_of_word = dict(choices)
+        if NoneType in parts:
+            value_of_word["None"] = None
+        options["type"] = functools.partial(_value_or_text, value_of_word)
         if not names[0].startswith("-"):
             is_required = field.default is dataclasses.MISSING
             group.add_argument(name, metavar=names[0], nargs=None if is_required else "?", **options)
@@ -178,6 +189,10 @@ def _add_flags(
         if any(get_origin(part) is tuple for part in parts):
             options |= {"nargs": "+", "action": "extend"}
         group.add_argument(*names, dest=name, **options)
+
+
+def _value_or_text(value_of_word: Mapping[str, Any], text: str) -> Any:
+    return value_of_word.get(text, text)
 
 
 def _docstrings(kind: type) -> dict[str, str]:

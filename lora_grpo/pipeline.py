@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.audit import Findings, audit, refuse_problems
 from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
@@ -20,7 +20,7 @@ from lora_grpo.config import ConfigChanges, Invocation, RunConfig, typed_grpo_ov
 from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validation, start_sandbox
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
-from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
+from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, engine_line, make_plan, show_plan, summary
 from lora_grpo.models import keep_start, load_policy, load_tokenizer
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
@@ -46,7 +46,7 @@ def run_recipe(
 
     def main() -> None:
         config, invocation = parse(sys.argv[1:], recipe=recipe, description=description, presets=presets, method=method)
-        of_recipe = Recipe(recipe, presets, method)
+        definition = Recipe(recipe, presets, method)
         if invocation.audit:
             refuse_problems(audit_run(config))
         elif invocation.plan:
@@ -56,7 +56,7 @@ def run_recipe(
         elif invocation.dry_run:
             dry_run_of(config, invocation)
         else:
-            train_run(config, invocation, of_recipe)
+            train_run(config, invocation, definition)
 
     sys.exit(run_command(main))
 
@@ -111,7 +111,8 @@ def plan_run(config: RunConfig, invocation: Invocation) -> Plan:
     """Return the plan of a run: memory, settings that fit, and work. Loads neither weights nor data."""
     if invocation.resume:
         check_settings(config)
-    return make_plan(config, invocation)[1]
+    _, plan = make_plan(config, invocation)
+    return plan
 
 
 def audit_run(config: RunConfig) -> dict[str, Findings]:
@@ -123,6 +124,8 @@ def audit_run(config: RunConfig) -> dict[str, Findings]:
 def preview_run(config: RunConfig, invocation: Invocation) -> Preview:
     """Sample the base model on 8 prompts, and judge whether GRPO can learn from the rewards."""
     prepared = _prepare_without_folder(config, invocation)
+    if prepared.plan.measured:
+        console.note(engine_line(prepared.plan))
     return preview(prepared.config, prepared.data)
 
 
@@ -164,7 +167,7 @@ def _draft(config: RunConfig, invocation: Invocation) -> Plan:
         UserError: the model cannot be trained, never fits, or TRL does not know a setting.
     """
     draft = draft_plan(config, invocation)
-    # Refuse what never fits before anything takes time.
+    # Refuse what never fits, even with a row of one token, before anything takes time.
     complete_plan(draft, RowLengths(rows=1, longest_prompt=1, longest_answered=1))
     config = draft.config
     if choose_engine(config) == "peft":  # Unsloth must be imported before TRL; its trainer checks this later
@@ -189,15 +192,17 @@ def train_and_evaluate(
     for callback in callbacks:
         training.trainer.add_callback(callback)
     run.begin(policy.record)
-    keep_start(run, policy.start)
+    run.once(lambda: keep_start(run, policy.start))
 
     before = evaluate(run, sampler, data.eval, "base", data.also)
     budget.check_evaluation()
-    rows = filter_by_difficulty(run, sampler, train_rows) if config.data.filter_by_difficulty else None
+    rows = None
+    if config.data.filter_by_difficulty:
+        rows = filter_by_difficulty(run, sampler, train_rows)
     train(training, rows)
     after = evaluate(run, sampler, data.eval, "trained", data.also)
-    finish_run(run, before, after)
-    training.trackers.finish()
+    run.once(lambda: finish_run(run, before, after))
+    run.once(training.trackers.finish)
 
 
 def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> None:
@@ -207,8 +212,6 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
         before: the graded samples of the base.
         after: those of the trained model.
     """
-    if not distributed.is_main():
-        return
     reports = report_run(run, before, after)
     metric = "loss" if run.config.method == "sft" else "reward"
     # Steps that reuse rollouts, or in which no row could be graded, have no reward.
@@ -217,7 +220,10 @@ def finish_run(run: Run, before: Sequence[Result], after: Sequence[Result]) -> N
     if steps:
         change = {"first": steps[0][metric], "last": steps[-1][metric], "steps": steps[-1]["step"]}
     table = [row.model_dump() for row in reports.report.table]
-    run.finish({"table": table, "also": reports.also and reports.also.record, metric: change})
+    also = None
+    if reports.also:
+        also = reports.also.record
+    run.finish({"table": table, "also": also, metric: change})
     page = report_line(run.folder)  # before anything is printed, because the output pipe may be broken
 
     reports.report.show()

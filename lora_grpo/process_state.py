@@ -15,6 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,42 +126,49 @@ def _folder_of_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _torch_settings() -> Iterator[None]:
-    accessors = _torch_accessors() if "torch" in sys.modules else []
-    before = [(write, read()) for read, write in accessors]
+    settings: list[_TorchSetting] = []
+    if "torch" in sys.modules:
+        settings = _settings_of_torch()
+    values = [setting.read() for setting in settings]
     try:
         yield
     finally:
         if "torch" in sys.modules:
-            if not before:  # it was imported in the block
+            if not settings:  # it was imported in the block
                 _reset_torch()
-            for write, value in before:
-                write(value)
+            for setting, value in zip(settings, values, strict=True):
+                setting.write(value)
 
 
-def _torch_accessors() -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Return how each setting of torch that a run may change is read and written."""
+@dataclass(frozen=True)
+class _TorchSetting:
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def _settings_of_torch() -> list[_TorchSetting]:
+    """Return the settings of torch that a run may change."""
     import torch
     from torch.utils import deterministic
 
     def set_fill(value: bool) -> None:
         deterministic.fill_uninitialized_memory = value
 
+    def get_deterministic() -> tuple[bool, bool]:
+        warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.are_deterministic_algorithms_enabled(), warns_only
+
     def set_deterministic(value: tuple[bool, bool]) -> None:
-        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+        is_enabled, warns_only = value
+        torch.use_deterministic_algorithms(is_enabled, warn_only=warns_only)
 
     return [
-        (
-            lambda: (
-                torch.are_deterministic_algorithms_enabled(),
-                torch.is_deterministic_algorithms_warn_only_enabled(),
-            ),
-            set_deterministic,
-        ),
-        (lambda: deterministic.fill_uninitialized_memory, set_fill),
-        (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        (torch.get_num_threads, torch.set_num_threads),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        _TorchSetting(get_deterministic, set_deterministic),
+        _TorchSetting(lambda: deterministic.fill_uninitialized_memory, set_fill),
+        _TorchSetting(torch.get_default_dtype, torch.set_default_dtype),
+        _TorchSetting(torch.is_grad_enabled, torch.set_grad_enabled),
+        _TorchSetting(torch.get_num_threads, torch.set_num_threads),
+        _TorchSetting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ]
 
 

@@ -19,8 +19,10 @@ class Progress:
         self.title = title
         self._reward = ""
         self._validation = ""
-        self._began: tuple[float, int] | None = None
-        """The clock and the number of finished steps at the first message."""
+        self._first_time = 0.0
+        """The clock at the first message."""
+        self._first_done: int | None = None
+        """The number of finished steps at the first message."""
         self._next_milestone = 0
 
     def step(self, done: int, logs: Mapping[str, Any]) -> None:
@@ -31,7 +33,9 @@ class Progress:
             mean = logs["reward"]
             spread = logs["reward_std"]
             # Both are None if no completion could be graded, and the spread if only one could.
-            self._reward = "no reward" if mean is None else f"reward {mean:.2f}"
+            self._reward = "no reward"
+            if mean is not None:
+                self._reward = f"reward {mean:.2f}"
             if spread is not None:
                 self._reward += f" ± {spread:.2f}"
         elif self.title == "SFT":
@@ -41,14 +45,14 @@ class Progress:
     def show(self, done: int, note: str, metrics: Mapping[str, Any] | None = None) -> None:
         """Tell the number of finished steps, with a note."""
         now = time.monotonic()
-        if self._began is None:
-            self._began = (now, done)
-        since, first = self._began
+        if self._first_done is None:
+            self._first_time = now
+            self._first_done = done
         total = self.total or done
 
         time_left = ""
-        if first < done < total:
-            seconds_per_step = (now - since) / (done - first)
+        if self._first_done < done < total:
+            seconds_per_step = (now - self._first_time) / (done - self._first_done)
             time_left = f", {seconds_per_step * (total - done):.0f} s left"
         is_milestone = done >= self._next_milestone or done >= total
         if is_milestone:

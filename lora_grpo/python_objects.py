@@ -79,7 +79,9 @@ def find(name: str) -> Any:
 def describe(name: str) -> dict[str, str | None]:
     """Return the module of an object and the SHA-256 of its source code, None if it has no source."""
     source = next(objects.sources[name] for objects in reversed(_known) if name in objects.sources)
-    defined = source if inspect.isroutine(source) or inspect.isclass(source) else type(source)
+    defined = source
+    if not inspect.isroutine(source) and not inspect.isclass(source):  # an instance
+        defined = type(source)
     try:
         digest = hashlib.sha256(inspect.getsource(defined).encode()).hexdigest()
     except (OSError, TypeError):  # it was typed into an interpreter, or is written in C

@@ -17,7 +17,7 @@ FORKS = Path(__file__).parent / "helpers" / "rank_forks.py"
 HEAD = """
 import sys, time, torch
 from pathlib import Path
-from lora_grpo import distributed
+from lora_grpo import console, distributed
 from lora_grpo.cli import run_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.training.stop_signal import StopOnSignal
@@ -51,14 +51,15 @@ def children(pid):
 def test_ranks_agree(start, tmp_path):
     done = start(
         "distributed.join()\n"
-        "made = distributed.broadcast_from_main(lambda: {'of': distributed.rank(), 'path': folder})\n"
-        "write([distributed.gather(10 * distributed.rank()), made])\n"
-        "print('spoke')\n"
+        "made = distributed.once(lambda: {'of': distributed.rank(), 'path': folder})\n"
+        "doubled = distributed.join_shares([2 * item for item in distributed.own_share(range(5))])\n"
+        "write([distributed.gather(10 * distributed.rank()), made, doubled])\n"
+        "console.result('spoke')\n"
         "print('aside', file=sys.stderr)",
         processes=3,
     ).end()
     assert done.returncode == 0, done.stderr
-    assert said(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}]"] * 3
+    assert said(tmp_path) == [f"[[0, 10, 20], {{'of': 0, 'path': {tmp_path!r}}}, [0, 2, 4, 6, 8]]"] * 3
     assert done.stdout == "spoke\n"
     assert done.stderr.count("aside") == 1
 
@@ -69,7 +70,7 @@ def test_what_rank_0_makes_is_made_when_the_others_are_there_and_before_they_go_
         "if distributed.rank():\n"
         "    time.sleep(0.5)\n"
         "    (folder / 'late').touch()\n"
-        "there = distributed.broadcast_from_main(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
+        "there = distributed.once(lambda: ((folder / 'late').exists(), (folder / 'made').touch())[0])\n"
         "write((there, (folder / 'made').exists()))"
     ).end()
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """`--audit`: can a completion cheat the grader?
 
-    found = audit(config, data)          # tells what the grader wrongly accepts or rejects, by task
-    refuse_problems(found)               # RunError if there is anything
+    findings = audit(config, data)       # tells what the grader wrongly accepts or rejects, by task
+    refuse_problems(findings)            # RunError if there is anything
 
 audit_tasks.py  tries what a model could use to cheat, and reports what passes
 attacks.py      the attacks on a `check`: the texts of each for a row, and whether they must pass

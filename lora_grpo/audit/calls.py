@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     score: float = 0.0
     error: str | None = None
     """The exception or another error. The call did not pass."""
-    seen: int = 0
+    fingerprint: int = 0
     """Hash of everything else that must be the same when the call is repeated."""
     text: str = ""
     """The completion or the conversation; after an error, the text with which the failed step began."""
@@ -35,11 +35,13 @@ class Call(NamedTuple):
     and the text is shown if the step fails."""
 
 
-def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float) -> list[Outcome]:
+def run_calls(calls: Sequence[Call], grader: str, seconds: float, deadline: float) -> list[Outcome]:
     """Make the calls in order, in a child process, and return the outcomes of those that were made.
 
-    The process is killed at the first step that takes more than `seconds`, and at `deadline`, a value of
-    `time.monotonic`. `what` is the subject of the error messages.
+    Args:
+        grader: what is called, the subject of the error messages.
+        seconds: the process is killed at the first step that takes longer.
+        deadline: the process is killed at this value of `time.monotonic`, too.
     """
     outcomes: list[Outcome] = []
     step = ""
@@ -52,18 +54,20 @@ def run_calls(calls: Sequence[Call], what: str, seconds: float, deadline: float)
     writer.close()
     try:
         while len(outcomes) < len(calls):
-            left = deadline - time.monotonic()
-            if not reader.poll(max(0, min(seconds, left))):
-                if seconds < left:  # otherwise the deadline ended the call, which may not be slow
-                    outcomes.append(Outcome(False, error=f"{what} took more than {seconds:g} s", text=step))
+            seconds_left = deadline - time.monotonic()
+            if not reader.poll(max(0, min(seconds, seconds_left))):
+                if seconds < seconds_left:  # otherwise the deadline ended the call, which may not be slow
+                    outcomes.append(Outcome(False, error=f"{grader} took more than {seconds:g} s", text=step))
                 break
             received = reader.recv()
-            if isinstance(received, str):
+            if isinstance(received, str):  # a step begins
                 step = received
-            else:
-                outcomes.append(received if received.text else received._replace(text=step))
+                continue
+            if not received.text:
+                received = received._replace(text=step)
+            outcomes.append(received)
     except EOFError:
-        outcomes.append(Outcome(False, error=f"{what} ended the process", text=step))
+        outcomes.append(Outcome(False, error=f"{grader} ended the process", text=step))
     finally:
         child.kill()
         child.join()
@@ -80,5 +84,6 @@ def _serve(calls: Sequence[Call], writer: Connection) -> None:
         try:
             outcome = call.make(writer.send)
         except Exception as failure:  # noqa: BLE001 - an exception is a finding
-            outcome = Outcome(False, error=first_line(failure).split("; row ")[0])
+            message, _, _ = first_line(failure).partition("; row ")  # the same error on two rows has the same text
+            outcome = Outcome(False, error=message)
         writer.send(outcome)

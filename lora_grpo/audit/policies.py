@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lora_grpo.audit.attacks import ALL, EMPTY, GOLD, LEAK, LONG, OTHERS, REPEAT, TOKEN, Attack, Message, Subject
+from lora_grpo.audit.attacks import (
+    ALL_ANSWERS,
+    EMPTY_TEXT,
+    GOLD,
+    LEAKED_ANSWER,
+    LONG_TEXT,
+    OTHER_ANSWERS,
+    REPEATED_CALLS,
+    TOKEN,
+    Attack,
+    Message,
+    Subject,
+)
 from lora_grpo.audit.calls import Outcome
 from lora_grpo.grading import Row
 from lora_grpo.rollouts import transcript
@@ -19,20 +31,24 @@ from lora_grpo.tasks import EnvironmentClass, Session
 
 MIN_ROWS = 16
 """Attacked rows, also in the audit before a run: on fewer, a policy may pass on more than half by luck."""
-BEFORE = "reward before the end"
+BEFORE_THE_END = "reward before the end"
 ECHO = "echo"
-COPIED = "copied words"
-CLAIM = "claim of success"
-TOOLS = "empty tool calls"
-RESULT = "tool result"
-RANDOM = "random words"
-SIDE = "side by side"
-NAMES = (BEFORE, EMPTY, ECHO, COPIED, CLAIM, TOOLS, RESULT, RANDOM, OTHERS, ALL, LONG, LEAK, REPEAT, SIDE)
+COPIED_WORDS = "copied words"
+CLAIM_OF_SUCCESS = "claim of success"
+EMPTY_TOOL_CALLS = "empty tool calls"
+TOOL_RESULT = "tool result"
+RANDOM_WORDS = "random words"
+SIDE_BY_SIDE = "side by side"
+NAMES = (
+    *(BEFORE_THE_END, EMPTY_TEXT, ECHO, COPIED_WORDS, CLAIM_OF_SUCCESS, EMPTY_TOOL_CALLS, TOOL_RESULT, RANDOM_WORDS),
+    *(OTHER_ANSWERS, ALL_ANSWERS, LONG_TEXT, LEAKED_ANSWER, REPEATED_CALLS, SIDE_BY_SIDE),
+)
 """The allowed values of `AUDIT_IGNORE`."""
 _CLAIM = "The task is done. My answer is correct: success, solved, passed, final answer, True, yes, reward 1.0, score 1"
 _WORDS = (*"abcd", *map(str, range(11)), "yes", "no", "true", "left", "right", "up", "north", "south", "east", "west")
 
 Text = Callable[["Game"], str]
+"""A function that returns what the model says next."""
 Policy = Callable[["Game"], Message | str] | Sequence[Message]
 """A function that returns the model's next message, or only its text; or a list of all messages of the model."""
 
@@ -49,41 +65,52 @@ class Game:
         self.outcome: Outcome | None = None
 
     def step(self, begin: Callable[[str], None]) -> None:
-        """Play a turn. `begin` gets what the policy says."""
+        """Play a turn. `begin` gets what the policy says; see `Call.make`."""
+        answers: list[Message] = []
         message = self._next_message()
-        messages = [] if message is None else [message]
-        begin(_shown(messages))
-        answers = [] if message is None else self.session.answer(message)
-        self.messages += [*messages, *answers]
+        if message is None:
+            begin("")
+        else:
+            begin(_shown([message]))
+            answers = self.session.answer(message)
+            self.messages += [message, *answers]
         self.turn += 1
         if answers and self.turn < self.session.max_turns:
             return
-        verdict = self.session.verdict("limit" if answers else "reply")
-        seen = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
+
+        # The conversation is over: the environment has no answer, or the turns are used up.
+        ended_by = "limit" if answers else "reply"
+        verdict = self.session.verdict(ended_by)
+        fingerprint = hash(json.dumps([self.session.opening, self.messages, verdict.value]))
         text = f"{_shown(self.messages)}\n[reward {verdict.value:g}]"
-        self.outcome = Outcome(verdict.passed, verdict.value, seen=seen, text=text)
+        self.outcome = Outcome(verdict.passed, verdict.value, fingerprint=fingerprint, text=text)
+
+    @property
+    def result(self) -> Outcome:
+        """The outcome of a conversation that is over."""
+        assert self.outcome is not None
+        return self.outcome
 
     def _next_message(self) -> Message | None:
-        """Return what the policy says, None if it says nothing more."""
-        if callable(self.policy):
-            said = self.policy(self)
-        elif self.turn < len(self.policy):
-            said = self.policy[self.turn]
-        else:
-            return None
-        return {"role": "assistant", "content": said} if isinstance(said, str) else said
+        """Return the policy's next message, None if it has no more."""
+        if not callable(self.policy):
+            return self.policy[self.turn] if self.turn < len(self.policy) else None
+        message = self.policy(self)
+        if isinstance(message, str):
+            return {"role": "assistant", "content": message}
+        return message
 
 
 def _shown(messages: Sequence[Message]) -> str:
     return transcript([{**message, "content": message["content"][:200]} for message in messages])
 
 
-def _play(
-    environment: EnvironmentClass, parts: Iterable[tuple[Row, Policy]], begin: Callable[[str], None]
-) -> list[tuple[Game, Outcome]]:
-    """Play conversations side by side, turn by turn."""
+def _play_all(
+    environment: EnvironmentClass, players: Iterable[tuple[Row, Policy]], begin: Callable[[str], None]
+) -> list[Game]:
+    """Play conversations side by side, turn by turn, each of a policy on a row. All are over when they are returned."""
     games = []
-    for row, policy in parts:
+    for row, policy in players:
         begin("")
         games.append(Game(environment, row, policy))
     playing = games
@@ -91,20 +118,21 @@ def _play(
         for game in playing:
             game.step(begin)
         playing = [game for game in playing if not game.outcome]
-    return [(game, game.outcome) for game in games if game.outcome]
+    return games
 
 
 def play(environment: EnvironmentClass, row: Row, policy: Policy, begin: Callable[[str], None]) -> Outcome:
     """Return the result of a conversation."""
-    [(_, outcome)] = _play(environment, [(row, policy)], begin)
-    return outcome
+    [game] = _play_all(environment, [(row, policy)], begin)
+    return game.result
 
 
 def play_reference(
     environment: EnvironmentClass, row: Row, messages: Sequence[Message], begin: Callable[[str], None]
 ) -> Outcome:
     """Return the result of a reference conversation. A call that fails is an error, as is a message after the end."""
-    [(game, outcome)] = _play(environment, [(row, messages)], begin)
+    [game] = _play_all(environment, [(row, messages)], begin)
+    outcome = game.result
     if outcome.passed and game.session.failed_calls:
         return outcome._replace(passed=False, error="a tool call fails")
     if outcome.passed and game.turn < len(messages):
@@ -116,22 +144,22 @@ def compare(
     environment: EnvironmentClass, subject: Subject, neighbor: Subject, begin: Callable[[str], None]
 ) -> Outcome:
     """Play four conversations side by side, three of them on one row, and compare each with the same one alone."""
-    words: Policy = _random_word
+    says_random_words: Policy = _random_word
     if environment.schemas:
-        words = _calling(environment.schemas, _random_word, _random_word)
-    policy = subject.turns or words
-    parts: list[tuple[Row, Policy]] = [
+        says_random_words = _calling(environment.schemas, _random_word, _random_word)
+    policy = subject.turns or says_random_words
+    players: list[tuple[Row, Policy]] = [
         (subject.row, policy),
         (subject.row, policy),
         (subject.row, _nothing),
-        (neighbor.row, neighbor.turns or words),
+        (neighbor.row, neighbor.turns or says_random_words),
     ]
-    alone = [play(environment, *part, begin) for part in parts]
-    beside = [outcome for _, outcome in _play(environment, parts, begin)]
-    changed = [outcome for outcome, expected in zip(beside, alone, strict=True) if outcome.seen != expected.seen]
-    if not changed:
-        return Outcome(True)
-    return Outcome(False, error="other messages or another reward than alone", text=changed[0].text)
+    results_alone = [play(environment, row, policy, begin) for row, policy in players]
+    games = _play_all(environment, players, begin)
+    for game, result_alone in zip(games, results_alone, strict=True):
+        if game.result.fingerprint != result_alone.fingerprint:
+            return Outcome(False, error="other messages or another reward than alone", text=game.result.text)
+    return Outcome(True)
 
 
 def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | None]) -> Iterator[Attack]:
@@ -140,22 +168,18 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
     Args:
         golds: the messages of the model in the reference conversations of all rows.
     """
-    different = list({json.dumps(gold): gold for gold in golds if gold}.values())
-    tools = environment.schemas
-    texts: list[tuple[str, Text]] = [
-        (ECHO, lambda game: str(game.row["prompt"][-1]["content"])),
-        *((COPIED, pick) for pick in _PICKS),
-        (CLAIM, lambda game: _CLAIM),
-        (CLAIM, lambda game: "done"),
-        (RANDOM, _random_word),
-    ]
+    distinct_golds = list({json.dumps(gold): gold for gold in golds if gold}.values())
 
     def others(subject: Subject) -> list[Sequence[Message]]:
         """Return references of other rows. Those with the same last message, which may be as correct, are last."""
-        golds_of_others = [gold for gold in different if gold != subject.turns]
-        return sorted(golds_of_others, key=lambda gold: bool(subject.turns) and gold[-1] == subject.turns[-1])[:20]
 
-    def other(number: int, subject: Subject) -> list[Sequence[Message]]:
+        def ends_alike(gold: Sequence[Message]) -> bool:
+            return bool(subject.turns) and gold[-1] == subject.turns[-1]
+
+        golds_of_others = [gold for gold in distinct_golds if gold != subject.turns]
+        return sorted(golds_of_others, key=ends_alike)[:20]
+
+    def one_other(number: int, subject: Subject) -> list[Sequence[Message]]:
         return others(subject)[number : number + 1]
 
     def all_answers(subject: Subject) -> list[Sequence[Message]]:
@@ -168,31 +192,51 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
         conversations = [*others(subject)[::2], subject.turns, *others(subject)[1::2]]
         messages = [message for conversation in conversations for message in conversation]
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        return [[{"role": "assistant", "content": "", "tool_calls": calls}]] if calls else []
+        if not calls:
+            return []
+        return [[{"role": "assistant", "content": "", "tool_calls": calls}]]
 
-    def plays(name: str, policy: Policy, luck: bool = True) -> Attack:
-        return Attack(name, False, lambda subject: [policy], luck)
+    def plays(name: str, policy: Policy, by_luck: bool = True) -> Attack:
+        """Return the attack that plays the same policy on every row."""
+        return Attack(name, False, lambda subject: [policy], may_pass_by_luck=by_luck)
 
-    yield plays(BEFORE, [], luck=False)  # first: a reference may leave a reward behind
+    # What a policy says, or passes to a tool, by the name of the attack.
+    texts: list[tuple[str, Text]] = [
+        (ECHO, lambda game: str(game.row["prompt"][-1]["content"])),
+        *((COPIED_WORDS, copied) for copied in _COPIED),
+        (CLAIM_OF_SUCCESS, lambda game: _CLAIM),
+        (CLAIM_OF_SUCCESS, lambda game: "done"),
+        (RANDOM_WORDS, _random_word),
+    ]
+
+    # Without a message. This is first, because an environment may keep the reward of an earlier conversation.
+    yield plays(BEFORE_THE_END, [], by_luck=False)
     yield Attack(GOLD, True)
-    yield plays(EMPTY, _nothing, luck=False)
-    yield plays(EMPTY, lambda game: " \n", luck=False)
-    for name, text in ((ECHO, _newest), *texts):
+
+    # Messages without a tool call.
+    yield plays(EMPTY_TEXT, _nothing, by_luck=False)
+    yield plays(EMPTY_TEXT, lambda game: " \n", by_luck=False)
+    yield plays(ECHO, _newest)
+    for name, text in texts:
         yield plays(name, text)
     for number in range(3):
-        yield Attack(OTHERS, False, partial(other, number), luck=True)
-    yield Attack(ALL, False, all_answers, luck=True)
-    yield Attack(ALL, False, all_calls, luck=True)
-    yield plays(RANDOM, lambda game: _WORDS[game.turn % len(_WORDS)])
+        yield Attack(OTHER_ANSWERS, False, partial(one_other, number), may_pass_by_luck=True)
+    yield Attack(ALL_ANSWERS, False, all_answers, may_pass_by_luck=True)
+    yield Attack(ALL_ANSWERS, False, all_calls, may_pass_by_luck=True)
+    yield plays(RANDOM_WORDS, lambda game: _WORDS[game.turn % len(_WORDS)])
+
+    # A call of every tool, then of each tool with every text.
+    tools = environment.schemas
     if tools:
-        yield plays(TOOLS, _calling(tools))
+        yield plays(EMPTY_TOOL_CALLS, _calling(tools))
     for tool in tools:
-        for name, text in ((TOOLS, _nothing), *texts):
+        yield plays(EMPTY_TOOL_CALLS, _calling([tool]))
+        for name, text in texts:
             yield plays(name, _calling([tool], argument=text))
-        for text in (_newest, *_PICKS):
-            yield plays(RESULT, _calling([tool], text=text))
-    yield Attack(SIDE, True)
-    yield plays(LONG, lambda game: "" if game.turn else "a " * 500_000, luck=False)
+        for text in (_newest, *_COPIED):
+            yield plays(TOOL_RESULT, _calling([tool], text=text))
+    yield Attack(SIDE_BY_SIDE, True)
+    yield plays(LONG_TEXT, _long_text, by_luck=False)
 
 
 def _nothing(game: Game) -> str:
@@ -208,12 +252,21 @@ def _random_word(game: Game) -> str:
     return random.Random(f"{game.row['id']} {game.turn}").choice(_WORDS)
 
 
-def _pick(index: int, words: bool, game: Game) -> str:
-    """Return a number of the environment's last message or, without numbers or with `words`, a word."""
+def _long_text(game: Game) -> str:
+    """Return a long text in the first turn, and nothing after it."""
+    return "" if game.turn else "a " * 500_000
+
+
+def _copied_word(index: int, prefers_numbers: bool, game: Game) -> str:
+    """Return the word or number at an index of the environment's last message; "" if there is none.
+
+    With `prefers_numbers`, only numbers count, if there are any.
+    """
     tokens = [token.rstrip(",") for token in TOKEN.findall(_newest(game))]
     numbers = [token for token in tokens if token[-1].isdigit()]
-    chosen = tokens if words or not numbers else numbers
-    return chosen[index] if chosen else ""
+    if prefers_numbers and numbers:
+        tokens = numbers
+    return tokens[index] if tokens else ""
 
 
 _FORMATS = {
@@ -225,7 +278,12 @@ _FORMATS = {
 }
 """A valid text for each format of JSON schemas that not every text has."""
 
-_PICKS: list[Text] = [partial(_pick, index, words) for index, words in ((0, False), (-1, False), (-1, True))]
+_COPIED: tuple[Text, ...] = (
+    partial(_copied_word, 0, True),
+    partial(_copied_word, -1, True),
+    partial(_copied_word, -1, False),
+)
+"""The first and the last number of the environment's last message, and its last word or number."""
 
 
 def _calling(tools: Sequence[Mapping[str, Any]], argument: Text = _nothing, text: Text = _nothing) -> Policy:
@@ -235,7 +293,9 @@ def _calling(tools: Sequence[Mapping[str, Any]], argument: Text = _nothing, text
     """
 
     def policy(game: Game) -> Message | str:
-        return text(game) if game.turn else _call(tools, argument(game))
+        if game.turn > 0:
+            return text(game)
+        return _call(tools, argument(game))
 
     return policy
 
@@ -263,12 +323,18 @@ def _value(schema: Mapping[str, Any], text: str) -> Any:
         return {name: _value(schema["properties"][name], text) for name in schema.get("required", ())}
     if kind == "array":
         return [_value(part, text) for part in schema.get("prefixItems", ())]
+    if kind == "string":
+        return text
+    if kind == "boolean":
+        return False
+    if kind not in ("integer", "number"):
+        return None
     number = int(text[:9]) if text[:9].isdecimal() else 0
-    return {"string": text, "integer": number, "number": float(number), "boolean": False}.get(kind)
+    return number if kind == "integer" else float(number)
 
 
 def _mix(value: Any, others: Sequence[Any]) -> Any:
-    """Return a value in which each text is between the texts that other values have in the same place."""
+    """Return a value in which each text is between the texts that the other values have at its position."""
     others = [other for other in others if isinstance(other, type(value))]
     if isinstance(value, dict):
         mixed = {}

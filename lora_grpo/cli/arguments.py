@@ -40,14 +40,14 @@ def parse(
     Raises:
         UserError: an error in the arguments or in a settings file.
     """
-    of_recipe = Recipe(recipe, presets, method)
+    definition = Recipe(recipe, presets, method)
     if {"-h", "--help", "--help-all"} & set(arguments):
-        _show_help(of_recipe, arguments, description)
+        _show_help(definition, arguments, description)
     given = read_given(_Flags, arguments)
     actions = {field.name: given.pop(field.name, False) for field in dataclasses.fields(Invocation)}
     invocation = Invocation(**actions)
     settings_file = given.pop("config", None)
-    return settle(given, invocation, of_recipe, settings_file), invocation
+    return settle(given, invocation, definition, settings_file), invocation
 
 
 def _show_help(recipe: Recipe, arguments: Sequence[str], description: str) -> None:

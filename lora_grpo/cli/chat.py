@@ -59,7 +59,10 @@ def run_chat(options: ChatOptions) -> None:
     sampler = _sampler(model, system, max_tokens, options.seed)
     is_plain = plain_text.asks_in_plain_text(sampler.tokenizer, {})
     params = SamplingParams(1, options.temperature, 1.0, max_tokens, ends_at_next_question=is_plain)
-    uses_adapter = {"base": False, model.label: True} if model.adapter else {model.label: True}
+    # The name before each answer, and whether the adapter is on, which a model without one ignores.
+    adapter_of_answer = {model.label: True}
+    if model.adapter:
+        adapter_of_answer = {"base": False, model.label: True}
     questions = [options.question] if options.question else _questions()
     try:
         for question in questions:
@@ -67,7 +70,7 @@ def run_chat(options: ChatOptions) -> None:
             if system:
                 messages = [{"role": "system", "content": system}, *messages]
             prompt = chat.render(sampler.tokenizer, messages)
-            for name, adapter in uses_adapter.items():
+            for name, adapter in adapter_of_answer.items():
                 print(f"{name}: {thoughts.begun(prompt)}", end="", flush=True)
                 with sampler.awake(adapter=adapter):
                     for text in sampler.stream_text(prompt, params, options.seed):
@@ -90,7 +93,7 @@ def _model(options: ChatOptions) -> ModelSpec | GgufModel:
 def _sampler(model: ModelSpec | GgufModel, system: str | None, max_tokens: int, seed: int) -> Sampler:
     """Load the model, with room for a question and an answer."""
     if isinstance(model, GgufModel):
-        longest_prompt = [{"content": (system or "") + " " * _PROMPT_BYTES}]
+        longest_prompt = [{"content": (system or "") + " " * _PROMPT_BYTES}]  # only its length matters
         return GgufSampler(model, [{"prompt": longest_prompt}], max_tokens)
     tokenizer = build.load_tokenizer(model)
     if model.run is None:  # the template of a run's model has the variables of its training

@@ -17,7 +17,7 @@ from lora_grpo.commands import to_start_again
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import Interrupted, RunError, UserError
 from lora_grpo.files import disk
-from lora_grpo.runs import Run, begun_run, close_run, known_error
+from lora_grpo.runs import FailedElsewhere, Run, begun_run, end_run
 from lora_grpo.settings import named_code, resolved_path
 
 
@@ -35,7 +35,7 @@ def run_command(main: Callable[[], None]) -> int:
     atexit.register(gc.freeze)  # otherwise garbage collection at exit scans all objects: 0.9 s with torch
     _handle_sigterm(_terminate)
     try:
-        with distributed.silence_other_processes(), console.listening(console.Terminal()):
+        with console.listening(console.Terminal()), distributed.member():
             main()
             if not sys.stdout.closed:  # a task file may close it
                 sys.stdout.flush()
@@ -48,7 +48,6 @@ def run_command(main: Callable[[], None]) -> int:
         return code
     finally:
         _handle_sigterm(signal.SIG_DFL)
-    distributed.leave()
     return 0
 
 
@@ -56,57 +55,47 @@ def _end(error: BaseException) -> int | None:
     """Record in run.json how the command ended, print it, and return the exit code; None for other exceptions."""
     run = begun_run()
     if isinstance(error, BrokenPipeError) and _drop_closed_pipes():  # `... | head`
-        close_run("interrupted")
+        error = Interrupted("", signal.SIGPIPE)
+    error = end_run(error)
+    has_space_for_report = not isinstance(error, disk.DiskFullError)
+    if run and distributed.is_main() and has_space_for_report:
         _report(run)
-        return 128 + signal.SIGPIPE
-    error = known_error(error)
-    resume = resume_command(run.config) if run else None
-    if isinstance(error, (UserError, RunError)):
-        close_run("failed", str(error))
-        distributed.report_error(str(error))
-        fix = ""
-        if isinstance(error, disk.DiskFullError):
-            again = f"resume with: {resume}" if resume else "run the command again"
-            fix = f"; free some space, then {again}"
-        else:
-            _report(run)
-        print(f"error: {error}{fix}", file=sys.stderr)
+    if isinstance(error, FailedElsewhere):
         return error.exit_code
 
-    # Report the error of another process first, because this one may only be the lost connection to it.
-    first_failure = distributed.reported_error()
+    how_to_resume = ""
+    if run:
+        how_to_resume = f"resume with: {resume_command(run.config)}"
+    if isinstance(error, disk.DiskFullError):
+        fix = f"free some space, then {how_to_resume or 'run the command again'}"
+        print(f"error: {error}; {fix}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, (UserError, RunError)):
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        close_run("failed" if first_failure else "interrupted", first_failure)
-        _report(run)
-        if distributed.is_main() and not first_failure:
-            how_to_resume = f"; resume with: {resume}" if resume else ""
-            print(f"{str(error) or 'interrupted'}{how_to_resume}", file=sys.stderr)
         signal_number = error.signal_number if isinstance(error, Interrupted) else signal.SIGINT
+        if distributed.is_main() and signal_number != signal.SIGPIPE:
+            parts = [str(error) or "interrupted", how_to_resume]
+            print("; ".join(part for part in parts if part), file=sys.stderr)
         return 128 + signal_number
-
-    # An unexpected error keeps its traceback, unless it follows from one that another process reports.
-    close_run("failed", first_failure or repr(error))
-    if not first_failure:
-        distributed.report_error(repr(error))
-    _report(run)
-    return RunError.exit_code if first_failure else None
+    return None  # an unexpected error keeps its traceback
 
 
 def resume_command(config: RunConfig) -> str:
     """Return the command that resumes a run of this process. Code in the recipe's own file needs no flags."""
     launcher = []
-    processes = distributed.world_size()
-    if processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    if config.processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
     own_file = resolved_path(sys.argv[0])
     flags = dict.fromkeys(code.flags for code in named_code(config) if code.key != own_file)
     words = [word for flag_and_values in flags for word in flag_and_values]
     return shlex.join([*to_start_again(launcher), *words, "--resume", "--output-dir", str(config.folder)])
 
 
-def _report(run: Run | None) -> None:
+def _report(run: Run) -> None:
     """Write the report of an unfinished run and print its path."""
-    if run and distributed.is_main() and run.record["status"] != "complete" and run.folder.is_dir():
+    if run.record["status"] != "complete" and run.folder.is_dir():
         from lora_grpo.report import report_line  # loads evaluation and NumPy, which other commands start without
 
         print(report_line(run.folder), file=sys.stderr)

@@ -52,13 +52,17 @@ def tasks(names: Sequence[str]) -> str:
         rows = [f"{name:24} {row['about']} ({row['model']})\n{'':24} {row['start']}\n" for name, row in entries.items()]
         return "".join(rows) + VERBS["tasks"].help.partition("\n")[2]
 
-    # A member of a family, such as `reasoning-gym:countdown`, is an entry of its own.
-    families = list(entries.items())
-    for family, entry in families:
+    # A member of a family, such as `reasoning-gym:countdown`, is an entry of its own. Its command is that of the
+    # family, with this member in place of the one that is the example.
+    entries_of_members = {}
+    for family, entry in entries.items():
         for member in entry.get("members", "").split():
             start = re.sub(rf"(?<={family}:)\S+", member, entry["start"])
-            entries[f"{family}:{member}"] = {**entry, "start": start, "members": "", "example": f"{start} --dry-run"}
+            example = f"{start} --dry-run"
+            entries_of_members[f"{family}:{member}"] = {**entry, "start": start, "members": "", "example": example}
+    entries |= entries_of_members
 
+    # A task is found by its full name or without its family, and a recipe without folder and ending.
     full_names = {}
     for name in entries:
         short_name = re.sub(r"^recipes/|_lora\.py$|^[a-z-]+:", "", name)
@@ -103,7 +107,10 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     if name == "train":
         train(arguments)
     elif name == "tasks":
-        print(verb.help if arguments[:1] in (["-h"], ["--help"]) else tasks(arguments), end="")
+        text = verb.help
+        if not arguments or arguments[0] not in _HELP_FLAGS:
+            text = tasks(arguments)
+        print(text, end="")
     else:
         room: Any = importlib.import_module(f"lora_grpo.{verb.room}")
         if name == "push":

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from lora_grpo import distributed
 from lora_grpo.config.schema import RunConfig
 from lora_grpo.errors import UserError
 
@@ -25,12 +24,11 @@ class BatchShape:
     """Completions that one process samples at once: its part of a GRPO step, also in the evaluations of SFT."""
 
 
-def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
-    """Split a step into micro-batches. The default number of processes is `WORLD_SIZE`, which launchers set."""
-    world_size = world_size or distributed.world_size()
-    sizes = micro_batches(config, world_size)  # largest first
+def batch_shape(config: RunConfig) -> BatchShape:
+    """Split a step into the micro-batches of each process."""
+    sizes = micro_batches(config)  # largest first
     completions_per_process = sizes[0]
-    completions_per_step = completions_per_process * world_size
+    completions_per_step = completions_per_process * config.processes
 
     default_size = next(size for size in sizes if size <= _CPU_MICRO_BATCH)
     micro_batch_size = config.train.micro_batch_size or default_size
@@ -38,7 +36,8 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
         nearest = min(sizes, key=lambda size: abs(size - micro_batch_size))
         raise UserError(
             f"micro-batches of {micro_batch_size} do not divide the {completions_per_step} completions of a step on "
-            f"{world_size} processes; pass --train.micro-batch-size {nearest}, or change prompts per step or group size"
+            f"{config.processes} processes; pass --train.micro-batch-size {nearest}, or change prompts per step or "
+            "group size"
         )
 
     sampled_per_step = config.train.prompts_per_step * config.sampling.num_generations  # also with SFT
@@ -46,19 +45,19 @@ def batch_shape(config: RunConfig, world_size: int | None = None) -> BatchShape:
         completions_per_step=completions_per_step,
         accumulation_steps=completions_per_process // micro_batch_size,
         micro_batch_size=micro_batch_size,
-        parallel_samples=sampled_per_step // world_size,
+        parallel_samples=sampled_per_step // config.processes,
     )
 
 
-def micro_batches(config: RunConfig, world_size: int | None = None) -> list[int]:
+def micro_batches(config: RunConfig) -> list[int]:
     """Return every micro-batch size that divides a step, largest first; see `batch_shape`."""
-    world_size = world_size or distributed.world_size()
     group = 1 if config.method == "sft" else config.sampling.num_generations
     completions = group * config.train.prompts_per_step
-    per_process, rest = divmod(completions, world_size)
+    per_process, rest = divmod(completions, config.processes)
     if rest:
         raise UserError(
-            f"{world_size} processes cannot share {completions} completions equally; change --train.prompts-per-step"
+            f"{config.processes} processes cannot share {completions} completions equally; change "
+            "--train.prompts-per-step"
         )
     return [size for size in range(per_process, 0, -1) if per_process % size == 0]
 
@@ -67,7 +66,8 @@ def prompts_to_read(micro_batch_size: int, group: int) -> int:
     """Return the largest number of distinct prompts in a micro-batch. A group may begin or end within it.
 
     A micro-batch begins at a multiple of its own size, so within a group it begins at a multiple of the greatest common
-    divisor of both sizes. It reads the most prompts if it begins at the last of them.
+    divisor of both sizes. It reads the most prompts if it begins at the last of them: with groups of 6, micro-batches
+    of 4 begin at completion 0, 4 or 2 of a group, and one that begins at 4 also reads the next prompt.
     """
     latest_start = group - math.gcd(micro_batch_size, group)
     return math.ceil((latest_start + micro_batch_size) / group)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from lora_grpo import distributed
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.flags import Flag, convert
 from lora_grpo.sandbox import Settings as SandboxSettings
@@ -267,6 +268,11 @@ class RunConfig:
         """`train.max_steps`, or None if only `hours` limits the number of steps."""
         is_endless = self.hours is not None and self.train.max_steps == endless_steps(self.hours)
         return None if is_endless else self.train.max_steps
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that train, one per GPU. A launcher such as torchrun sets it; it is no setting."""
+        return distributed.world_size()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, as in run.json; `--config` accepts them as JSON or YAML."""

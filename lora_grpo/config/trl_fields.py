@@ -31,7 +31,10 @@ _OTHER_NAMES = {
     "nothing: every process needs the whole model": ("fsdp", "deepspeed", "parallelism_config"),
     "lora_grpo": ("logging_strategy", "logging_steps", "remove_unused_columns"),
 }
-"""Flag -> the fields of GRPOConfig that it sets and that have another name."""
+"""Flag -> the fields of GRPOConfig that it sets and that have another name.
+
+In place of a flag: what a message names as their source.
+"""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),

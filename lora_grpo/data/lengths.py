@@ -20,16 +20,16 @@ class _SizedRow:
     """A row, and what the model reads of it."""
 
     row: Row
-    prompt: int
-    """Tokens of the prompt."""
+    prompt_length: int
+    """Number of tokens of the prompt."""
     largest_token_id: int
-    reference: int = 0
-    """Tokens of the reference answer if SFT trains on the row; otherwise 0."""
+    reference_length: int = 0
+    """Number of tokens of the reference answer if SFT trains on the row; otherwise 0."""
 
     @property
-    def answered(self) -> int:
-        """Tokens of the prompt and the reference answer if SFT trains on the row; otherwise 0."""
-        return self.prompt + self.reference if self.reference else 0
+    def answered_length(self) -> int:
+        """Number of tokens of the prompt with the reference answer if SFT trains on the row; otherwise 0."""
+        return self.prompt_length + self.reference_length if self.reference_length else 0
 
 
 def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
@@ -48,8 +48,8 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     row_lengths = RowLengths(
         rows=len(sized_rows),
-        longest_prompt=max(sized.prompt for sized in sized_rows),
-        longest_answered=max(sized.answered for sized in train),
+        longest_prompt=max(sized.prompt_length for sized in sized_rows),
+        longest_answered=max(sized.answered_length for sized in train),
         has_conversations=any("reset_text" in sized.row for sized in sized_rows),
         largest_token_id=max(padding or 0, *(sized.largest_token_id for sized in sized_rows)),
     )
@@ -77,7 +77,7 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         sized_rows.append(_SizedRow(row, len(prompt_ids), max(prompt_ids, default=0)))
     sized_rows = _within_limit(
         sized_rows,
-        [sized.prompt for sized in sized_rows],
+        [sized.prompt_length for sized in sized_rows],
         prompt_limit,
         f"{split} rows: their prompts have more than {prompt_limit} tokens "
         "(--model.max-sequence-tokens minus --sampling.max-completion-tokens)",
@@ -91,14 +91,14 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
     sized_rows = [
         replace(
             sized,
-            reference=len(reference_ids),
+            reference_length=len(reference_ids),
             largest_token_id=max(sized.largest_token_id, *reference_ids),
         )
         for sized, reference_ids in zip(sized_rows, references, strict=True)
     ]
     return _within_limit(
         sized_rows,
-        [sized.reference for sized in sized_rows],
+        [sized.reference_length for sized in sized_rows],
         completion_limit,
         f"{split} rows: their reference answers have more than {completion_limit} tokens "
         "(--sampling.max-completion-tokens)",
@@ -112,12 +112,12 @@ def _within_limit(
     """Return the rows whose length is at most the limit. Print how many are dropped, and the reason.
 
     Raises:
-        UserError: fewer than `least_rows` are left.
+        UserError: rows are dropped, and fewer than `least_rows` are left.
     """
     fitting = [sized for sized, length in zip(sized_rows, lengths, strict=True) if length <= limit]
     num_dropped = len(sized_rows) - len(fitting)
     dropped = f"{num_dropped} of {len(sized_rows)} {reason}"
-    if len(fitting) < min(len(sized_rows), least_rows):
+    if num_dropped and len(fitting) < least_rows:
         raise UserError(f"too few rows are left without {dropped}; the longest has {max(lengths)}: raise the limit")
     if num_dropped:
         console.note(f"dropped {dropped}")

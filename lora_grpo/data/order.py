@@ -39,7 +39,7 @@ def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row],
         return list(rows), []
 
     generator = np.random.default_rng(config.seed)
-    chosen = set(generator.choice(len(rows), size=num_validation, replace=False).tolist())
-    train = [row for index, row in enumerate(rows) if index not in chosen]
-    validation = [row for index, row in enumerate(rows) if index in chosen]
+    validation_indices = set(generator.choice(len(rows), size=num_validation, replace=False).tolist())
+    train = [row for index, row in enumerate(rows) if index not in validation_indices]
+    validation = [row for index, row in enumerate(rows) if index in validation_indices]
     return train, validation

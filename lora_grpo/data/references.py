@@ -20,16 +20,14 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
     """Return the episodes of the rows' reference answers. If the task has an Environment, it answers each turn.
 
     Args:
-        ends: the tokens that end a completion. A turn ends with the one of the chat template, by default of any.
+        ends: the tokens that can end a completion; by default, any special token. A turn ends with the one of them that
+            the chat template writes after an answer.
 
     Raises:
         UserError: the chat template writes a tool call that is read back as another one.
     """
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    end_id = tokenizer.eos_token_id or next(iter(ends), 0)
-    end_token = chat.end_of_turn(tokenizer, ends)
-    if end_token:
-        end_id = tokenizer.convert_tokens_to_ids(end_token)
+    end_id = _end_of_turn_id(tokenizer, ends)
     answer_lead = chat.answer_lead(tokenizer)
 
     prompts = [chat.render_row(tokenizer, row) for row in rows]
@@ -51,7 +49,7 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
             if not has_template and not episode.opened_text:  # plain text prompts end with `Answer:`
                 text = f" {text}"
             token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            episode.take([*token_ids, end_id], text, [], truncated=False)
+            episode.take([*token_ids, end_id], text, logprobs=None, truncated=False)
 
         if episode.session:
             _check_calls(episode, gold)
@@ -59,6 +57,16 @@ def gold_episodes(tokenizer: Any, rows: Sequence[Row], ends: Sequence[int] = ())
             episode.end("limit")
         episodes.append(episode)
     return episodes
+
+
+def _end_of_turn_id(tokenizer: Any, ends: Sequence[int]) -> int:
+    """Return the token that ends a turn: the chat template's, or else the tokenizer's, or else any of `ends`."""
+    end_token = chat.end_of_turn(tokenizer, ends)
+    if end_token:
+        return int(tokenizer.convert_tokens_to_ids(end_token))
+    if tokenizer.eos_token_id:
+        return int(tokenizer.eos_token_id)
+    return ends[0] if ends else 0
 
 
 def _check_calls(episode: Episode, gold: Sequence[Mapping[str, Any]]) -> None:
@@ -83,5 +91,6 @@ def sft_command(config: RunConfig) -> str | None:
     has_references = get_task(config.data.task).has_gold
     if config.lora.from_ or not has_references:
         return None
-    preset = ["--preset", "laptop"] if config.preset == "laptop" else []  # `auto` would choose another
+    # The default, `auto`, would choose another preset.
+    preset = ["--preset", "laptop"] if config.preset == "laptop" else []
     return command("train sft", *preset, "--task", config.data.task)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.data import other_task
 from lora_grpo.evaluation.joint import ALSO, Joint, make_joint
@@ -48,8 +47,7 @@ def evaluate(
     seconds_before = run.seconds_worked
 
     run.evaluation.mkdir(exist_ok=True)
-    if distributed.is_main():
-        _write_rows(run.evaluation / "rows.jsonl", rows)
+    run.once(lambda: _write_rows(run.evaluation / "rows.jsonl", rows))
     path = run.evaluation / f"{name}.samples.jsonl"
     task = config.data.evaluation_task
     results = sample_and_grade(path, sampler, rows, task, params, config.seed, title, adapter=with_adapter, greedy=True)

@@ -33,12 +33,12 @@ class Share:
 
 def share_of_this_process(path: Path, units: Sequence[Unit]) -> Share:
     """Return the part of the units that this process samples for the results file of an evaluation."""
+    own_units = distributed.own_share(units)
     processes = distributed.world_size()
     if processes == 1:
-        return Share(list(units), path, note="")
-    rank = distributed.rank()
-    rank_path = path.with_name(f"{path.name}.rank{rank}")
-    return Share(list(units[rank::processes]), rank_path, note=f" (1 of {processes} processes)")
+        return Share(own_units, path, note="")
+    rank_path = path.with_name(f"{path.name}.rank{distributed.rank()}")
+    return Share(own_units, rank_path, note=f" (1 of {processes} processes)")
 
 
 def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
@@ -50,7 +50,7 @@ def merge_shares(path: Path, units: Sequence[Unit]) -> list[Result]:
     Raises:
         UserError: the file is damaged, or contains results of other rows.
     """
-    return distributed.broadcast_from_main(lambda: _merge(path, units))
+    return distributed.once(lambda: _merge(path, units))
 
 
 def _merge(path: Path, units: Sequence[Unit]) -> list[Result]:

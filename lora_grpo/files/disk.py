@@ -96,7 +96,7 @@ def _reason(error: BaseException) -> str | None:
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return os.strerror(number)
 
-    # torch.save does not report the reason. Its file is on a disk that it could write before.
+    # torch.save reports no reason. It raises this error if it could not write a part of its file.
     if isinstance(error, RuntimeError) and "unexpected pos" in str(error):
         return "torch.save failed, as on a full disk"
     return None

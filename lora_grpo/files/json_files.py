@@ -37,10 +37,11 @@ def validated(value: Any, kind: Any, wrong: str, fix: str) -> Any:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    # As JSON, where strict mode accepts a list as a tuple. Error messages may contain a lone surrogate.
-    text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    # Validated as JSON, because strict mode accepts a list for a tuple there, but not in Python. A text may contain a
+    # lone surrogate, which UTF-8 cannot encode.
+    json_text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
     try:
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        return TypeAdapter(kind).validate_json(json_text, strict=True)
     except ValidationError as error:
         mistake = error.errors(include_url=False)[0]
         location = ".".join(map(str, mistake["loc"]))

@@ -13,7 +13,7 @@ _REST = r"[^\s\"'`<>|]{0,200}"
 _USER_FOLDER = rf"{_START}(?:(?:/mnt)?/[a-z])?/(?:(?:var/)?home|Users)/{_NAME}{_REST}"
 _WINDOWS_USER_FOLDER = rf"{_START}[A-Za-z]:[\\/]+(?i:users)[\\/]+(?i:{_NAME}){_REST}"
 _FILE_URL = r"\b(?i:file):/+(?!path/to/)[\w%~.]" + _REST
-_PRIVATE = re.compile("|".join([_USER_FOLDER, _WINDOWS_USER_FOLDER, _FILE_URL]))
+_OF_A_USER = re.compile("|".join([_USER_FOLDER, _WINDOWS_USER_FOLDER, _FILE_URL]))
 """Paths that tell the name of a user, on any machine."""
 _ABSOLUTE = re.compile(rf"{_START}/[\w.@+-]+(?:/[\w.@+%=~-]+)+")
 """What may be an absolute path of two or more parts."""
@@ -28,26 +28,32 @@ _SYSTEM_FOLDERS = frozenset(
 def find(text: str, folder: Path | None = None) -> str | None:
     """Return the first private path in a text, or None.
 
-    Private are the home folder, the current folder, `folder` and their parents below the root level, all with their
-    content; the folders of users on Linux, macOS and Windows; `file://` URLs; and any path that exists on this machine,
-    except in the folders of the system. Other text may look like a path and is none: `/nothink`, `and/or`, `</think>`.
+    These paths are private:
+
+    - the home folder, the current folder, `folder`, their parents below the root level, and everything in all of these
+    - the folders of users on Linux, macOS and Windows
+    - `file://` URLs
+    - any path that exists on this machine, except in the folders of the system
+
+    Other text may look like a path and is none: `/nothink`, `and/or`, `</think>`.
     """
-    path = find_own(text, folder)
+    path = find_in_private_folders(text, folder)
     if path is not None:
         return path
-    private_folder = _PRIVATE.search(text)
-    if private_folder:
-        return private_folder[0]
+    user_path = _OF_A_USER.search(text)
+    if user_path:
+        return user_path[0]
     return _find_existing(text)
 
 
-def find_own(text: str, folder: Path | None = None) -> str | None:
-    """Return the first path in a text that is below the home folder, the current folder or `folder`, or None."""
+def find_in_private_folders(text: str, folder: Path | None = None) -> str | None:
+    """Return the first path in a text that is a private folder or in one, or None; see `_private_folders`."""
     folders = _private_folders(folder)
     if not folders:
         return None
     any_folder = "|".join(re.escape(path) for path in folders)
-    match = re.search(rf"{_START}(?:{any_folder})(?![\w-]|\.\w){_REST}", text)
+    name_ends = r"(?![\w-]|\.\w)"  # `/work/data` is not in `/work/data-2` or `/work/data.old`
+    match = re.search(rf"{_START}(?:{any_folder}){name_ends}{_REST}", text)
     return match[0] if match else None
 
 

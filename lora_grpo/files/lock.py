@@ -1,7 +1,7 @@
 """A lock that allows one process per folder. The kernel releases it when the process exits, even after a crash."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,21 +31,23 @@ def claim(folder: Path) -> None:
 def release(folder: Path) -> None:
     """Release the lock of a folder, if this process holds it."""
     path = str(folder / ".lock")
-    for lock in [lock for lock in held if lock.lock_file == path]:
-        held.remove(lock)
-        lock.release()
+    _release([lock for lock in held if lock.lock_file == path])
 
 
 @contextlib.contextmanager
 def released_at_end() -> Iterator[None]:
     """Release the locks that `claim` has taken in the block."""
-    before = list(held)
+    held_before = list(held)
     try:
         yield
     finally:
-        for lock in [lock for lock in held if lock not in before]:
-            held.remove(lock)
-            lock.release()
+        _release([lock for lock in held if lock not in held_before])
+
+
+def _release(locks: Sequence[FileLock]) -> None:
+    for lock in locks:
+        held.remove(lock)
+        lock.release()
 
 
 @contextlib.contextmanager

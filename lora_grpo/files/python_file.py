@@ -67,7 +67,8 @@ def _load(path: Path) -> ModuleType:
 def _imported_names(path: Path) -> list[str]:
     """Return the names of the modules and packages of a file's folder that it imports, directly or indirectly."""
     names = set()
-    for file in files(path)[1:]:
+    _, *imported_files = files(path)
+    for file in imported_files:
         top_level = file.relative_to(path.parent).parts[0]
         names.add(top_level.removesuffix(".py"))
     return sorted(names)
@@ -106,7 +107,7 @@ def keeping_directory() -> contextlib.AbstractContextManager[None]:
 
 
 def files(path: Path) -> list[Path]:
-    """Return a file and the files of its folder that it imports, directly or indirectly. Runs nothing."""
+    """Return a file, and then the files of its folder that it imports, directly or indirectly. Runs nothing."""
     path = path.expanduser().resolve()
     project_files = [path]
     for file in project_files:  # the list grows meanwhile

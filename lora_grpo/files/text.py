@@ -33,8 +33,8 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left:
     """Return the lines of a table followed by an empty line. Cells may contain any text.
 
     Args:
-        left: number of columns that are aligned to the left; the others are aligned to the right. Default: one, or both
-            of two.
+        left: number of columns that are aligned to the left; the others are aligned to the right. By default, only the
+            first one is, but in a table of two columns both are.
     """
     if left is None:
         left = 1 if len(headings) > 2 else len(headings)

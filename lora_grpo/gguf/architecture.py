@@ -137,7 +137,8 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
     stores_both = HEAD in stored and EMBEDDING in stored
     skips_head = config.tie_word_embeddings and stores_both and same_values(stored[HEAD], stored[EMBEDDING])
 
-    missing_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    # The shapes that config.json implies, by name. Each tensor of the checkpoint takes out its own.
+    remaining_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tensors = []
     for name, tensor in stored.items():
         if name.endswith(".rotary_emb.inv_freq"):  # in old checkpoints
@@ -145,15 +146,15 @@ def named_tensors(model: Any, stored: Mapping[str, StoredTensor], folder: Path) 
         if name == HEAD and skips_head:
             continue
         gguf_name = gguf_names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if gguf_name is None or name not in missing_shapes:
+        if gguf_name is None or name not in remaining_shapes:
             raise UserError(f"{folder} contains {name}, which a {config.architectures[0]} does not have in llama.cpp")
-        shape = missing_shapes.pop(name)
+        shape = remaining_shapes.pop(name)
         if tensor.shape != shape:
             raise UserError(f"{folder}: {name} is {list(tensor.shape)}, and config.json implies {list(shape)}")
         module_name = name.split(".")[-2]
         tensors.append(Tensor(gguf_name, tensor, heads_of_module.get(module_name)))
     if config.tie_word_embeddings:
-        missing_shapes.pop(HEAD, None)
-    if missing_shapes:
-        raise UserError(f"{folder} lacks {next(iter(missing_shapes))}, which config.json implies")
+        remaining_shapes.pop(HEAD, None)
+    if remaining_shapes:
+        raise UserError(f"{folder} lacks {next(iter(remaining_shapes))}, which config.json implies")
     return tensors

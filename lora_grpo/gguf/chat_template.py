@@ -14,6 +14,17 @@ from lora_grpo.errors import UserError
 from lora_grpo.gguf.tokenizer import Vocabulary
 from lora_grpo.prompts import chat
 
+_MARKUP = "{{ 1 }} <b>\u00e9</b>"
+"""Text in test messages that a template might escape or change: braces, a tag, and a letter beyond ASCII."""
+
+
+@dataclass(frozen=True)
+class FixedText:
+    """The text that a chat template adds around a message."""
+
+    before: str
+    after: str
+
 
 @dataclass(frozen=True)
 class Turns:
@@ -21,8 +32,8 @@ class Turns:
 
     opening: str
     """Text at the start of a chat without a system message, such as a default system prompt."""
-    roles: dict[str, tuple[str, str]]
-    """Text before and after a message of each role. The text after a user message starts the answer."""
+    roles: dict[str, FixedText]
+    """By role of the message. The text after a user message starts the answer."""
     ending: str = ""
     """Text at the end of the prompt, which is not repeated before earlier answers, such as an empty thinking block."""
     trims: bool = False
@@ -32,8 +43,8 @@ class Turns:
         """Return the prompt that the Go template renders."""
         text = "" if messages[0]["role"] == "system" else self.opening
         for message in messages:
-            before, after = self.roles[message["role"]]
-            text += before + message["content"] + after
+            fixed = self.roles[message["role"]]
+            text += fixed.before + message["content"] + fixed.after
         return text + self.ending
 
     def to_go(self) -> str:
@@ -42,9 +53,9 @@ class Turns:
         if self.opening:
             opening = "{{ if not .System }}" + _go(self.opening) + "{{ end }}"
         roles = ""
-        for role, (before, after) in self.roles.items():
-            condition = f'{{{{ if eq .Role "{role}" }}}}'
-            roles += condition + _go(before) + "{{ .Content }}" + _go(after) + "{{ end }}"
+        for role, fixed in self.roles.items():
+            condition = '{{ if eq .Role "' + role + '" }}'
+            roles += condition + _go(fixed.before) + "{{ .Content }}" + _go(fixed.after) + "{{ end }}"
         return opening + "{{ range .Messages }}" + roles + "{{ end }}" + _go(self.ending)
 
 
@@ -57,8 +68,9 @@ def read_turns(tokenizer: Any, vocabulary: Vocabulary) -> Turns | None:
         turns = _fixed_text(template)
         trims = False
         for length in range(1, 8):
+            # Every conversation ends with a question, so one of even length begins with a system message.
             has_system = length % 2 == 0
-            contents = [f"Message {number}:\n\n{{{{ {number} }}}} <b>\u00e9</b>" for number in range(length)]
+            contents = [f"Message {number}:\n\n{_MARKUP}" for number in range(length)]
             messages = _conversation(contents, has_system=has_system)
             if turns.render(messages) != template.render(messages):
                 return None
@@ -100,24 +112,27 @@ def _fixed_text(template: _Template) -> Turns:
         UserError: the template rejects a conversation.
         ValueError: the template omits a message or repeats one.
     """
-    before_system, after_system, before_answer, next_turn, generation = template.around(
+    # A system message, a question, its answer, and a question. A text between two messages ends the first and begins
+    # the second.
+    before_system, system_to_user, user_to_answer, answer_to_user, user_to_end = template.around(
         "#a#", "#b#", "#c#", "#d#", has_system=True
     )
+    # The same conversation up to the answer, which shows what ends an answer; and a question alone.
     after_answer = template.around("#a#", "#b#", "#c#", has_system=True, is_answered=True)[-1]
-    without_system, _ = template.around("#a#", has_system=False)
+    start_to_user, _ = template.around("#a#", has_system=False)
 
     # The text after the last question begins as the text before an earlier answer, and may have an ending of its own.
     ending = ""
-    if generation.startswith(before_answer):
-        ending = generation.removeprefix(before_answer)
-    generation = generation.removesuffix(ending)
-    before_user = next_turn.removeprefix(after_answer)
+    if user_to_end.startswith(user_to_answer):
+        ending = user_to_end.removeprefix(user_to_answer)
+    after_user = user_to_end.removesuffix(ending)
+    before_user = answer_to_user.removeprefix(after_answer)
     roles = {
-        "system": (before_system, after_system.removesuffix(before_user)),
-        "user": (before_user, generation),
-        "assistant": (before_answer.removeprefix(generation), after_answer),
+        "system": FixedText(before_system, system_to_user.removesuffix(before_user)),
+        "user": FixedText(before_user, after_user),
+        "assistant": FixedText(user_to_answer.removeprefix(after_user), after_answer),
     }
-    return Turns(without_system.removesuffix(before_user), roles, ending)
+    return Turns(start_to_user.removesuffix(before_user), roles, ending)
 
 
 def _conversation(contents: Sequence[str], *, has_system: bool) -> list[chat.Message]:
@@ -129,7 +144,10 @@ def _conversation(contents: Sequence[str], *, has_system: bool) -> list[chat.Mes
 
 
 def _go(text: str) -> str:
-    """Return a Go template that writes a text. Parts that a template or a Modelfile cannot contain become strings."""
+    """Return a Go template that writes a text.
+
+    Parts that a template or a Modelfile cannot contain become string literals of Go: {{ "\\U00000007" }}.
+    """
     unprintable = {character for character in text if not character.isprintable()} - set("\t\r\n")
     pattern = "|".join([r"\{\{", '"{3,}', *map(re.escape, sorted(unprintable))])
     return re.sub(pattern, _quoted, text)

@@ -25,15 +25,16 @@ class GgufSection:
     heading: str
     title: str
     """Task, number of samples and sampling settings."""
-    table: tuple[list[str], list[tuple[str, str, str]]]
-    """Headings, and a row for each file: size and first score."""
+    headings: tuple[str, str, str]
+    rows: list[tuple[str, str, str]]
+    """Name, size and first score of each file."""
     notes: list[str]
     """A description of the score, and the quality loss of each evaluated file."""
     evaluations: dict[str, Report]
     """Evaluations of the files, by name, the largest file first."""
 
 
-def _made_from(path: Path) -> str | None:
+def _adapter_digest(path: Path) -> str | None:
     """Return the digest of the adapter that a file was made from; None if it is unknown or the file is damaged."""
     try:
         field = read_header(path).get_field(ADAPTER_KEY)
@@ -58,7 +59,7 @@ def check_exported(folder: Path) -> None:
     else:
         return
     for path in sorted(folder.glob("*.gguf")):
-        if _made_from(path) != described_adapter:
+        if _adapter_digest(path) != described_adapter:
             raise UserError(
                 f"{path} was made from another adapter than {adapter}, or not here; run {command('export-gguf')} "
                 "again, or move or delete the file"
@@ -96,7 +97,14 @@ def gguf_section(paths: Sequence[Path], reports: Mapping[Path, Report], heading:
         samples = f", mean of {sampling.num_samples} samples at temperature {sampling.temperature:g}"
     notes = [f"{metric_name}: percent of {first.protocol.rows} problems solved{samples}, with 95% intervals."]
     notes += [report.cost for report in evaluations.values() if report.cost]
-    return GgufSection(heading, first.title, (["file", "size", metric_name], rows), notes, evaluations)
+    return GgufSection(
+        heading=heading,
+        title=first.title,
+        headings=("file", "size", metric_name),
+        rows=rows,
+        notes=notes,
+        evaluations=evaluations,
+    )
 
 
 def _evaluations(paths: Sequence[Path], reports: Mapping[Path, Report]) -> dict[str, Report]:
@@ -113,12 +121,14 @@ def _evaluations(paths: Sequence[Path], reports: Mapping[Path, Report]) -> dict[
         return {}  # the digest of a file takes time
 
     evaluations: dict[str, Report] = {}
+    protocol = None
     for path in paths:
         file_report = report_of_digest.get(atomic.sha256(path))
         if file_report is None:
             continue
-        first = next(iter(evaluations.values()), file_report)
-        if file_report.protocol == first.protocol:
+        if protocol is None:
+            protocol = file_report.protocol
+        if file_report.protocol == protocol:
             evaluations[path.name] = file_report
         else:
             console.note(f"the evaluation of {path} has other settings than others; it is left out")
@@ -136,7 +146,7 @@ def gguf_sections(run: Path) -> list[GgufSection]:
         reports = read_reports(run)
         if not any("gguf_sha256" in report.evaluated.source for report in reports.values()):
             continue
-        current = [path for path in files if _made_from(path) == adapter_sha256(adapter)]
+        current = [path for path in files if _adapter_digest(path) == adapter_sha256(adapter)]
         section = gguf_section(current, reports, heading)
         if section:
             sections.append(section)

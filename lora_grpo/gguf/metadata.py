@@ -39,7 +39,8 @@ def read_metadata(folder: Path, name: str, size_label: str) -> Any:
         config = _without_local_paths(gguf.Metadata.load_hf_parameters(folder), folder)
         metadata = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), front_matter, config, folder)
         for field, value in sampling.items():
-            setattr(metadata, "sampling_temp" if field == "temperature" else f"sampling_{field}", value)
+            attribute = "temp" if field == "temperature" else field
+            setattr(metadata, f"sampling_{attribute}", value)
         metadata.name = name
         metadata.size_label = size_label
         _check_texts(metadata)
@@ -113,10 +114,16 @@ def _without_local_paths(value: Any, folder: Path, field: str = "") -> Any:
     if not isinstance(value, str):
         return value
 
-    # Models and data sets have names that may be folders; other texts may be or contain paths.
-    names_a_source = field.startswith(("base_model", "dataset", "_name_or_path")) and "://" not in value
-    is_path = model_files.is_folder_name(value) if names_a_source else model_files.is_path(value)
-    is_file_of_model = field == "license_link" and value.startswith("./")
-    if is_path and not is_file_of_model:
+    # The name of a model or data set may be a folder. Any other text may be a path, except a license in the model's
+    # folder.
+    if field.startswith(("base_model", "dataset", "_name_or_path")) and "://" not in value:
+        is_path = model_files.is_folder_name(value)
+    elif field == "license_link" and value.startswith("./"):
+        is_path = False
+    else:
+        is_path = model_files.is_path(value)
+
+    # A text may also contain one.
+    if is_path or local_paths.find(value, folder):
         return None
-    return None if local_paths.find(value, folder) else value
+    return value

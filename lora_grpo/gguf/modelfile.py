@@ -35,9 +35,17 @@ _TRIMS = (
 _SURROGATE = "the system prompt has half of a character (a lone surrogate), which is written as ?"
 
 _COMMAND = re.compile(
-    r"^[ \t]*(?:(?:PARAMETER|MESSAGE)[ \t]+\S+|(?P<name>\w+))[ \t]+"
-    r'(?:"""(?P<long>[\s\S]*?)"""[ \t]*(?=[\r\n]|\Z)|"(?P<quoted>[\s\S]*?)"[ \t]*(?=[\r\n]|\Z)|(?P<bare>[^\r\n]*))',
-    re.MULTILINE | re.IGNORECASE,
+    r'''
+    ^[ \t]*
+    (?: (?:PARAMETER|MESSAGE) [ \t]+ \S+ | (?P<name>\w+) )  # these two have a word before their value
+    [ \t]+
+    (?:
+        """ (?P<long>[\s\S]*?) """ [ \t]* (?=[\r\n]|\Z)
+    |   "   (?P<quoted>[\s\S]*?) "   [ \t]* (?=[\r\n]|\Z)
+    |   (?P<bare>[^\r\n]*)
+    )
+    ''',
+    re.MULTILINE | re.IGNORECASE | re.VERBOSE,
 )
 """A command of a Modelfile with its value, which may have several lines in quotes."""
 
@@ -77,7 +85,7 @@ def write_modelfiles(
     stops = [vocabulary.tokens[token_id] for token_id in vocabulary.eos_token_ids]
 
     lines = _template_and_system(turns, system_prompt)
-    if system_prompt and not lines:
+    if system_prompt and not lines:  # no SYSTEM, and no TEMPLATE that contains the prompt
         notes.append(_NO_SYSTEM)
     for stop in stops:
         value = _value(stop, preferred='"')
@@ -105,8 +113,8 @@ def _template_and_system(turns: Turns | None, system_prompt: str | None) -> list
     lines = []
     if turns and system_prompt and system_value is None:
         # The template can write any text, so the prompt becomes the one for chats without a system message.
-        before, after = turns.roles["system"]
-        turns = replace(turns, opening=before + system_prompt + after)
+        fixed = turns.roles["system"]
+        turns = replace(turns, opening=fixed.before + system_prompt + fixed.after)
     if turns:
         lines.append(f"TEMPLATE {_value(turns.to_go())}")
     if system_value is not None:

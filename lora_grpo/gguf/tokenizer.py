@@ -8,7 +8,7 @@ would become tokens that the model has not seen.
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,35 @@ QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")
-PRE_TOKENIZERS = {
-    (("Split", QWEN2_WORDS), ("ByteLevel", False), False): "qwen2",
-    (("Split", LLAMA3_WORDS), ("ByteLevel", False), True): "llama-bpe",
-    (("Digits", True), ("ByteLevel", True), False): "smollm",
-    (("ByteLevel", True), False): "gpt-2",
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that splits text, with those of its settings that the supported tokenizers set."""
+
+    type: str
+    pattern: str | None = None
+    individual_digits: bool = False
+    use_regex: bool = False
+
+
+@dataclass(frozen=True)
+class _Splitting:
+    """How a byte-level tokenizer splits text into words."""
+
+    steps: tuple[_Step | None, ...]
+    """None for a step that llama.cpp does not have."""
+    ignore_merges: bool = False
+    """Whether words in the vocabulary skip merges."""
+
+
+_PRE_TOKENIZERS = {
+    _Splitting((_Step("Split", pattern=QWEN2_WORDS), _Step("ByteLevel"))): "qwen2",
+    _Splitting((_Step("Split", pattern=LLAMA3_WORDS), _Step("ByteLevel")), ignore_merges=True): "llama-bpe",
+    _Splitting((_Step("Digits", individual_digits=True), _Step("ByteLevel", use_regex=True))): "smollm",
+    _Splitting((_Step("ByteLevel", use_regex=True),)): "gpt-2",
 }
-"""Map the steps that split text, and whether words in the vocabulary skip merges, to llama.cpp's name."""
+"""llama.cpp's name of each way of splitting that it supports."""
 
 
 @dataclass(frozen=True)
@@ -131,23 +153,26 @@ def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
     # llama.cpp does not normalize text. With NFC, only text in NFD would differ.
     is_normalized = spec["normalizer"] not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []})
     pre_tokenizer = spec["pre_tokenizer"] or {"type": "none"}
-    steps: list[Any] = []
-    for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
-        if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
-            steps.append(("Split", step["pattern"].get("Regex")))
-        elif step["type"] == "Digits":
-            steps.append(("Digits", step["individual_digits"]))
-        elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
-            steps.append(("ByteLevel", step["use_regex"]))
-        else:
-            steps.append(step["type"])
-    name = PRE_TOKENIZERS.get((*steps, bool(spec["model"].get("ignore_merges"))))
+    steps = map(_read_step, pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
+    splitting = _Splitting(tuple(steps), ignore_merges=bool(spec["model"].get("ignore_merges")))
+    name = _PRE_TOKENIZERS.get(splitting)
     if is_normalized or name is None:
         raise UserError(
             "the tokenizer normalizes text or splits it into words in its own way, and llama.cpp would make other "
-            f"tokens; supported are {', '.join(PRE_TOKENIZERS.values())}"
+            f"tokens; supported are {', '.join(_PRE_TOKENIZERS.values())}"
         )
     return name
+
+
+def _read_step(step: Mapping[str, Any]) -> _Step | None:
+    """Return a step of tokenizer.json; None if llama.cpp does not have it."""
+    if step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+        return _Step("Split", pattern=step["pattern"].get("Regex"))
+    if step["type"] == "Digits":
+        return _Step("Digits", individual_digits=step["individual_digits"])
+    if step["type"] == "ByteLevel" and not step["add_prefix_space"]:
+        return _Step("ByteLevel", use_regex=step["use_regex"])
+    return None
 
 
 def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
@@ -174,9 +199,11 @@ def _space_prefix(spec: Mapping[str, Any], opening: str) -> bool:
         raise UserError("the tokenizer does not normalize text as SentencePiece does; llama.cpp makes other tokens")
     if pre_tokenizer["prepend_scheme"] != "first":
         return bool(pre_tokenizer["prepend_scheme"] == "always")
-    # transformers adds a space before the first text only, and llama.cpp also after every special token. The chat
-    # template decides, because a model that follows instructions is prompted through it.
-    return not any(opening.startswith(token["content"]) for token in spec["added_tokens"])
+    # transformers adds a space at the start of a prompt only, and llama.cpp also after every special token. The chat
+    # template decides, because a model that follows instructions is prompted through it: if a chat begins with a
+    # special token, transformers adds no space.
+    begins_with_token = any(opening.startswith(token["content"]) for token in spec["added_tokens"])
+    return not begins_with_token
 
 
 def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, ...]]) -> list[float]:
@@ -190,21 +217,18 @@ def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[
     """
     from gguf import TokenType
 
-    merged = [left + right for left, right in merges]
-    splits_listed = Counter(merged)  # by the token that they make, in the order of the list
-    is_grouped = merged == list(splits_listed.elements())
+    # How many merges make each token. `elements` repeats every token so many times, in the order of its first merge, so
+    # it equals the list only if the merges of a token are adjacent.
+    merged_tokens = [left + right for left, right in merges]
+    num_merges = Counter(merged_tokens)
+    is_grouped = merged_tokens == list(num_merges.elements())
     # Some converters list special tokens as pieces. llama.cpp never merges text that contains one.
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
-    is_complete = True
-    for token in pieces:
-        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
-        splits_possible = sum(left in pieces and right in pieces for left, right in splits)
-        if splits_possible > splits_listed[token]:
-            is_complete = False
+    is_complete = all(_num_splits(token, pieces) <= num_merges[token] for token in pieces)
     if not (is_grouped and is_complete):
         raise UserError("the tokenizer's merges are not those of a SentencePiece model; llama.cpp would merge others")
 
-    rank_of = {token: rank for rank, token in enumerate(splits_listed)}
+    rank_of = {token: rank for rank, token in enumerate(num_merges)}
     scores = []
     for token, kind in zip(tokens, types, strict=True):
         if kind == TokenType.BYTE:
@@ -212,6 +236,15 @@ def _merge_scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[
         else:
             scores.append(-float(rank_of.get(token, len(rank_of))))
     return scores
+
+
+def _num_splits(token: str, pieces: Collection[str]) -> int:
+    """Return in how many ways a token can be split into two pieces."""
+    count = 0
+    for end in range(1, len(token)):
+        if token[:end] in pieces and token[end:] in pieces:
+            count += 1
+    return count
 
 
 def _types(

@@ -18,12 +18,12 @@ from lora_grpo.gguf.architecture import Tensor
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
-OwnType = Literal["q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0"]
-"""Types that the gguf package writes."""
+DirectType = Literal["q8_0", "f16", "bf16", "f32", "q5_1", "q5_0", "q4_1", "q4_0"]
+"""Types that the gguf package converts to, without llama.cpp."""
 QuantizeType = Literal["q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs"]
 """Types that llama.cpp's `llama-quantize` makes from a 16-bit file."""
-TypeName = Literal[OwnType, QuantizeType]
-OWN_TYPES = get_args(OwnType)
+TypeName = Literal[DirectType, QuantizeType]
+DIRECT_TYPES = get_args(DirectType)
 LARGEST_F16 = 65504.0
 _BLOCK_WIDTH = 32
 """Number of weights of a row that share a scale in the types from Q4_0 to Q8_0."""
@@ -39,7 +39,7 @@ class Encoded:
 
     @classmethod
     def of(cls, tensor: Tensor, file_type: str) -> Encoded:
-        """Return a tensor as it is in a file of type `file_type`, one of OWN_TYPES."""
+        """Return a tensor as it is in a file of type `file_type`, one of DIRECT_TYPES."""
         from gguf import GGMLQuantizationType
         from gguf.quants import quant_shape_to_byte_shape
 
@@ -65,7 +65,7 @@ class Encoded:
 
         source = self.tensor.source
         heads = self.tensor.heads
-        # Rows of all heads move, so such a tensor is one block.
+        # Interleaving moves rows within each head, so a tensor with heads is one block.
         blocks = [(0, source.shape[0])] if heads else row_blocks(source.shape)
         for start, stop in blocks:
             values: Any = np.ascontiguousarray(source.rows(start, stop).float().numpy())

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lora_grpo.commands import command
 from lora_grpo.config import ModelConfig
@@ -19,7 +19,7 @@ from lora_grpo.gguf.files import ADAPTER_KEY
 from lora_grpo.gguf.metadata import read_metadata
 from lora_grpo.gguf.modelfile import write_modelfiles
 from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
-from lora_grpo.gguf.types import OWN_TYPES, Encoded
+from lora_grpo.gguf.types import DIRECT_TYPES, Encoded
 from lora_grpo.merging import read_report
 from lora_grpo.models import base_model, engines, stop_tokens
 from lora_grpo.progress import Progress
@@ -43,6 +43,24 @@ class SourceModel:
     """Digest of the adapter that was merged into it; None if unknown."""
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file to write, of one of DIRECT_TYPES."""
+
+    path: Path
+    type: str
+    tensors: Sequence[Encoded]
+
+    @classmethod
+    def of(cls, path: Path, file_type: str, model: SourceModel) -> Self:
+        return cls(path, file_type, [Encoded.of(tensor, file_type) for tensor in model.tensors])
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
 def write_gguf(
     folder: Path, outputs: Mapping[str, Path], *, modelfile: bool = False, system_prompt: str | None = None
 ) -> list[str]:
@@ -58,41 +76,40 @@ def write_gguf(
         UserError: the model cannot be exported, or the disk does not have enough space.
         RunError: llama-quantize failed.
     """
-    quantized_types = [file_type for file_type in outputs if file_type not in OWN_TYPES]
+    quantized_types = [file_type for file_type in outputs if file_type not in DIRECT_TYPES]
     quantize_program = shutil.which(QUANTIZE)
     if quantized_types and quantize_program is None:
         raise UserError(
             f"--type {quantized_types[0]} needs llama.cpp's {QUANTIZE}, which is not on the PATH; install llama.cpp, "
-            f"or pass another --type: {', '.join(OWN_TYPES)}"
+            f"or pass another --type: {', '.join(DIRECT_TYPES)}"
         )
     first_type, first_output = next(iter(outputs.items()))
+    # The model's name in the files, whose own names are NAME.TYPE.gguf.
     name = first_output.name.removesuffix(".gguf").removesuffix(f".{first_type.upper()}")
     model = _read_model(folder, name)
     first_output.parent.mkdir(parents=True, exist_ok=True)
 
-    # The files to write here: those of our own types and, if there are others, one that keeps every bit of the
-    # weights, which llama-quantize reads.
-    files = {path: file_type for file_type, path in outputs.items() if file_type in OWN_TYPES}
-    lossless = first_output.with_name(f".{first_output.name}.16bit")
+    # The files to write directly. llama-quantize reads one that keeps every bit of the weights.
+    files = [_File.of(path, file_type, model) for file_type, path in outputs.items() if file_type in DIRECT_TYPES]
+    lossless_path = first_output.with_name(f".{first_output.name}.16bit")
+    needed_bytes = len(outputs) * HEADER_BYTES
     if quantized_types:
-        files[lossless] = _lossless_type(model)
-    encoded = {path: [Encoded.of(tensor, file_type) for tensor in model.tensors] for path, file_type in files.items()}
-
-    num_bytes = {path: sum(tensor.nbytes for tensor in tensors) for path, tensors in encoded.items()}
-    # Half of the lossless file is an upper limit: Q6_K, the largest type that llama-quantize writes here, has 6.6 bits
-    # per weight.
-    quantized_bytes = len(quantized_types) * (num_bytes.get(lossless, 0) // 2)
-    header_bytes = len(outputs) * HEADER_BYTES
-    disk.check_free_space(first_output.parent, sum(num_bytes.values()) + quantized_bytes + header_bytes)
+        lossless_file = _File.of(lossless_path, _lossless_type(model), model)
+        files.append(lossless_file)
+        # Half of it is an upper limit of each file that llama-quantize makes: Q6_K, the largest type, has 6.6 bits per
+        # weight.
+        needed_bytes += len(quantized_types) * (lossless_file.num_bytes // 2)
+    needed_bytes += sum(file.num_bytes for file in files)
+    disk.check_free_space(first_output.parent, needed_bytes)
 
     try:
-        for path, file_type in files.items():
-            _write(path, file_type, model, encoded[path])
+        for file in files:
+            _write(file, model)
         for file_type in quantized_types:
             with atomic.new_file(outputs[file_type]) as temporary:
-                _quantize(str(quantize_program), lossless, temporary, file_type)
+                _quantize(str(quantize_program), lossless_path, temporary, file_type)
     finally:
-        lossless.unlink(missing_ok=True)
+        lossless_path.unlink(missing_ok=True)
 
     notes = list(model.vocabulary.notes)
     context_tokens = architecture.context_length(model.config)
@@ -144,8 +161,8 @@ def _lossless_type(model: SourceModel) -> str:
     return "f32"
 
 
-def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[Encoded]) -> None:
-    """Write a file of one of OWN_TYPES: its metadata, and then tensor by tensor."""
+def _write(file: _File, model: SourceModel) -> None:
+    """Write a file: its metadata, and then tensor by tensor."""
     import gguf
     import numpy as np
 
@@ -153,7 +170,7 @@ def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[E
     writer: Any = gguf.GGUFWriter(None, architecture.llama_cpp_name(model.config))
     writer.add_type("model")
     model.metadata.set_gguf_meta_model(writer)
-    file_type_name = "ALL_F32" if file_type == "f32" else f"MOSTLY_{file_type.upper()}"
+    file_type_name = "ALL_F32" if file.type == "f32" else f"MOSTLY_{file.type.upper()}"
     writer.add_file_type(gguf.LlamaFileType[file_type_name])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architecture.add_hyperparameters(writer, model.config)
@@ -167,21 +184,22 @@ def _write(output: Path, file_type: str, model: SourceModel, tensors: Sequence[E
     rope_factors = architecture.rope_factors(model.config)
     if rope_factors is not None:
         writer.add_tensor_info("rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes)
-    for encoded in tensors:
+    # The type in the file is `encoded.kind`. A dtype of uint8 would mean that shapes count bytes; with any other, they
+    # count weights.
+    not_bytes = np.dtype("float32")
+    for encoded in file.tensors:
         tensor = encoded.tensor
-        # With a type given, this dtype only indicates that the shape counts weights, not bytes.
-        dtype = np.dtype("float32")
-        writer.add_tensor_info(tensor.name, tensor.source.shape, dtype, encoded.nbytes, encoded.kind)
+        writer.add_tensor_info(tensor.name, tensor.source.shape, not_bytes, encoded.nbytes, encoded.kind)
 
-    progress = Progress(len(tensors), f"GGUF {file_type}")
+    progress = Progress(len(file.tensors), f"GGUF {file.type}")
     try:
-        with atomic.new_file(output) as temporary, contextlib.closing(writer):
+        with atomic.new_file(file.path) as temporary, contextlib.closing(writer):
             writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             if rope_factors is not None:
                 writer.write_tensor_data(rope_factors)
-            for num_written, encoded in enumerate(tensors, 1):
+            for num_written, encoded in enumerate(file.tensors, 1):
                 writer.write_tensor_data(encoded)
                 progress.show(num_written, encoded.tensor.name)
     finally:

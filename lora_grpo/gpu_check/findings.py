@@ -88,9 +88,11 @@ def conclude(results: Sequence[Result], gpu: str) -> list[str]:
     elif best:
         lines.append(_save_choice(best, gpu))
 
-    for sixteen in results:
-        if sixteen["bits"] == 16 and sixteen["status"] == "ran":
-            lines += [_compare_bits(four, sixteen) for four in engines if _same_engine(four, sixteen)]
+    for in_16_bits in results:
+        if in_16_bits["bits"] == 16 and in_16_bits["status"] == "ran":
+            for in_4_bits in engines:
+                if _same_engine(in_4_bits, in_16_bits):
+                    lines.append(_compare_bits(in_4_bits, in_16_bits))
     return lines
 
 
@@ -114,20 +116,20 @@ def _save_choice(best: Result, gpu: str) -> str:
     return f"{fastest_line}; auto now means it ({path})"
 
 
-def _same_engine(four: Result, sixteen: Result) -> bool:
+def _same_engine(first: Result, second: Result) -> bool:
     """Return whether two results have the same engine and backend."""
-    return four["engine"] == sixteen["engine"] and four["backend"] == sixteen["backend"]
+    return first["engine"] == second["engine"] and first["backend"] == second["backend"]
 
 
-def _compare_bits(four: Result, sixteen: Result) -> str:
+def _compare_bits(in_4_bits: Result, in_16_bits: Result) -> str:
     """Return what 16 bits cost and gain, and whether to use them."""
     rate = "rollouts/tokens_per_second"
-    token_speedup = sixteen[rate] / four[rate]
-    step_speedup = four["step_time"] / sixteen["step_time"]
+    token_speedup = in_16_bits[rate] / in_4_bits[rate]
+    step_speedup = in_4_bits["step_time"] / in_16_bits["step_time"]
     memory = ""
     for peak in ("gpu_peak_gib", "torch_peak_gib"):  # the first that both results have
-        if four[peak] and sixteen[peak]:
-            memory = f" for {sixteen[peak] - four[peak]:.1f} GiB more"
+        if in_4_bits[peak] and in_16_bits[peak]:
+            memory = f" for {in_16_bits[peak] - in_4_bits[peak]:.1f} GiB more"
             break
     advice = "pass --model.bits 16" if step_speedup > 1 else "stay with 4 bits"
     return f"16 bits: {token_speedup:.1f}x the tokens per second, {step_speedup:.1f}x the steps{memory}; {advice}"
@@ -135,8 +137,8 @@ def _compare_bits(four: Result, sixteen: Result) -> str:
 
 def check_results(results: Sequence[Result]) -> None:
     """Raise a RunError if a case failed, if one had no time for a step, or if none ran."""
-    any_ran = any(result["status"] == "ran" for result in results)
-    fine = ("ran", "skipped") if any_ran else ()
-    broken = [result for result in results if result["status"] not in fine]
+    broken = list(results)
+    if any(result["status"] == "ran" for result in results):
+        broken = [result for result in results if result["status"] not in ("ran", "skipped")]
     if broken:
         raise RunError("; ".join(f"{result['name']} {result['status']}, {result['reason']}" for result in broken))

@@ -44,6 +44,11 @@ class EngineCase:
     """Whether a finished run is resumed for one more step."""
 
     @property
+    def uses_fastest(self) -> bool:
+        """Whether it runs with the fastest engine and backend so far in place of its own."""
+        return self.bits == 16 or self.resumes
+
+    @property
     def name(self) -> str:
         name = f"{self.engine} + {self.backend}"
         if self.bits == 16:
@@ -57,7 +62,6 @@ _PEFT = EngineCase("peft", "transformers")
 _PEFT_VLLM = EngineCase("peft", "vllm")
 _UNSLOTH_VLLM = EngineCase("unsloth", "vllm")
 _16_BITS = EngineCase(bits=16)
-"""Runs with the engine and backend that are the fastest so far. So does the next one."""
 _RESUMED = EngineCase(resumes=True)
 CASES = (_PEFT, _PEFT_VLLM, _UNSLOTH_VLLM, _16_BITS, _RESUMED)
 """In order of start-up time. Compilation takes minutes, so each run may take all the time that is left."""
@@ -144,11 +148,11 @@ def _remove_models_of_killed_checks(output: Path) -> None:
 
 def _try_torch(gpu: str, output: Path) -> None:
     """Raise a UserError if the installed torch cannot compute on the GPU."""
-    tried = run_measured([sys.executable, "-c", _TRY_TORCH], output / "torch.log", 120)
-    if tried.exit_code != 0:
+    measured = run_measured([sys.executable, "-c", _TRY_TORCH], output / "torch.log", 120)
+    if measured.exit_code != 0:
         torch = versions()["torch"]
         fix = "install torch's CUDA build or a newer driver"
-        raise UserError(f"torch {torch} cannot use {gpu}: {tried.message}; {fix}")
+        raise UserError(f"torch {torch} cannot use {gpu}: {measured.message}; {fix}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def run_cases(
 
         for case, result in zip(cases, results, strict=True):
             best = fastest(results)
-            if best and case in (_16_BITS, _RESUMED):
+            if best and case.uses_fastest:
                 case = replace(case, engine=best["engine"], backend=best["backend"])
                 result.update(_described(case))
             seconds = deadline - time.monotonic()
@@ -214,7 +218,9 @@ def run_cases(
                     result["reason"] = "no time left; pass more --minutes"
             finally:
                 write_table(options.output, machine, results)
-            outcome = f"{result['step_time']:.2f} s per step" if result["status"] == "ran" else result["reason"]
+            outcome = result["reason"]
+            if result["status"] == "ran":
+                outcome = f"{result['step_time']:.2f} s per step"
             _progress(f"{result['status']}, {outcome}\n")
     return results
 
@@ -230,7 +236,7 @@ def _why_skipped(case: EngineCase, best: Result | None) -> str:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
-    if case in (_16_BITS, _RESUMED) and not best:
+    if case.uses_fastest and not best:
         return "no engine ran"
     return ""
 
@@ -239,9 +245,12 @@ def _run_case(case: EngineCase, result: Result, workspace: _Workspace, seconds: 
     """Run the recipe, and add its status and measurements to the result, even if the check is interrupted."""
     # A resumed run has the folder of the run before it.
     run = workspace.runs / f"{case.engine}-{case.backend}-{case.bits}"
-    log = workspace.logs / f"{run.name}{'-resumed' if case.resumes else ''}.log"
+    log = workspace.logs / f"{run.name}.log"
     steps_before = len(read_metrics(run))
-    max_steps = steps_before + 1 if case.resumes else _STEPS
+    max_steps = _STEPS
+    if case.resumes:
+        log = workspace.logs / f"{run.name}-resumed.log"
+        max_steps = steps_before + 1
     arguments = [
         *workspace.recipe,
         *("--model.engine", case.engine),
@@ -358,7 +367,8 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> Measure
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return Measured(exit_code, _last_message(log), None if used_before is None else round(peak_gib, 2))
+    gpu_peak_gib = None if used_before is None else round(peak_gib, 2)
+    return Measured(exit_code, _last_message(log), gpu_peak_gib)
 
 
 def _last_message(log: Path) -> str:
@@ -376,8 +386,11 @@ def _last_message(log: Path) -> str:
 
 
 def _used_gib() -> float | None:
+    """Return the used memory of the GPU; None without nvidia-smi."""
     gpus, _ = nvidia_gpus(refresh=True)
-    return gpus[0].memory_gib - gpus[0].free_gib if gpus else None
+    if not gpus:
+        return None
+    return gpus[0].memory_gib - gpus[0].free_gib
 
 
 def _progress(text: str) -> None:

@@ -24,15 +24,15 @@ def find_answers(answer: str) -> list[str] | None:
         return []
 
     contents: list[str] = []
-    position = text.rfind("\n", 0, markers[-1].start()) + 1  # the start of the last marker's line
+    earliest_start = text.rfind("\n", 0, markers[-1].start()) + 1  # of a marker on the last marker's line
     for marker in markers:
-        if marker.start() < position:  # on an earlier line, or nested in the previous marker
+        if marker.start() < earliest_start:  # on an earlier line, or nested in the previous marker
             continue
         end = _end_of_content(text, marker)
         if end is None:
             return None
         contents.append(text[marker.end() : end].strip())
-        position = end
+        earliest_start = end
     return contents
 
 

@@ -117,14 +117,16 @@ def _unfenced(text: str, entry_point: str) -> str:
     """Return text from its first line of code, or from the definition of the entry point if that is Python and the
     text before it is not."""
     text = _dedented(text)
-    starts = [match.start() for match in (_CODE_LINE.search(text), _definition(text, entry_point)) if match]
+    first_line = _CODE_LINE.search(text)
+    definition = _definition(text, entry_point)
+    starts = [match.start() for match in (first_line, definition) if match]
     if not starts:
         return ""
     for start in starts:
         code = parse_start(text[start:])
         if code and defines(code, entry_point):
             return text[start:]
-    return text[starts[-1] :]
+    return text[starts[-1] :]  # from the definition, if there is one
 
 
 def _dedented(text: str) -> str:
@@ -145,7 +147,9 @@ def _under_signature(body: str, entry_point: str, prefix: str) -> str | None:
     The body may have any indentation, and its first line may lack it.
     """
     prompt = parse_start(prefix, attempts=1)
-    stub = last_function(prompt, entry_point) if prompt else None
+    if prompt is None:
+        return None
+    stub = last_function(prompt, entry_point)
     if stub is None:
         return None
 
@@ -160,8 +164,10 @@ def _under_signature(body: str, entry_point: str, prefix: str) -> str | None:
 
     for candidate in candidates:
         code = parse_start(f"{prefix.rstrip()}\n{candidate}")
-        function = last_function(code, entry_point) if code else None
-        if code and function and len(function.body) > len(stub.body):
+        if code is None:
+            continue
+        function = last_function(code, entry_point)
+        if function and len(function.body) > len(stub.body):
             return _assemble(code, entry_point)
     return None
 
@@ -184,7 +190,9 @@ def _assemble(code: Code, entry_point: str, prefix: str = "", earlier_sources: S
             known_names |= _bound_by(part)
             read |= _read_by(part)
         missing_names = read - known_names
-        earlier_code = parse_start(source) if missing_names else None
+        if not missing_names:
+            break
+        earlier_code = parse_start(source)
         if earlier_code and not missing_names.isdisjoint(_bound_by(earlier_code)):
             parts.insert(0, without_demonstrations(earlier_code, entry_point, missing_names))
 

@@ -30,8 +30,10 @@ def bound_names(statement: ast.stmt) -> set[str]:
         elif isinstance(node, ast.alias):
             bound.add((node.asname or node.name).partition(".")[0])
         else:  # functions, classes, `except ... as name`, and the patterns of `match`
-            bound.add(getattr(node, "name", None) or "")
-    return bound - {""}
+            name = getattr(node, "name", None)
+            if name:
+                bound.add(name)
+    return bound
 
 
 def read_names(statement: ast.AST) -> set[str]:

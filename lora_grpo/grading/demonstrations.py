@@ -20,16 +20,16 @@ def without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]
 
     Future imports must come first in the program, so they remain only in the returned statements, not in the text.
     """
-    reads = [read_names(statement) for statement in code.body]
-    binds = [bound_names(statement) for statement in code.body]
-    demonstrations = _demonstrations(code, entry_point, reads)
-    needed_names = _needed_names(wanted, reads, binds)
+    read_by_statement = [read_names(statement) for statement in code.body]
+    bound_by_statement = [bound_names(statement) for statement in code.body]
+    demonstrations = _demonstrations(code, entry_point, read_by_statement)
+    needed_names = _needed_names(wanted, read_by_statement, bound_by_statement)
 
     dropped = []
-    for statement, names in zip(code.body, binds, strict=True):
+    for statement, bound in zip(code.body, bound_by_statement, strict=True):
         if statement not in demonstrations:
             continue
-        is_needed = not names.isdisjoint(needed_names)
+        is_needed = not bound.isdisjoint(needed_names)
         if not is_needed or _is_main_block(statement):
             dropped.append(statement)
 
@@ -38,11 +38,11 @@ def without_demonstrations(code: Code, entry_point: str, wanted: Collection[str]
     return Code(text, [statement for statement in code.body if statement not in dropped])
 
 
-def _demonstrations(code: Code, entry_point: str, reads: list[set[str]]) -> list[ast.stmt]:
+def _demonstrations(code: Code, entry_point: str, read_by_statement: list[set[str]]) -> list[ast.stmt]:
     # A function that demonstrates, such as `main` or `test_f`, is no demonstration itself, but calling it is.
     demonstrating_names = {entry_point, *DEMONSTRATING_NAMES}
     demonstrations = []
-    for statement, read in zip(code.body, reads, strict=True):
+    for statement, read in zip(code.body, read_by_statement, strict=True):
         if read.isdisjoint(demonstrating_names) or _sets_attribute(statement):
             continue
         demonstrating_names |= bound_names(statement) - {entry_point}
@@ -51,15 +51,17 @@ def _demonstrations(code: Code, entry_point: str, reads: list[set[str]]) -> list
     return demonstrations
 
 
-def _needed_names(wanted: Collection[str], reads: list[set[str]], binds: list[set[str]]) -> set[str]:
+def _needed_names(
+    wanted: Collection[str], read_by_statement: list[set[str]], bound_by_statement: list[set[str]]
+) -> set[str]:
     """Return the wanted names, and all names that the statements that bind them read."""
     needed_names = set(wanted)
     size_before = -1
     while len(needed_names) > size_before:
         size_before = len(needed_names)
         newly_needed: set[str] = set()
-        for read, names in zip(reads, binds, strict=True):
-            if not names.isdisjoint(needed_names):
+        for read, bound in zip(read_by_statement, bound_by_statement, strict=True):
+            if not bound.isdisjoint(needed_names):
                 newly_needed |= read
         needed_names |= newly_needed
     return needed_names

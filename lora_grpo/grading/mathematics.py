@@ -67,17 +67,19 @@ def final_answer(row: Mapping[str, Any], where: str | None = None) -> str:
         UserError: a marker is not closed, or marks nothing.
     """
     text = thoughts.answer_of(row["answer"])
-    marked_answers = find_answers(text) if text is not None else None
-    if marked_answers is None:
+    marked_answers = None
+    if text is not None:
+        marked_answers = find_answers(text)
+    if marked_answers is None:  # a thought or a marker is not closed
         answer = ""
-    elif not marked_answers:  # without a marker, the whole text is the answer
-        answer = row["answer"].strip()
-    else:
+    elif marked_answers:
         answer = _joined(marked_answers)
+    else:  # without a marker, the whole text is the answer
+        answer = row["answer"].strip().strip("$")
     if not answer:
         where = where or f"row {row.get('id', '?')}"
         raise UserError(f"{where}: no answer in {row['answer'][-60:]!r}; expected one, or a solution with \\boxed{{}}")
-    return answer.strip("$") if marked_answers == [] else answer
+    return answer
 
 
 def is_equal(reference: str, answer: str) -> bool:

@@ -58,19 +58,19 @@ def check(completion: str, row: Mapping[str, Any]) -> Verdict:
         return Verdict(False, "no_answer" if completion.strip() else "empty", rules=rules)
 
     # Does each place have one number, and all the same?
-    numbers = [numbers_in(content) for content in contents]
-    if any(len(candidates) > 1 for candidates in numbers):
+    numbers_by_place = [numbers_in(content) for content in contents]
+    if any(len(numbers) > 1 for numbers in numbers_by_place):
         return Verdict(False, "conflicting_answers", rules=rules)
-    if not all(candidates and is_number(candidates[0]) for candidates in numbers):
+    if not all(numbers and is_number(numbers[0]) for numbers in numbers_by_place):
         return Verdict(False, "unreadable_answer", rules=rules)
-    values = [value_of(number) for [number] in numbers]
+    values = [value_of(numbers[0]) for numbers in numbers_by_place]
     if len(set(values)) > 1:
         return Verdict(False, "conflicting_answers", rules=rules)
 
     # Is it the right one?
     is_correct = values[0] == value_of(gold_text)
     rules["robust"] = is_correct
-    [extracted] = numbers[-1]
+    extracted = numbers_by_place[-1][0]
     reason = "correct" if is_correct else "wrong_answer"
     return Verdict(is_correct, reason, extracted, rules, read_from=read_from)
 

@@ -42,7 +42,8 @@ def _verdict(completion: str, program: str | None, result: sandbox.Verdict | Non
     """Return the grade of a completion with its program and the sandbox's result, which are None if it has no code."""
     if result is None:
         is_unfinished = thoughts.answer_of(completion) is None
-        return Verdict(False, thoughts.UNFINISHED if is_unfinished else "no_code", tests=(0, 0))
+        reason = thoughts.UNFINISHED if is_unfinished else "no_code"
+        return Verdict(False, reason, tests=(0, 0))
     return Verdict(
         result.passed,
         result.status,
@@ -59,9 +60,9 @@ def run_sources(
 
     The programs are the rows' own if `reference` is set.
     """
-    jobs = [
-        None if source is None else _job(source, row, reference) for source, row in zip(programs, rows, strict=True)
-    ]
+    jobs: list[sandbox.Program | None] = []
+    for source, row in zip(programs, rows, strict=True):
+        jobs.append(None if source is None else _job(source, row, reference))
     distinct_jobs = list(dict.fromkeys(job for job in jobs if job is not None))
     if not distinct_jobs:
         return [None] * len(jobs)

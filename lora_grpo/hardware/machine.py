@@ -7,7 +7,6 @@ from typing import Literal
 
 import psutil
 
-from lora_grpo import distributed
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware.nvidia import driver_problem, nvidia_gpus
@@ -81,7 +80,8 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
 
     # A driver that is too old stops only runs that use the GPU.
     problem = driver_problem(gpu)
-    if problem and sizes[preset] and not planning:
+    needs_gpu = preset_gigabytes(preset) is not None
+    if problem and needs_gpu and not planning:
         raise UserError(f"{problem}; or pass --preset starter for the CPU")
     if problem:
         why += f"; {problem}"
@@ -115,11 +115,13 @@ def vllm_serves(config: RunConfig) -> bool:
     vLLM (0.27) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
     uses float16, and only Unsloth has vLLM do so too.
     """
+    if config.model.bits == 16:
+        return True
     gpus, _ = nvidia_gpus()
-    is_old = False
+    trains_in_float16 = False
     if gpus and gpus[0].compute_capability:
-        is_old = gpus[0].compute_capability < _BFLOAT16_CAPABILITY
-    return not is_old or config.model.bits == 16 or choose_engine(config) == "unsloth"
+        trains_in_float16 = gpus[0].compute_capability < _BFLOAT16_CAPABILITY
+    return not trains_in_float16 or choose_engine(config) == "unsloth"
 
 
 def choose_engine(config: RunConfig) -> Literal["peft", "unsloth"]:
@@ -170,4 +172,4 @@ def supports_unsloth(config: RunConfig) -> bool:
     # Unsloth's trainer computes the KL penalty against the base, not against the adapter that a run starts from.
     penalizes_distance_from_adapter = config.lora.from_ and config.train.beta
     uses_server = config.sampling.server_url
-    return distributed.world_size() == 1 and not uses_server and not penalizes_distance_from_adapter
+    return config.processes == 1 and not uses_server and not penalizes_distance_from_adapter

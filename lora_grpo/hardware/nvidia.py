@@ -163,7 +163,9 @@ def _query(tool: str) -> tuple[str, str]:
         return "", f"nvidia-smi did not answer ({type(error).__name__})"
     if result.returncode != 0:
         lines = (result.stderr or result.stdout).strip().splitlines()
-        reason = lines[0].rstrip(".") if lines else f"exit code {result.returncode}"
+        reason = f"exit code {result.returncode}"
+        if lines:
+            reason = lines[0].rstrip(".")
         return "", f"nvidia-smi failed: {reason}; {_install_driver()}, or restart after an update of the driver"
     return result.stdout, ""
 
@@ -182,9 +184,15 @@ def _torch_build() -> tuple[str, int]:
     if spec is None or spec.origin is None:
         return "", 0
     text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    version = re.search(r"__version__ = '(.+)'", text)
-    cuda = re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
-    return version[1] if version else "", int(cuda[1]) if cuda else 0
+    version = ""
+    version_match = re.search(r"__version__ = '(.+)'", text)
+    if version_match:
+        version = version_match[1]
+    cuda = 0
+    cuda_match = re.search(r"^cuda\b.*= '(\d+)", text, re.MULTILINE)
+    if cuda_match:
+        cuda = int(cuda_match[1])
+    return version, cuda
 
 
 def _libcuda_version() -> int:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from lora_grpo.config import UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
-from lora_grpo.hub.facts import Facts, own_dataset
+from lora_grpo.hub.facts import Facts, has_own_rows, own_dataset
 from lora_grpo.hub.private_paths import without_paths
 from lora_grpo.hub.uploads import CARD_MARK, KINDS, UploadFile
 from lora_grpo.models import model_files
@@ -55,6 +55,9 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     # The example code and commands.
     template = _content("chat_template.jinja", files).decode(errors="replace")
     chat_variables = {name: value for name, value in template_variables.variables(template).items() if name in template}
+    chat_literals: dict[str, Any] = {}
+    for name, value in chat_variables.items():
+        chat_literals[name] = _quoted(value) if isinstance(value, str) else value
     has_text_config = b'"text_config"' in _content("config.json", files)
     # The adapter of a multimodal model names the parts that it excludes.
     is_multimodal = has_text_config or isinstance(facts.adapter.get("exclude_modules"), str)
@@ -62,8 +65,6 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     if data.get("task") in CODE_TASKS:
         question = "Write a function is_even(n) that tells whether n is even."
     gguf = _gguf_to_run(facts, names)
-    # Ollama chooses a file by its type. Source: https://huggingface.co/docs/hub/ollama
-    gguf_type = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", gguf, re.IGNORECASE | re.ASCII)
 
     text = (
         _environment()
@@ -85,22 +86,21 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             settings=_settings(facts, is_sft=is_sft),
             data=list(_data(data)),
             system_prompt=system_prompt(record),
-            has_chat=template and "tokenizer.json" in names,
-            chat_variables={
-                name: _quoted(value) if isinstance(value, str) else value for name, value in chat_variables.items()
-            },
+            has_chat=template != "" and "tokenizer.json" in names,
+            chat_variables=chat_literals,
             chat_variables_json=json.dumps(chat_variables),
             tools=data.get("tools") or [],
-            tool_parser=next((parser for mark, parser in _TOOL_PARSERS.items() if mark in template), "PARSER"),
+            tool_parser=_tool_parser(template),
             gguf=gguf,
-            gguf_type=gguf_type[1].upper() if gguf_type else None,
+            gguf_type=_gguf_type(gguf),
         )
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
 
     license_entries = dict(facts.base.license)
     link = license_entries.get("license_link", "")
-    if link and "://" not in link and link not in names:  # a file of the base's folder that is not uploaded
+    is_file = link != "" and "://" not in link  # in the base's folder
+    if is_file and link not in names:
         del license_entries["license_link"]
     return f"---\n{_front_matter(repo_id, facts, license_entries)}\n---\n\n{body}\n\n{CARD_MARK}\n"
 
@@ -138,10 +138,26 @@ def _content(name: str, files: Sequence[UploadFile]) -> bytes:
 
 def _gguf_to_run(facts: Facts, names: Sequence[str]) -> str:
     """Return the GGUF file that the commands run: the smallest that was evaluated, else the first; "" without any."""
-    evaluated = list(facts.ggufs.evaluations) if facts.ggufs else []
-    if evaluated:
-        return evaluated[-1]  # the largest is first
+    if facts.ggufs and facts.ggufs.evaluations:
+        return list(facts.ggufs.evaluations)[-1]  # the largest is first
     return next((name for name in names if name.endswith(".gguf")), "")
+
+
+def _gguf_type(file: str) -> str | None:
+    """Return the type by which Ollama chooses a GGUF file, such as Q8_0; None if the name of the file has none.
+
+    Source: https://huggingface.co/docs/hub/ollama
+    """
+    match = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", file, re.IGNORECASE | re.ASCII)
+    return match[1].upper() if match else None
+
+
+def _tool_parser(template: str) -> str:
+    """Return vLLM's parser for the tool calls of a chat template, or a placeholder for one that is not known here."""
+    for mark, parser in _TOOL_PARSERS.items():
+        if mark in template:
+            return parser
+    return "PARSER"
 
 
 def _settings(facts: Facts, *, is_sft: bool) -> list[tuple[str, Any]]:
@@ -162,18 +178,25 @@ def _front_matter(repo_id: str, facts: Facts, license_entries: Mapping[str, Any]
     base = facts.base
     record = facts.record
     data = record.get("data", {})
-    method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
-    tags = [method, "lora", "trl", "lora_grpo", data.get("task")] if record else ["lora"]
-    dataset = own_dataset(data.get("task"), data.get("train", {}).get("source"))
+    task = data.get("task")
+    source = data.get("train", {}).get("source")
+    tags = ["lora"]
+    if record:
+        method = "sft" if record.get("config", {}).get("method") == "sft" else "grpo"
+        tags = [method, "lora", "trl", "lora_grpo", task]
+    relation = None
+    if base.hub_id and facts.kind == "adapter":
+        relation = "adapter"
+    elif base.hub_id:  # `quantized` would mean that a GGUF file contains the base itself
+        relation = "finetune"
+    dataset = own_dataset(task, source)
     results = _all_results(facts)
-    # A merged model is a finetune. `quantized` would mean that a GGUF file contains the base itself.
-    relation = "adapter" if facts.kind == "adapter" else "finetune"
     return str(
         ModelCardData(
             base_model=base.hub_id,
-            base_model_relation=relation if base.hub_id else None,
+            base_model_relation=relation,
             library_name=KINDS[facts.kind].library,
-            language="en" if dataset is not None else None,  # the rows of all built-in tasks are English
+            language="en" if has_own_rows(task, source) else None,
             **license_entries,
             pipeline_tag="text-generation",
             tags=[_plain(tag) for tag in tags],
@@ -236,8 +259,12 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         if not rows:
             continue
         source = rows.get("source")
-        name = model_files.last_part(source) if source else task
-        yield split, own_dataset(task, source) or name, rows.get("rows"), rows.get("sha256")
+        name = task
+        if own_dataset(task, source):
+            name = own_dataset(task, source)
+        elif source:
+            name = model_files.last_part(source)
+        yield split, name, rows.get("rows"), rows.get("sha256")
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markup:
@@ -252,7 +279,9 @@ def _plain(text: object) -> str:
 
 
 def _printed(value: Any) -> Markup:
-    return value if isinstance(value, Markup) else Markup(markdown(_text(value)))
+    if isinstance(value, Markup):
+        return value
+    return Markup(markdown(_text(value)))
 
 
 def _text(value: Any) -> str:
@@ -260,14 +289,18 @@ def _text(value: Any) -> str:
     value = without_paths(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def _quoted(text: str) -> Markup:
     """Return a string literal in Python, on one line and without invisible characters."""
     literal = ""
     for character in json.dumps(text, ensure_ascii=False):
-        literal += character if character.isprintable() else character.encode("unicode_escape").decode()
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        literal += character
     return Markup(literal)
 
 

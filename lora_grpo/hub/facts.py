@@ -58,6 +58,7 @@ class Base:
 class Evaluation:
     """An evaluation of the uploaded weights or, if not `of_upload`, of the adapter that they were made from."""
 
+    folder: Path
     report: Report
     of_upload: bool
 
@@ -97,17 +98,24 @@ def gather(folder: Path, kind: str) -> Facts:
     """Read the facts about the model in a folder and the run that produced it."""
     folder = folder.resolve()
     run = _run_of(folder, kind)
-    record = read_record(run) if run else {}
+    record: dict[str, Any] = {}
+    reports: dict[Path, Report] = {}
+    adapter_folder = folder
+    if run:
+        record = read_record(run)
+        reports = read_reports(run)
+        adapter_folder = source_adapter(folder)
     policy = record.get("policy", {})
-    adapter_folder = source_adapter(folder) if run else folder
-    is_best = run is not None and adapter_folder.name == BEST
-    adapter = {}
+    adapter: dict[str, Any] = {}
     if (adapter_folder / ADAPTER_CONFIG).is_file():
         adapter = json_files.read_object(adapter_folder / ADAPTER_CONFIG)
+    best: dict[str, Any] = {}
+    if adapter_folder.name == BEST:
+        best = record.get("best") or {}
     merge = read_merge_report(folder)
 
-    # Evaluations. Those of GGUF files are in a table of their own, and only on the card of GGUF files.
-    reports = read_reports(run) if run else {}
+    # Evaluations. Those of GGUF files are in a table of their own, and only on the card of GGUF files. If none of these
+    # files was measured, there is no table, and `_evaluations` says that the reports are left out.
     ggufs = None
     if kind == "gguf":
         ggufs = gguf_section(list(folder.glob("*.gguf")), reports)
@@ -116,34 +124,41 @@ def gather(folder: Path, kind: str) -> Facts:
     evaluations = list(_evaluations(reports, folder, kind, merge))
     evaluations.sort(key=lambda evaluation: not evaluation.of_upload)
     if run and not evaluations:
-        flags = ["--what", BEST] if is_best else []
+        flags = ["--what", BEST] if adapter_folder.name == BEST else []
         evaluate_command = command("evaluate", run, *flags, "--compare", "base")
         console.note(f"the card has no evaluation of {adapter_folder}; to measure it: {evaluate_command}")
 
     # The evaluation that the run itself made has the texts of an example.
     example = None
     also = None
-    if run:
-        run_report = reports.get(run / "evaluation")
-        if any(evaluation.report is run_report for evaluation in evaluations):
-            assert run_report is not None
-            example = _example(run, run_report)
-            also = read_also(run / "evaluation")
+    for evaluation in evaluations:
+        if run and evaluation.folder == run / "evaluation":
+            example = _example(evaluation)
+            also = read_also(evaluation.folder)
+
+    # How to use the model.
+    base = _base(policy, adapter, merge)
+    vllm_rank = None
+    if kind == "adapter":
+        vllm_rank = _vllm_rank(folder)
+    generation = {}
+    if kind != "gguf":
+        generation = _generation(folder, _base_folder(policy, adapter))
 
     return Facts(
         kind=kind,
-        base=_base(policy, adapter, merge),
+        base=base,
         record=record,
-        best=(record.get("best") or {}) if is_best else {},
+        best=best,
         adapter=adapter,
-        vllm_rank=_vllm_rank(folder) if kind == "adapter" else None,
+        vllm_rank=vllm_rank,
         merge=merge,
         evaluations=tuple(evaluations),
-        plot=_plot(run, record) if run else None,
+        plot=_plot(run, record),
         example=example,
         also=also,
         ggufs=ggufs,
-        generation={} if kind == "gguf" else _generation(folder, _base_folder(policy, adapter)),
+        generation=generation,
     )
 
 
@@ -203,26 +218,30 @@ def _generation(folder: Path, base: Path | None) -> dict[str, Any]:
     return arguments
 
 
-def _plot(run: Path, record: Mapping[str, Any]) -> Path | None:
-    name = "sft-loss.png" if record.get("config", {}).get("method") == "sft" else "reward.png"
-    path = run / "report" / name
-    return path if path.is_file() and path.resolve().is_relative_to(run) else None
+def _plot(run: Path | None, record: Mapping[str, Any]) -> Path | None:
+    """Return the image of a run's report; None without one, or for a link to a file outside the run."""
+    if run is None:
+        return None
+    is_sft = record.get("config", {}).get("method") == "sft"
+    path = run / "report" / ("sft-loss.png" if is_sft else "reward.png")
+    if path.is_file() and path.resolve().is_relative_to(run):
+        return path
+    return None
 
 
-def _example(run: Path, report: Report) -> dict[str, str] | None:
+def _example(evaluation: Evaluation) -> dict[str, str] | None:
     """Return a fixed problem of the run's own evaluation, with its first failed and its first passed answer."""
-    is_public = own_dataset(report.protocol.task, report.protocol.data_source) is not None
+    report = evaluation.report
+    is_public = has_own_rows(report.protocol.task, report.protocol.data_source)
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
     problem_id = report.fixed[0].problem_id
-    folder = run / "evaluation"
-    texts = {
-        "question": _first_text(folder / "rows.jsonl", problem_id, passed=None),
-        "before": _first_text(folder / "base.samples.jsonl", problem_id, passed=False),
-        "after": _first_text(folder / "trained.samples.jsonl", problem_id, passed=True),
-    }
-    known_texts = {key: text for key, text in texts.items() if text is not None}
-    return known_texts if len(known_texts) == len(texts) else None
+    question = _first_text(evaluation.folder / "rows.jsonl", problem_id, passed=None)
+    before = _first_text(evaluation.folder / "base.samples.jsonl", problem_id, passed=False)
+    after = _first_text(evaluation.folder / "trained.samples.jsonl", problem_id, passed=True)
+    if question is None or before is None or after is None:
+        return None
+    return {"question": question, "before": before, "after": after}
 
 
 def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | None:
@@ -233,12 +252,16 @@ def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | No
     return None
 
 
-def own_dataset(task: str | None, source: str | None) -> str | None:
-    """Return the Hub dataset of a task, "" for a task with bundled rows, or None if the rows are from elsewhere."""
-    if task not in TASK_NAMES:
-        return None
-    dataset = get_task(task).HUB_DATASET
-    return dataset if source in (None, dataset) else None
+def has_own_rows(task: str | None, source: str | None) -> bool:
+    """Return whether the rows are those of a built-in task, and not a user's: public, and in English."""
+    return task in TASK_NAMES and source in (None, get_task(task).HUB_DATASET)
+
+
+def own_dataset(task: str | None, source: str | None) -> str:
+    """Return the Hub dataset with the rows of a built-in task; "" for bundled rows, and for those of a user."""
+    if task is not None and has_own_rows(task, source):
+        return get_task(task).HUB_DATASET
+    return ""
 
 
 def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeReport | None) -> Base:
@@ -262,8 +285,8 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     if name == STARTER or Path(name).resolve() == starter_path.resolve():
         return Base(STARTER, fingerprint=fingerprint, license=_license(starter_path))
     trust_remote_code = bool(policy.get("trust_remote_code"))
-    # `models/base` may be a folder or a Hub id. A base from a folder has a fingerprint and no commit.
-    was_folder = fingerprint and not revision
+    # A name such as `models/base` may be a folder or a Hub id.
+    was_folder = fingerprint and not revision  # a base from the Hub has a commit
     if was_folder or model_files.is_folder_name(name) or not is_hub_id(name):
         return Base(
             name=model_files.last_part(name),
@@ -323,18 +346,20 @@ def _evaluations(
     reports: Mapping[Path, Report], folder: Path, kind: str, merge: MergeReport | None
 ) -> Iterator[Evaluation]:
     """Yield the evaluations of the pushed weights, or of the adapter that they were made from."""
-    adapter = adapter_sha256(source_adapter(folder)) if reports else None
-    is_merged_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter
-    for path, report in reports.items():
-        measured = report.evaluated.source
-        is_of_adapter = measured.get("adapter_sha256") == adapter
+    if not reports:
+        return
+    adapter_digest = adapter_sha256(source_adapter(folder))
+    is_merged_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter_digest
+    for report_folder, report in reports.items():
+        source = report.evaluated.source
+        is_of_adapter = source.get("adapter_sha256") == adapter_digest
         if kind == "adapter":
             of_upload = is_of_adapter
-        elif kind == "merged" and not measured.get("adapter_sha256"):
-            of_upload = measured.get("weights_sha256") == model_files.weights_fingerprint(folder)
+        elif kind == "merged" and not source.get("adapter_sha256"):
+            of_upload = source.get("weights_sha256") == model_files.weights_fingerprint(folder)
         else:
             of_upload = False
         if of_upload or (is_of_adapter and is_merged_from_adapter):
-            yield Evaluation(report, of_upload)
+            yield Evaluation(report_folder, report, of_upload)
         else:
-            console.note(f"{path}/report.json measured other weights; it is left out")
+            console.note(f"{report_folder}/report.json measured other weights; it is left out")

@@ -16,7 +16,7 @@ _SETTINGS = ("*config.json",)
 """Files with settings, some of which may be paths of this machine."""
 
 
-def find(source: str, kind: str | None) -> tuple[Path, str]:
+def find_model(source: str, kind: str | None) -> tuple[Path, str]:
     """Return the folder to push and its kind, one of `KINDS`, or raise a UserError if it contains something else.
 
     If `kind` is None, it is the adapter of a run, or the kind of model in the folder.
@@ -49,7 +49,7 @@ def collect(folder: Path, kind: str, base_name: str | None) -> tuple[list[Upload
     """Return the files of a folder to upload and the names of skipped files.
 
     Args:
-        folder: the result of `find`.
+        folder: the result of `find_model`.
         kind: one of `KINDS`.
         base_name: in adapter_config.json, this replaces the path of the base model.
 

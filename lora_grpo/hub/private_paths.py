@@ -37,7 +37,9 @@ def refuse_private_text(files: Sequence[UploadFile], folder: Path) -> None:
         if file.name.endswith((".safetensors", ".gguf")):
             continue
         content = file.read()
-        source = f"{CARD} (the card, from run.json and reports)" if file.name == CARD else file.name
+        source = file.name
+        if file.name == CARD:
+            source = f"{CARD} (the card, from run.json and reports)"
         if token.is_in(content):
             raise UserError(f"{source} contains text that looks like a Hub token; remove it, and revoke the token")
         if matches(file.name, MODELFILES):
@@ -65,7 +67,7 @@ def _local_path(name: str, content: bytes, folder: Path) -> str | None:
     if name in _VOCABULARY:
         return None
     if name.endswith(_BINARY):  # a SentencePiece model names the files of its authors
-        return local_paths.find_own(text, folder)
+        return local_paths.find_in_private_folders(text, folder)
     if name.endswith(".json"):  # without the escapes of JSON
         text = "\n".join(_strings(json.loads(text)))
     return local_paths.find(text, folder)
@@ -126,12 +128,15 @@ def _without_path(value: Any, folder: Path, field: str) -> Any:
 
     if field == _CODE_FIELD:
         repository, separator, code = value.rpartition("--")
-        return code if separator and not _is_published(repository) else value
+        if separator and not _is_published(repository):
+            return code
+        return value
     if _PATH_FIELD.fullmatch(field):
         is_path = model_files.is_path(value) or "\\" in value
     else:
         private_path = local_paths.find(value, folder)
-        is_path = private_path is not None and value.startswith(private_path) and model_files.is_path(value)
+        begins_with_it = private_path is not None and value.startswith(private_path)
+        is_path = begins_with_it and model_files.is_path(value)
     return model_files.last_part(value) if is_path else value
 
 

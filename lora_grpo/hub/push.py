@@ -14,7 +14,7 @@ from lora_grpo.files import disk
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
-from lora_grpo.hub.files import collect, find, stale
+from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
 from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
 from lora_grpo.merging import check_current
@@ -65,7 +65,7 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
 
     # Select the files and write the card.
     requested_kind = "adapter" if options.what == BEST else options.what
-    folder, kind = find(choose_adapter(options.source, options.what), requested_kind)
+    folder, kind = find_model(choose_adapter(options.source, options.what), requested_kind)
     if kind == "gguf":
         check_exported(folder)
     if kind != "adapter":

@@ -13,8 +13,11 @@ CARD_MARK = "<!-- This card was written by lora_grpo. -->"
 """The last line of a generated card. A README.md without it was written by the user."""
 MODELFILES = ("Modelfile", "*.Modelfile")
 _TOKENIZER = (
-    *(*model_files.TOKENIZER_FILES, *model_files.PROCESSOR_FILES),
-    *("vocab.txt", "*.jinja", "additional_chat_templates/*.jinja"),
+    *model_files.TOKENIZER_FILES,
+    *model_files.PROCESSOR_FILES,
+    "vocab.txt",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
 )
 _LICENSE = (
     "LICENSE",
@@ -85,10 +88,14 @@ class UploadFile:
 
     @property
     def size(self) -> int:
-        return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+        if isinstance(self.content, bytes):
+            return len(self.content)
+        return self.content.stat().st_size
 
     def read(self) -> bytes:
-        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        if isinstance(self.content, bytes):
+            return self.content
+        return self.content.read_bytes()
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

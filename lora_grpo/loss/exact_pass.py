@@ -142,19 +142,19 @@ class ExactLossPass:
         return micro_batch.with_skipped_rows(scored)
 
     def _score_packed(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int, *args: Any, **kwargs: Any
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion_width: int, *args: Any, **kwargs: Any
     ) -> Scored:
         """Score packed rows if the model and the rows allow it, otherwise padded ones."""
-        if self.packing_disabled_reason or not can_pack(ids, mask, width):
-            return self._score_rows(model, ids, mask, width, *args, **kwargs)
+        if self.packing_disabled_reason or not can_pack(ids, mask, completion_width):
+            return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
         try:
-            with packed_rows(self._model, width):
-                scored = self._score_rows(model, ids, mask, width, *args, **kwargs)
+            with packed_rows(self._model, completion_width):
+                scored = self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
         except self._fallback_errors as error:
             if self._has_packed:
                 raise
             self._disable_packing(one_line(error))
-            return self._score_rows(model, ids, mask, width, *args, **kwargs)
+            return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
         self._has_packed = True
         return scored
 

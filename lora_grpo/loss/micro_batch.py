@@ -34,8 +34,8 @@ class MicroBatch:
         """
         logprobs, entropies, router_loss = scored
         assert self.read_rows is not None
-        # NaN where vLLM returns no logprob. Without old logprobs, TRL's ratio is relative to the values returned here,
-        # so any finite number gives 1.
+        # The sampler's logprobs are NaN where vLLM returns none. Without old logprobs, TRL's ratio is relative to the
+        # values returned here, so any finite number gives 1.
         sampler_logprobs = self.inputs[SAMPLER_LOGPROBS].nan_to_num()
         old_logprobs = self.inputs.get("old_per_token_logps", sampler_logprobs)
 

@@ -6,10 +6,11 @@ from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
 from lora_grpo.models import base_model
 
-_TOKENS, _COMPLETION_TOKENS = 16, 8
-"""Length of the row, and of its completion."""
-_SHIFT = 64
-"""Tokens of padding."""
+_ROW_TOKENS = 16
+"""Length of the row, a prompt and its completion."""
+_COMPLETION_TOKENS = 8
+_MAX_PADDING = 64
+"""Tokens of padding on the left of the row, fewer if the model has few positions."""
 
 
 def padding_obstacle(model: Any, score: Score, tokenizer: Any) -> str:
@@ -24,14 +25,14 @@ def padding_obstacle(model: Any, score: Score, tokenizer: Any) -> str:
     import torch
 
     config = base_of(model).config.get_text_config()
-    max_positions = getattr(config, "max_position_embeddings", None) or 2 * _SHIFT
-    shift = min(_SHIFT, max_positions // 2)
+    max_positions = getattr(config, "max_position_embeddings", None)
+    num_padding = min(_MAX_PADDING, max_positions // 2) if max_positions else _MAX_PADDING
 
     # The same tokens, once without and once with padding.
     device = next(model.parameters()).device
-    ids = torch.tensor([probe_tokens(model, tokenizer, _TOKENS)], device=device)
+    ids = torch.tensor([probe_tokens(model, tokenizer, _ROW_TOKENS)], device=device)
     mask = torch.ones_like(ids)
-    padding = torch.full((1, shift), tokenizer.pad_token_id, device=device)
+    padding = torch.full((1, num_padding), tokenizer.pad_token_id, device=device)
     padded_ids = torch.cat([padding, ids], dim=1)
     padded_mask = torch.cat([torch.zeros_like(padding), mask], dim=1)
 
@@ -44,4 +45,5 @@ def padding_obstacle(model: Any, score: Score, tokenizer: Any) -> str:
     # Both passes use the same method, so they must agree more closely than two methods.
     if difference <= logprob_tolerance(model) / 2:
         return ""
-    return f"TRL counts the padding of {config.model_type} ({shift} tokens change logprobs by {difference:.2g} nats)"
+    cause = f"{num_padding} tokens change logprobs by {difference:.2g} nats"
+    return f"TRL counts the padding of {config.model_type} ({cause})"

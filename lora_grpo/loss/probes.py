@@ -9,12 +9,15 @@ _TEXT = "The children walked along the river to the old mill, where their friend
 
 
 def base_of(model: Any) -> Any:
-    """Return the base of a PEFT model, or the model itself if it is none."""
+    """Return the base of a PEFT model, or any other model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def probe_tokens(model: Any, tokenizer: Any, count: int) -> list[int]:
-    """Return the first tokens of a text, repeated if they are fewer. A tokenizer may have no English, or few tokens."""
+    """Return `count` tokens of an English sentence, which is repeated if it is shorter.
+
+    Tokens that the model's vocabulary lacks are left out. If none remain, the tokens are the first of the vocabulary.
+    """
     vocabulary_size = model.get_input_embeddings().weight.shape[0]
     ids = [token for token in tokenizer(text=_TEXT)["input_ids"] if token < vocabulary_size]
     if not ids:
@@ -23,7 +26,7 @@ def probe_tokens(model: Any, tokenizer: Any, count: int) -> list[int]:
 
 
 def logprob_tolerance(model: Any) -> float:
-    """Return the largest difference between two correct methods, in nats. A missing scale or cap causes far more."""
+    """Return by how many nats two correct methods may differ. A missing scale or cap of logits changes far more."""
     import torch
 
     device = model.get_output_embeddings().weight.device

@@ -36,8 +36,8 @@ def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
         return (), {**kwargs, **packed}
 
     def unpack_outputs(_: Any, __: Any, output: Any) -> Any:
-        # TRL drops the last column, which would predict the token after the completion.
-        slots = torch.nn.functional.pad(packings.pop().predecessors, (0, 1))  # (R, completion width + 1)
+        # TRL expects one more column, which would predict the token after the completion, and drops it. It is slot 0.
+        slots = torch.nn.functional.pad(packings.pop().predecessors, (0, 1), value=0)  # (R, completion width + 1)
         hidden_states = output.last_hidden_state[0]  # (T, hidden size)
         output.last_hidden_state = torch.nn.functional.embedding(slots, hidden_states)
         return output
@@ -85,11 +85,12 @@ def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: floa
     padded = padded.clamp(min=0)
 
     model.eval()
-    decoder = base.get_decoder()  # the text model; of a model with images, the backbone that is packed contains it
+    # The backbone that `packed_rows` packs may also read images. The packing is for the attention of its text model.
+    text_model = base.get_decoder()
     with torch.no_grad():
         expected = score(model, padded, mask, 3)[0]
         register_attention()
-        decoder.set_attn_implementation(ATTENTION)
+        text_model.set_attn_implementation(ATTENTION)
         try:
             with packed_rows(model, completion_width=3):
                 logprobs = score(model, padded, mask, 3)[0]
@@ -100,5 +101,5 @@ def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: floa
             reason = f"packed rows change the model's logprobs by {difference:.2g} nats"  # also NaN
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError) as error:
             reason = f"the model does not take packed rows ({' '.join(str(error).split())})"
-    decoder.set_attn_implementation("sdpa")
+    text_model.set_attn_implementation("sdpa")
     return reason

@@ -21,10 +21,14 @@ _PROBE_TOKENS = 8
 
 
 def tiles_obstacle(model: Any, compute: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> str:
-    """Return why logits in parts would differ from the model's (an adapter on the head, a cap), or "".
+    """Return why logits that are computed in parts would differ from the model's own, or "".
+
+    The parts, TRL's tiles or SFT's chunks of tokens, are products of hidden states and the weights of the head. They
+    lack an adapter on the head, and a scale or cap that the model applies to its logits.
 
     Args:
-        compute: returns the logprobs of token ids, shape (1, T), from logits in parts, and from the model's own.
+        compute: returns two tensors of logprobs for token ids of shape (1, T): from parts, and from the model's own
+            logits.
     """
     import torch
 

@@ -29,4 +29,4 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.plan import Plan, complete_plan, draft_plan, make_plan
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
-from lora_grpo.memory.show import show_plan, summary
+from lora_grpo.memory.show import engine_line, show_plan, summary

@@ -47,28 +47,31 @@ def activation_bytes(shape: Shape, step: Step, adapter_parameters: int) -> Activ
     saved_by_kind = {layer: step.tokens * _saved_per_token(layer, step) for layer in shape.kinds}
     copies = _copies_of_packed_layer(shape, step)
     adapter_copy = 0 if step.on_cpu else 2 * adapter_parameters
-    dequantized_matrix = step.float_bytes * max(shape.matrices)
+    dequantized_matrix = step.float_bytes * shape.largest_matrix
     backward = _added_by_backward(shape, step, dequantized_matrix)
 
-    # The attention mask is made once for all layers, and once more within each layer of a padded batch.
-    mask = 0
+    # All layers share one attention mask. In a padded batch, each layer makes another one of it.
     layer_mask = 0
-    if step.packed:  # which context each token of a completion sees, as booleans and as numbers
-        mask = (1 + step.float_bytes) * step.padded_tokens * step.completion
-    elif step.fused:  # Unsloth needs no mask, but has one buffer for the matrices that forward passes dequantize
-        mask = dequantized_matrix
-    else:  # rows x length x length: as booleans and, for each layer, as numbers
-        mask = step.padded_tokens * step.trained_length
-        layer_mask = step.float_bytes * mask
+    if step.packed:
+        # Which context each token of a completion sees, as booleans and as numbers.
+        shared = (1 + step.float_bytes) * step.padded_tokens * step.completion
+    elif step.unsloth_kernels:
+        # No mask, but one buffer for the matrices that forward passes dequantize.
+        shared = dequantized_matrix
+    else:
+        # Rows x length x length: as booleans and, in each layer, as numbers.
+        shared = step.padded_tokens * step.trained_length
+        layer_mask = step.float_bytes * shared
 
     if step.config.train.gradient_checkpointing:
+        # All layers save their inputs and gates. The other activations exist in one layer at a time.
         inputs_on_gpu = 3 if step.offloads else layer_count
         inputs = step.tokens * step.float_bytes * shape.hidden * inputs_on_gpu
-        saved = inputs + step.tokens * _gates_per_token(shape) + mask + layer_mask
+        saved = inputs + step.tokens * _gates_per_token(shape) + shared + layer_mask
         recomputed = max(saved_by_kind.values()) + copies
         return Activations(saved, one_layer=recomputed + backward + adapter_copy // layer_count)
 
-    saved = mask + adapter_copy
+    saved = shared + adapter_copy
     for layer, count in shape.kinds.items():
         saved += count * (saved_by_kind[layer] + copies + layer_mask)
     return Activations(saved, one_layer=backward)
@@ -80,32 +83,35 @@ def logit_bytes(shape: Shape, step: Step) -> int:
     Logits are computed in tiles of tokens and vocabulary entries (loss/tiles.py), by Unsloth and in SFT in
     chunks of tokens.
     """
-    completions = step.micro_batch_size * step.completion  # tokens
+    completion_tokens = step.micro_batch_size * step.completion
     last_norm = (8 + step.float_bytes) * step.tokens * shape.hidden
     if step.config.method == "sft":
         # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
         sorted_states = 2 * step.float_bytes * step.tokens * shape.hidden
         return last_norm + sorted_states + 4 * 4 * _SFT_TOKENS * shape.vocabulary
-    if step.fused:
-        return unsloth.loss_bytes(shape, step.micro_batch_size, step.length, completions)
+    if step.unsloth_kernels:
+        return unsloth.loss_bytes(shape, step.micro_batch_size, step.length, completion_tokens)
 
-    hidden_gradient = 4 * completions * shape.hidden
-    tile_tokens = min(completions, _LOGPROB_TOKENS)
+    hidden_gradient = 4 * completion_tokens * shape.hidden
+    tile_tokens = min(completion_tokens, _LOGPROB_TOKENS)
     tile_entries = min(shape.vocabulary, _LOGPROB_ENTRIES)
     tile_size = tile_tokens * tile_entries
-    # Two tiles, in float32 and in the dtype of the activations.
-    tiles = (4 + step.float_bytes) * tile_tokens * _LOGPROB_ENTRIES
-    # The float32 intermediate results of this and of the previous tile, if there is one...
-    is_single_tile = tile_tokens == completions and tile_entries == shape.vocabulary
-    between_tiles = (12 if is_single_tile else 16) * tile_size
-    # ... or half of them, and the part of the head that belongs to the tile.
-    with_head = 8 * tile_size + 4 * shape.hidden * (tile_tokens + tile_entries)
-    return last_norm + hidden_gradient + tiles + max(between_tiles, with_head)
+    # Two buffers for the logits of a tile, in float32 and in the dtype of the activations. With a smaller vocabulary,
+    # they are as wide.
+    buffers = (4 + step.float_bytes) * tile_tokens * _LOGPROB_ENTRIES
+    # Besides the buffers, the peak is at one of two moments. While the gradient of a tile's logits is computed, three
+    # float32 tensors of its size exist, and a fourth that is left of the previous tile.
+    is_single_tile = tile_tokens == completion_tokens and tile_entries == shape.vocabulary
+    during_gradient = (12 if is_single_tile else 16) * tile_size
+    # While the gradient is multiplied by the head, two of them exist, with the tile's part of the head in float32 and
+    # the product.
+    during_product = 8 * tile_size + 4 * shape.hidden * (tile_tokens + tile_entries)
+    return last_norm + hidden_gradient + buffers + max(during_gradient, during_product)
 
 
 def _saved_per_token(layer: Layer, step: Step) -> int:
     """Return the bytes per token that the forward pass of a layer saves for its backward pass."""
-    if step.fused:
+    if step.unsloth_kernels:
         return _saved_by_unsloth(layer)
     if layer.delta:
         return _saved_by_delta_net(layer, layer.delta, step)
@@ -119,8 +125,9 @@ def _saved_by_attention(layer: Layer, step: Step) -> int:
     Attention saves its queries, its outputs, and its keys and values repeated to the width of the queries. Each adapter
     saves its intermediate result. In float32, a tensor that is both an output and the next input is saved only once.
     """
-    normed_heads = _normed_heads(layer)
-    more_norms = 4 * layer.hidden * (layer.norms - 2) + 4 * normed_heads + 4 * normed_heads // layer.head_width
+    normed_heads = _num_normed_heads(layer)
+    head_norms = 4 * normed_heads * layer.head_width + 4 * normed_heads
+    more_norms = 4 * layer.hidden * (layer.norms - 2) + head_norms
     gates = 12 * layer.layer_input
     if layer.gated:
         gates += 4 * layer.total_query_width + layer.hidden
@@ -135,7 +142,7 @@ def _saved_by_attention(layer: Layer, step: Step) -> int:
         norms = 18 * layer.hidden
         attention = 10 * layer.total_query_width
         feed_forward = 8 * layer.inner
-    adapters = step.float_bytes * _adapter_outputs(layer, step)
+    adapters = step.float_bytes * _adapter_results(layer, step)
     return norms + attention + feed_forward + adapters + more_norms + _statistics(layer) + gates + scores
 
 
@@ -151,7 +158,7 @@ def _saved_by_delta_net(layer: Layer, delta: DeltaNet, step: Step) -> int:
     chunk_tokens = 16 * _DELTA_CHUNK * delta.value_heads
     chunk_states = delta.value_heads * (7 * delta.key_width * delta.value_width // _DELTA_CHUNK)
     delta_net = 10 * keys + 37 * repeated_keys + 33 * values + chunk_tokens + chunk_states
-    adapters = step.float_bytes * _adapter_outputs(layer, step)
+    adapters = step.float_bytes * _adapter_results(layer, step)
 
     if step.on_cpu:
         return 16 * layer.hidden + 16 * layer.inner + adapters + delta_net + 19 * keys + 7 * values
@@ -165,14 +172,16 @@ def _saved_by_unsloth(layer: Layer) -> int:
     the feed-forward block also saves its two products (kernels/fast_lora.py). Keys and values are repeated only on GPUs
     before compute capability 8.0.
     """
-    normed_heads = _normed_heads(layer)
-    head_norms = 2 * normed_heads + 4 * normed_heads // layer.head_width
+    normed_heads = _num_normed_heads(layer)
+    head_norms = 2 * normed_heads * layer.head_width + 4 * normed_heads
     return 8 * layer.hidden + 10 * layer.total_query_width + 4 * layer.inner + head_norms + _statistics(layer)
 
 
-def _normed_heads(layer: Layer) -> int:
-    """Return the total width of the heads that have norms."""
-    return layer.total_query_width + layer.total_key_width if layer.head_norms else 0
+def _num_normed_heads(layer: Layer) -> int:
+    """Return the number of query and key heads that have norms."""
+    if not layer.head_norms:
+        return 0
+    return (layer.total_query_width + layer.total_key_width) // layer.head_width
 
 
 def _statistics(layer: Layer) -> int:
@@ -180,8 +189,8 @@ def _statistics(layer: Layer) -> int:
     return 4 * layer.total_query_width // layer.head_width + 2 * 4
 
 
-def _adapter_outputs(layer: Layer, step: Step) -> int:
-    """Return the numbers per token between the two matrices of the adapters of a layer."""
+def _adapter_results(layer: Layer, step: Step) -> int:
+    """Return how many intermediate results per token a layer's adapters have, between their two matrices."""
     return step.config.lora.rank * len(layer.linears)
 
 
@@ -221,7 +230,7 @@ def _added_by_backward(shape: Shape, step: Step, dequantized_matrix: int) -> int
     hidden = shape.hidden
     inner = max(layer.inner for layer in shape.kinds)
     checkpointing = step.config.train.gradient_checkpointing
-    if step.fused:
+    if step.unsloth_kernels:
         per_token = 4 * hidden + 2 * inner
     elif step.on_cpu:
         norm = 20 * hidden if checkpointing else 28 * hidden

@@ -26,7 +26,7 @@ _MIN_ROWS = 16
 
 
 def refusal(planner: Planner, config: RunConfig) -> str:
-    """Return the error message for a run that does not fit: the memory of the smallest plan, and the flags to pass."""
+    """Return the error message for a run that does not fit: what it needs at least, and the flags to pass."""
     smallest = planner.smallest(config)
     share = config.model.gpu_memory_share
     if share is not None and smallest.min_gpu_memory_share > share:
@@ -102,8 +102,11 @@ def _limits(prompt: int, completion: int) -> Change:
 
 def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
     """Return the cheapest changes with which the run fits, of one setting if possible; empty if it never fits."""
-    if planner.device.on_cpu:  # the default micro-batch size on a CPU does not depend on the memory
-        config = _changed(config, [{"train.micro_batch_size": planner.smallest(config).micro_batch_size}])
+    if planner.device.on_cpu:
+        # `memory_saving_options` suggests a smaller micro-batch only if a size is set. The default may be too large,
+        # because it does not depend on the machine's memory, so it is set here.
+        default_size = planner.smallest(config).micro_batch_size
+        config = _changed(config, [{"train.micro_batch_size": default_size}])
     options = memory_saving_options(planner, config)
 
     def fits(changes: Iterable[Change | None]) -> bool:
@@ -156,14 +159,14 @@ def _fits_without_other_programs(planner: Planner, config: RunConfig) -> bool:
     return dataclasses.replace(planner, device=empty_device).smallest(config).fits
 
 
-def _largest_phase(plan: MemoryEstimate, config: RunConfig) -> str:
+def _largest_phase(estimate: MemoryEstimate, config: RunConfig) -> str:
     """Return what does not fit: the phase with the highest demand, and its parts."""
-    device = plan.device
-    phase, sizes = max(plan.phases.items(), key=lambda item: sum(item[1].values()))
+    device = estimate.device
+    phase, sizes = max(estimate.phases.items(), key=lambda item: sum(item[1].values()))
     by_part = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in sizes.items())
     return (
-        f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {plan.micro_batch_size} "
-        f"and {plan.max_num_seqs} completions in parallel needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), "
+        f"{config.model.name} does not fit on {device.name}: {phase} with a micro-batch of {estimate.micro_batch_size} "
+        f"and {estimate.max_num_seqs} completions in parallel needs {sum(sizes.values()) / GIB:.2f} GiB ({by_part}), "
         f"{device.usable / GIB:.2f} are usable ({device.free / GIB:.2f} of {device.total / GIB:.2f} are free)"
     )
 

@@ -142,7 +142,7 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
     # scoring: Unsloth's pass without gradients, over as many rows as it takes to fit what is free by then. It computes
     # the old logprobs, which correct for vLLM's, and those of the reference, which are in the KL penalty.
     needs_logprobs = step.uses_vllm or step.config.train.beta > 0
-    if step.fused and step.config.method == "grpo" and needs_logprobs:
+    if step.unsloth_kernels and step.config.method == "grpo" and needs_logprobs:
         allocated_before = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")
         free = step.free - sum(sizes[name] for name in allocated_before)
         rows = batch_shape(step.config).parallel_samples

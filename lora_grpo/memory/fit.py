@@ -3,7 +3,7 @@
 The search, in three stages:
 
 1. `Planner._candidates` lists pairs of a micro-batch size and a number of completions that are sampled in parallel.
-2. `Planner.estimate` computes the memory of each pair, and vLLM's fraction for it (`estimate.memory_by_part`).
+2. `Planner.memory` computes the memory of each pair, and vLLM's fraction for it (`estimate.memory_by_part`).
 3. `Planner.choose` takes the largest pair that fits.
 
 If none fits, `advice.refusal` says which change of settings helps.
@@ -74,6 +74,7 @@ class MemoryEstimate:
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
+        """The parts that exist in each phase of a step, in bytes."""
         return estimate.phases(self.parts)
 
     @property
@@ -136,7 +137,7 @@ class Planner:
     shape: Shape
     device: Device
     sampler: SamplerKind
-    fused: bool = False
+    unsloth_kernels: bool = False
     """Whether Unsloth's kernels run the layers."""
     packs: bool = False
     """Whether the training engine can read each prompt once for its group."""
@@ -144,27 +145,28 @@ class Planner:
     """The lengths of the run's rows; None: every row has the maximum length."""
 
     def choose(self, config: RunConfig) -> MemoryEstimate | None:
-        """Return the plan with the largest micro-batch and the most parallel completions that fit; None if none fits.
+        """Return the memory with the largest micro-batch and the most parallel completions that fit; None if none fits.
 
-        A requested micro-batch that is too large is used if a smaller one would fit.
+        A requested micro-batch is the only one to choose from. If it does not fit, but a smaller one would, it is
+        returned all the same: the user decides, and gets a warning (`Plan.too_large`).
         """
-        plans = []
+        estimates = []
         for sizes in self._candidates(config):
-            plans.append(self.estimate(config, sizes.micro_batch_size, sizes.sequences))
-        usable = [plan for plan in plans if plan.fits]
+            estimates.append(self.memory(config, sizes.micro_batch_size, sizes.sequences))
+        usable = [candidate for candidate in estimates if candidate.fits]
 
-        # A smaller micro-batch than the requested one would fit: take the request, and only see that sampling fits.
         is_requested = config.train.micro_batch_size is not None
-        if not usable and is_requested and self.estimate(config, 1, 1).fits:
-            usable = [plan for plan in plans if plan.sampling_fits]
+        if not usable and is_requested and self.memory(config, 1, 1).fits:
+            # Training does not fit with the request, whatever is sampled in parallel, so only sampling counts.
+            usable = [candidate for candidate in estimates if candidate.sampling_fits]
             if not usable:
-                usable = [plans[-1]]  # the fewest parallel completions
-        return max(usable, key=lambda plan: (plan.micro_batch_size, plan.max_num_seqs), default=None)
+                usable = [estimates[-1]]  # the fewest parallel completions
+        return max(usable, key=lambda candidate: (candidate.micro_batch_size, candidate.max_num_seqs), default=None)
 
     def smallest(self, config: RunConfig) -> MemoryEstimate:
-        """Return the plan that needs the least memory."""
+        """Return the memory with the batch sizes that need the least."""
         sizes = self._candidates(config)[-1]
-        return self.estimate(config, sizes.micro_batch_size, sizes.sequences)
+        return self.memory(config, sizes.micro_batch_size, sizes.sequences)
 
     def longest_context(self, config: RunConfig) -> int:
         """Return the most tokens of prompt plus completion that fit, with a micro-batch of one and one completion.
@@ -177,7 +179,7 @@ class Planner:
 
         def is_too_long(tokens: int) -> bool:
             with_context = replace(config, {"model": {"max_sequence_tokens": tokens}})
-            return not planner.estimate(with_context, 1, 1).fits
+            return not planner.memory(with_context, 1, 1).fits
 
         # Memory grows with the context, so the first length that does not fit can be found by bisection. The shortest
         # has a prompt of one token.
@@ -187,14 +189,14 @@ class Planner:
             return 0
         return lengths[num_fitting - 1]
 
-    def estimate(self, config: RunConfig, micro_batch_size: int, sequences: int) -> MemoryEstimate:
+    def memory(self, config: RunConfig, micro_batch_size: int, sequences: int) -> MemoryEstimate:
         """Return the memory with a micro-batch size and a number of parallel completions, even if it does not fit."""
         step = Step(
             config=config,
             micro_batch_size=micro_batch_size,
             sequences=sequences,
             sampler=self._sampler(config),
-            fused=self.fused,
+            unsloth_kernels=self.unsloth_kernels,
             on_cpu=self.device.on_cpu,
             packed=self._can_pack(config),
             free=self.device.free,
@@ -244,7 +246,7 @@ class Planner:
         sizes = micro_batches(config)  # largest first
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
-        elif self.fused:
+        elif self.unsloth_kernels:
             sizes = [size for size in sizes if size <= _UNSLOTH_MICRO_BATCH]
 
         # All completions of the step in parallel, half of them, and so on, each with every micro-batch size.
@@ -257,7 +259,7 @@ class Planner:
 
     def _evaluated_in_parallel(self, config: RunConfig) -> int:
         """Return how many completions an evaluation samples in parallel on a CPU; see `max_batch_size`."""
-        parts = self.estimate(config, 1, 1).parts
+        parts = self.memory(config, 1, 1).parts
         bytes_per_completion = parts["kv_cache"] + parts["token_selection"]
         fitting = int(CPU_FRACTION * self.device.total / bytes_per_completion)
         power_of_two = 1 << max(0, fitting.bit_length() - 1)
@@ -269,10 +271,9 @@ class Planner:
 
         The configuration may be a suggestion of `advice`, which tries another backend than the run's.
         """
-        # On a CPU, the transformers backend already is the planner's sampler: it samples from a merged copy.
-        if config.sampling.backend == "transformers" and self.sampler != "merged":
-            return "transformers"
-        return self.sampler
+        if self.sampler == "merged":  # the transformers backend on a CPU
+            return "merged"
+        return "transformers" if config.sampling.backend == "transformers" else self.sampler
 
     def _can_pack(self, config: RunConfig) -> bool:
         """Return whether each prompt is read once for its group: needs plain attention that reaches all tokens."""

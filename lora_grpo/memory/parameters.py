@@ -37,7 +37,7 @@ def weight_bytes(shape: Shape, bits: int, *, double_quantized: bool = True, floa
     if bits == 16:
         return float_bytes * shape.parameters
     quantized_bytes = 0
-    for weights, matrices in shape.matrices.items():
+    for weights, matrices in shape.matrix_counts.items():
         scales = math.ceil(weights / _NF4_BLOCK)
         if double_quantized:
             scale_bytes = scales + 4 * math.ceil(scales / _SCALE_BLOCK) + 4 * (_SCALE_LEVELS + 1)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import Invocation, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -31,7 +30,7 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
-from lora_grpo.memory.step import Step
+from lora_grpo.memory.step import SamplerKind, Step
 from lora_grpo.memory.work import Work, disk_bytes
 from lora_grpo.models import architectures, model_files
 from lora_grpo.runs import saved_bytes
@@ -42,7 +41,7 @@ class Plan:
     """The plan of a run."""
 
     config: RunConfig
-    """The configuration, without the settings that depend on the GPU's memory."""
+    """The configuration before the search: without the settings that `complete_plan` derives from the GPU's memory."""
     engine: str
     """`peft` or `unsloth`."""
     work: Work
@@ -80,14 +79,15 @@ class Plan:
     @property
     def length(self) -> int:
         """Tokens of the longest row in training that the memory is planned for."""
-        return Step(self.config, micro_batch_size=1, sequences=1, row_lengths=self.row_lengths).trained_length
+        step = Step(self.config, micro_batch_size=1, sequences=1, row_lengths=self.row_lengths)
+        return step.trained_length  # does not depend on the batch sizes
 
     def in_16_bits(self) -> MemoryEstimate | None:
-        """Return the plan with a base in 16 bits, if this is an alternative and fits."""
+        """Return the memory with a base in 16 bits, if this is an alternative and fits."""
         if not self.planner or not self.can_unquantize:
             return None
-        plan = self.planner.choose(replace(self.config, {"model": {"bits": 16}}))
-        return plan if plan and plan.fits else None
+        estimate = self.planner.choose(replace(self.config, {"model": {"bits": 16}}))
+        return estimate if estimate and estimate.fits else None
 
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small for the files that the run has not written yet."""
@@ -129,7 +129,9 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         # run.json then names both, so a later measurement does not change them when the run is resumed.
         config = replace(config, {"model": {"engine": measured.engine}, "sampling": {"backend": measured.backend}})
     engine = choose_engine(config)
-    sampler = local_sampler(config)
+    sampler: SamplerKind = local_sampler(config)
+    if device.on_cpu and not config.lora.dora:
+        sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
     architectures.check_architecture(model.values, config.model, engine)
 
     # What is known without the model's dimensions.
@@ -154,12 +156,11 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
             raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
         return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
-    samples_on_copy = device.on_cpu and not config.lora.dora
     planner = Planner(
         shape=shape,
         device=device,
-        sampler="merged" if samples_on_copy else sampler,
-        fused=engine == "unsloth" and not device.on_cpu,
+        sampler=sampler,
+        unsloth_kernels=engine == "unsloth" and not device.on_cpu,
         packs=engine == "peft",
     )
     is_quantized = "quantization_config" in model.values
@@ -196,11 +197,11 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         disk_bytes=disk_bytes(config, adapter, optimizer, planner.shape.vocabulary),
         too_large=None if estimate.fits else refusal(planner, config),
     )
-    if not planner.device.on_cpu:
-        train = {"micro_batch_size": estimate.micro_batch_size}
-        model = {"gpu_memory_share": estimate.gpu_memory_share}
-        config = replace(config, {"train": train, "model": model})
-    return config, plan
+    if planner.device.on_cpu:
+        return config, plan  # no setting depends on the memory
+    train = {"micro_batch_size": estimate.micro_batch_size}
+    model = {"gpu_memory_share": estimate.gpu_memory_share}
+    return replace(config, {"train": train, "model": model}), plan
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,8 @@ def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
     try:
         return _Model(model_files.read_config(config.model))
     except model_files.HubUnavailable as error:
-        if not invocation.plan or name not in KNOWN_MODELS:  # a dry run needs the tokenizer
+        # --plan needs only the dimensions of the model. A dry run also reads its tokenizer.
+        if not invocation.plan or name not in KNOWN_MODELS:
             fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
             raise UserError(f"{error}; {fix}") from None
         return _Model(KNOWN_MODELS[name], (f"the dimensions of {name} come from lora_grpo: {error}",))
@@ -257,11 +259,10 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
         total = int(gpu.memory_gib * GIB)
         free = int(gpu.free_gib * GIB)
         host_total, host = machine.machine_memory()
-        processes = distributed.world_size()
-        if processes > 1:
+        if config.processes > 1:
             # The processes start at different times and see different free memory, but must compute the same plan.
             free = total
-            host = host_total // processes
+            host = host_total // config.processes
         return Device(gpu.name, total, free, host=host)
     gigabytes = machine.preset_gigabytes(config.preset)
     if may_be_absent and gigabytes:

@@ -76,7 +76,7 @@ class Layer:
     """Whether query and key heads have norms."""
     norms: int = 2
     """Norms of the hidden size."""
-    fused: bool = False
+    joint_projections: bool = False
     """Whether queries, keys and values are one linear layer, and gate and up projection another."""
     gated: bool = False
     """Whether the queries' linear layer also computes a gate for the outputs of attention."""
@@ -105,8 +105,10 @@ class Layer:
         """Number of parameters that are not quantized: norms, biases and convolutions."""
         norms = self.norms * self.hidden
         if delta := self.delta:
+            convolution = delta.kernel * delta.convolved
             decay = 2 * delta.value_heads
-            return norms + delta.kernel * delta.convolved + decay + delta.value_width
+            norm_of_head = delta.value_width
+            return norms + convolution + decay + norm_of_head
         if self.head_norms:
             norms += self.head_width  # of the queries
             if not self.shares_keys:
@@ -119,7 +121,7 @@ class Layer:
 
     def _attention(self) -> dict[str, LinearSize]:
         output = {"self_attn.o_proj": LinearSize(self.total_query_width, self.hidden)}
-        if self.fused:
+        if self.joint_projections:
             return {
                 "self_attn.qkv_proj": LinearSize(self.hidden, self.total_query_width + 2 * self.total_key_width),
                 **output,
@@ -133,7 +135,7 @@ class Layer:
 
     def _feed_forward(self) -> dict[str, LinearSize]:
         down = {"mlp.down_proj": LinearSize(self.inner, self.hidden)}
-        if self.fused:
+        if self.joint_projections:
             return {"mlp.gate_up_proj": LinearSize(self.hidden, 2 * self.inner), **down}
         return {
             "mlp.gate_proj": LinearSize(self.hidden, self.inner),
@@ -195,14 +197,19 @@ class Shape:
         return linears
 
     @functools.cached_property
-    def matrices(self) -> dict[int, int]:
-        """The number of linear layers with each number of weights."""
+    def matrix_counts(self) -> dict[int, int]:
+        """How many linear layers have a number of weights, by this number."""
         return dict(Counter(size.weights for size in self.linears.values()))
+
+    @property
+    def largest_matrix(self) -> int:
+        """Number of weights of the largest linear layer, except the output head."""
+        return max(self.matrix_counts)
 
     @property
     def linear_parameters(self) -> int:
         """Number of weights that are stored in 4 bits."""
-        return sum(weights * count for weights, count in self.matrices.items())
+        return sum(weights * count for weights, count in self.matrix_counts.items())
 
     @property
     def other_parameters(self) -> int:
@@ -211,9 +218,10 @@ class Shape:
         head = 0 if self.tied else embedding
         last_norm = self.hidden
         layer_inputs = sum(layer.layer_input for layer in self.layers)
-        layer_embeddings = self.layer_vocabulary * layer_inputs + self.layers[0].layer_input  # and their norm
+        layer_embeddings = self.layer_vocabulary * layer_inputs
+        norm_of_layer_embeddings = self.layers[0].layer_input  # all layers share it
         in_layers = sum(layer.other_parameters for layer in self.layers)
-        return embedding + head + layer_embeddings + in_layers + last_norm
+        return embedding + head + layer_embeddings + norm_of_layer_embeddings + in_layers + last_norm
 
     @property
     def parameters(self) -> int:
@@ -328,7 +336,7 @@ def _read_layers(config: _Config) -> list[Layer]:
     if config.family == "gemma4_text":
         full_attention = _with_wider_heads(layer, config)
         layers = _alternating(config, full_attention, layer, default_interval=6)
-        layers[-1] = full_attention  # transformers changes the last one too
+        layers[-1] = full_attention  # whatever `layer_types` says, as in transformers
     elif config.family == "qwen3_5_text":
         with_delta_net = dataclasses.replace(layer, delta=_read_delta_net(config))
         layers = _alternating(config, layer, with_delta_net, default_interval=4)
@@ -368,7 +376,7 @@ def _read_layer(config: _Config) -> Layer:
         biases=_read_biases(config),
         head_norms=family in ("gemma3_text", "gemma4_text", "qwen3", "qwen3_5_text"),
         norms=norms,
-        fused=family == "phi3",
+        joint_projections=family == "phi3",
         gated=family == "qwen3_5_text",
         capped=family == "gemma2" and config.values.get("attn_logit_softcapping", 50.0) is not None,
         layer_input=layer_input,
@@ -389,14 +397,13 @@ def _read_biases(config: _Config) -> tuple[str, ...]:
 
 def _with_wider_heads(layer: Layer, config: _Config) -> Layer:
     """Return a layer of Gemma 4 with full attention."""
-    head_width = config.size("global_head_dim", 512)
-    by_layer = config.values.get("per_layer_config")
-    if isinstance(by_layer, Mapping):  # as transformers writes it
-        head_width = layer.head_width
-        for values in by_layer.values():
-            if isinstance(values, Mapping) and isinstance(values.get("head_dim"), int):
-                head_width = values["head_dim"]
-                break
+    # Published configurations have `global_head_dim`. transformers saves `per_layer_config` in its place, with an entry
+    # for each layer that differs from the others: {"5": {"head_dim": 512}, "11": ...}.
+    changes_of_layers = config.values.get("per_layer_config")
+    if isinstance(changes_of_layers, Mapping):
+        head_width = _first_head_width(changes_of_layers, default=layer.head_width)
+    else:
+        head_width = config.size("global_head_dim", 512)
     heads = layer.total_query_width // layer.head_width
     key_heads = layer.total_key_width // layer.head_width
     return dataclasses.replace(
@@ -405,6 +412,13 @@ def _with_wider_heads(layer: Layer, config: _Config) -> Layer:
         total_key_width=key_heads * head_width,
         head_width=head_width,
     )
+
+
+def _first_head_width(changes_of_layers: Mapping[str, Any], default: int) -> int:
+    for changes in changes_of_layers.values():
+        if isinstance(changes, Mapping) and isinstance(changes.get("head_dim"), int):
+            return int(changes["head_dim"])
+    return default
 
 
 def _read_delta_net(config: _Config) -> DeltaNet:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -26,7 +26,7 @@ def show_plan(plan: Plan) -> None:
     size = f": {_count(plan.shape.parameters)} parameters" if plan.shape else ""
     console.result(_line("model", f"{plan.config.model.name}{size}"))
     if plan.estimate or plan.measured:
-        console.result(_engine_line(plan))
+        console.result(engine_line(plan))
     if plan.shape and plan.estimate:
         console.result("\n".join(_memory_table(plan.estimate)))
         declared = ""
@@ -46,7 +46,7 @@ def show_plan(plan: Plan) -> None:
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
     if plan.measured:
-        yield _engine_line(plan)
+        yield engine_line(plan)
     yield from _settings(plan)
     limit = plan.config.model.max_sequence_tokens
     declared = plan.shape.context if plan.shape else None
@@ -56,10 +56,10 @@ def summary(plan: Plan) -> Iterator[str]:
         yield f"warning: {plan.too_large}"
 
 
-def _engine_line(plan: Plan) -> str:
+def engine_line(plan: Plan) -> str:
     """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
     engine = plan.engine
-    processes = distributed.world_size()
+    processes = plan.config.processes
     if processes > 1:
         engine += f", {processes} processes"
     if plan.measured:
@@ -125,8 +125,8 @@ def work_text(work: Work, config: RunConfig, length: int) -> str:
         line += f", at most {_count(total * length)} tokens"
         if work.hours is not None:
             line += f", or as many as fit in {time}"
-    if work.evaluated:
-        line += f"; {work.evaluated:,} completions in each evaluation"
+    if work.completions_per_evaluation:
+        line += f"; {work.completions_per_evaluation:,} completions in each evaluation"
     also = config.eval.also_limit * len(config.eval.also)
     if also:
         line += f"; {also:,} more in each for --eval.also"

@@ -22,8 +22,8 @@ class Step:
     sequences: int
     """Number of completions that are decoded at once."""
     sampler: SamplerKind = "transformers"
-    fused: bool = False
-    """Layers use Unsloth's kernels."""
+    unsloth_kernels: bool = False
+    """Unsloth's trainer runs the step, with its own kernels in the layers."""
     on_cpu: bool = False
     """Everything except the 4-bit weights is float32, without autocast."""
     packed: bool = False
@@ -47,7 +47,7 @@ class Step:
     def offloads(self) -> bool:
         """Whether the inputs of the layers wait for the backward pass in host memory."""
         is_long = self.config.model.max_sequence_tokens >= unsloth.LEAST_OFFLOADED
-        return self.fused and self.config.train.gradient_checkpointing and is_long
+        return self.unsloth_kernels and self.config.train.gradient_checkpointing and is_long
 
     @property
     def completion(self) -> int:

@@ -30,7 +30,7 @@ def host_bytes(shape: Shape, tokens: int) -> int:
     return layers * input_bytes + unused_buffers * _HOST_BUFFER_BYTES
 
 
-def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
+def loss_bytes(shape: Shape, rows: int, length: int, completion_tokens: int) -> int:
     """Return the bytes between the last layer and the logprobs, forward and backward.
 
     The logits are recomputed for the backward pass (UNSLOTH_GRPO_LOGPROB_RECOMPUTE), so one chunk exists at a time.
@@ -38,13 +38,13 @@ def loss_bytes(shape: Shape, rows: int, length: int, completions: int) -> int:
     Args:
         rows: completions of the micro-batch.
         length: longest prompt plus completion, in tokens.
-        completions: completion tokens of the micro-batch.
+        completion_tokens: tokens of these completions.
     """
     tokens = rows * length
     chunks = rows * _chunks(length)
-    states = (4 * tokens + 2 * completions) * shape.hidden
+    states = (4 * tokens + 2 * completion_tokens) * shape.hidden
     # The logits of a chunk and their gradient: compiled kernels allocate no more than these.
-    chunk = 4 * math.ceil(completions / chunks) * shape.vocabulary + 2 * completions * shape.hidden
+    chunk = 4 * math.ceil(completion_tokens / chunks) * shape.vocabulary + 2 * completion_tokens * shape.hidden
     # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
     whole_row = 2 * length * shape.vocabulary
     # The gradient of the hidden states of completions, padded with zeros for the prompts.
@@ -66,16 +66,18 @@ def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
     """
 
     def unsloth_estimate(count: int) -> float:
-        logits = count / rows * shape.vocabulary / _chunks(length)
-        return 16 * count * length * (shape.hidden + logits)
+        """Return the bytes that Unsloth expects of `count` rows: 16 for each hidden state and each logit of a chunk."""
+        logits_per_token = count / rows * shape.vocabulary / _chunks(length)
+        return 16 * count * length * (shape.hidden + logits_per_token)
 
-    at_once = min(4, rows)
+    at_once = min(4, rows)  # Unsloth's choice if not even one row is below the limit
     for count in range(rows, 0, -1):
         if unsloth_estimate(count) <= 0.8 * free:
             at_once = count
             break
-    equal_part = math.ceil(rows / (rows // at_once))
-    return equal_part * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
+    num_parts = rows // at_once
+    rows_of_part = math.ceil(rows / num_parts)
+    return rows_of_part * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
 
 
 def _chunks(length: int) -> int:

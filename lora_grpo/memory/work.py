@@ -19,8 +19,8 @@ class Work:
     """None if only `--hours` limits the number of steps."""
     completions_per_step: int
     """Completions of all processes; in SFT, reference answers."""
-    evaluated: int | None
-    """Completions of each evaluation, before and after training; None if the number of rows is not known yet."""
+    completions_per_evaluation: int | None
+    """For the evaluations before and after training; None if the number of rows is not known yet."""
     hours: float | None = None
     """Hours that are left for a run with `--hours`."""
 
@@ -39,12 +39,12 @@ class Work:
             elif steps is not None:
                 steps = max(0, steps - newest_step(config.folder / "checkpoints"))
 
-        evaluated = None
+        completions_per_evaluation = None
         if config.data.eval_limit is not None:
             answers_per_row = config.eval.num_samples + 1  # 1 for greedy decoding
-            evaluated = config.data.eval_limit * answers_per_row
-        completions_per_step = batch_shape(config, world_size=1).completions_per_step
-        return cls(steps, completions_per_step, evaluated, hours)
+            completions_per_evaluation = config.data.eval_limit * answers_per_row
+        completions_per_step = batch_shape(config).completions_per_step
+        return cls(steps, completions_per_step, completions_per_evaluation, hours)
 
 
 def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int) -> int:
@@ -58,8 +58,8 @@ def disk_bytes(config: RunConfig, adapter: int, optimizer: int, vocabulary: int)
         vocabulary: number of entries of the tokenizer.
     """
     adapter_folder = adapter + _VOCABULARY_BYTES * vocabulary
-    written = config.train.max_steps // config.train.checkpoint_steps
-    checkpoints = min(config.train.keep_checkpoints, written) + 1
+    checkpoints_written = config.train.max_steps // config.train.checkpoint_steps
+    checkpoints = min(config.train.keep_checkpoints, checkpoints_written) + 1
     adapters = 1
     if config.monitor.rows:
         adapters += 2  # the best one of the validation, and the next best while it is written

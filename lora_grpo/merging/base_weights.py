@@ -59,7 +59,8 @@ def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, Store
     tensors = by_module(unquantized(model_tensors(folder), folder, fix), model)
     if onto == "dequantized":
         for name in _quantized_weights(model) & tensors.keys():
-            tensors[name] = Nf4Tensor(**vars(tensors[name]))
+            stored = tensors[name]
+            tensors[name] = Nf4Tensor(stored.name, stored.dtype, stored.shape, stored.path, stored.start)
     return tensors
 
 
@@ -69,7 +70,10 @@ def by_module(tensors: Mapping[str, StoredTensor], model: Any) -> dict[str, Stor
 
 
 def current_names(names: Iterable[str], model: Any) -> list[str]:
-    """Return the names that tensors of a checkpoint have in a model of this version of transformers."""
+    """Return the names that tensors of a checkpoint have in a model of this version of transformers.
+
+    Only renames are applied. A `WeightConverter` would also join or split the tensors.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 

@@ -71,6 +71,7 @@ def measure_divergences(
         streamed = StreamedModel(model)
         states = {name: streamed.states(tensors, texts.ids, texts.compared) for name, tensors in weights.items()}
 
+        # The names of a pair are those of a field of `Divergences`: `adapter_merged`.
         divergences = between(states, pairs)
         figures: dict[str, Any] = {f"{first}_{second}": value for (first, second), value in divergences.items()}
         return Divergences(tokens=texts.compared * len(texts.ids), **figures)
@@ -94,7 +95,9 @@ def _texts(tokenizer: Any, run: Path | None) -> _Texts:
     ids = _completions(tokenizer, run) if run else []
     if not ids:
         ids = [tokenizer(_PLAIN_TEXT)["input_ids"][:_PLAIN_TOKENS]]
-    return _Texts(ids, compared=min(_COMPLETION_TOKENS, *(len(text) for text in ids)))
+    # The same number of tokens of each text, so at most those of the shortest text.
+    shortest = min(len(text) for text in ids)
+    return _Texts(ids, compared=min(_COMPLETION_TOKENS, shortest))
 
 
 def _completions(tokenizer: Any, run: Path) -> list[list[int]]:
@@ -151,12 +154,12 @@ class StreamedModel:
             has_weights = next(module.parameters(recurse=False), None) is not None
             if module is self._embedding or not has_weights:
                 continue
-            user = module
+            called_module = module
             if isinstance(module, torch.nn.Conv1d):
                 # Recurrent layers use the weight of their convolution without calling it.
-                user = model.get_submodule(name.rpartition(".")[0])
-            user.register_forward_pre_hook(functools.partial(self._read, name, module))
-            user.register_forward_hook(functools.partial(_drop, module))
+                called_module = model.get_submodule(name.rpartition(".")[0])
+            called_module.register_forward_pre_hook(functools.partial(self._read, name, module))
+            called_module.register_forward_hook(functools.partial(_drop, module))
 
     def _check(self, head: Any) -> None:
         """Raise a UserError for a model that needs more than reading one module's weights at a time."""

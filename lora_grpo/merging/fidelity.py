@@ -80,18 +80,19 @@ class _Rounding:
     The sums are Python floats, because small tensors would fragment the heap between large ones.
     """
 
-    dot: float
+    error_dot_update: float
     """<E, D>"""
-    update: float
+    update_squared: float
     """|D|^2"""
-    error: float
+    error_squared: float
     """|E|^2"""
 
 
 def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     """Measure how much of the update a dtype keeps, in one block of each tensor that a low-rank update changes.
 
-    None if the adapter changes nothing.
+    Returns:
+        None if the adapter changes nothing.
 
     Raises:
         UserError: the adapter has a NaN or infinite weight.
@@ -99,16 +100,19 @@ def measure(outputs: Mapping[str, Output], dtype: Dtype) -> Retained | None:
     roundings = {name: _measure_block(output, dtype) for name, output in outputs.items() if output.low_rank}
 
     # retained = <D + E, D> / |D|^2 = 1 + <E, D> / |D|^2, of each layer and of all layers together.
-    retained_of = {name: 1 + sums.dot / sums.update for name, sums in roundings.items() if sums.update}
+    retained_of = {}
+    for name, sums in roundings.items():
+        if sums.update_squared:
+            retained_of[name] = 1 + sums.error_dot_update / sums.update_squared
     if not retained_of:
         return None
-    dot = sum(sums.dot for sums in roundings.values())
-    update = sum(sums.update for sums in roundings.values())
-    error = sum(sums.error for sums in roundings.values())
+    error_dot_update = sum(sums.error_dot_update for sums in roundings.values())
+    update_squared = sum(sums.update_squared for sums in roundings.values())
+    error_squared = sum(sums.error_squared for sums in roundings.values())
     worst_layer = min(retained_of, key=lambda name: retained_of[name])
     return Retained(
-        overall=1 + dot / update,
-        error=math.sqrt(error / update),
+        overall=1 + error_dot_update / update_squared,
+        error=math.sqrt(error_squared / update_squared),
         worst=retained_of[worst_layer],
         worst_layer=worst_layer,
     )
@@ -135,7 +139,9 @@ def _measure_block(output: Output, dtype: Dtype) -> _Rounding:
     error -= change
     weight = output.shape[0] / (stop - start)
     return _Rounding(
-        dot=weight * _dot(error, change), update=weight * change_squared, error=weight * _dot(error, error)
+        error_dot_update=weight * _dot(error, change),
+        update_squared=weight * change_squared,
+        error_squared=weight * _dot(error, error),
     )
 
 

@@ -66,17 +66,18 @@ def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Me
     weights = unquantized(file_tensors(folder / ADAPTER_WEIGHTS), folder, "train the adapter again")
     embedding = weight_name(model, model.get_input_embeddings())
     head = weight_name(model, model.get_output_embeddings())
-    changes = _with_current_names(_by_base_tensor(weights), {*base, head}, model)
+    known = {*base, head}  # a base need not store a tied head
+    changes = _with_current_names(_by_base_tensor(weights), known, model)
 
     # A tied head has the weights of the embedding. It is a tensor of its own only if the adapter changes it.
     if embedding not in base:
         raise UserError(f"the base has no {embedding}, which its config.json implies; pass another model with --base")
     is_declared_tied = model.config.get_text_config().tie_word_embeddings
-    # transformers (5.17) does not tie a stored head that has different values.
+    # A stored head with other values than the embedding is not tied by transformers (5.17), whatever is declared.
     is_tied = head not in base or (is_declared_tied and same_values(base[head], base[embedding]))
     outputs = {name: Output(name, tensor) for name, tensor in base.items()}
     if is_tied:
-        outputs.pop(head, None)
+        outputs.pop(head, None)  # stored although it is tied
         if head in changes:
             outputs[head] = Output(head, replace(base[embedding], name=head))
 
@@ -89,7 +90,8 @@ def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> Me
         else:
             unused += parts.values()
     if unused:
-        has_whole_weights = any(name in outputs and "whole" in parts for name, parts in changes.items())
+        trained_whole = [name for name, parts in changes.items() if "whole" in parts]
+        has_whole_weights = any(name in outputs for name in trained_whole)
         raise _unused_error(folder, unused, has_whole_weights=has_whole_weights)
     if not any(output.low_rank for output in outputs.values()):
         raise UserError(
@@ -133,7 +135,7 @@ def _by_base_tensor(weights: Mapping[str, StoredTensor]) -> dict[str, Parts]:
             part = "base"
         else:
             part = "whole"
-        name = name.replace(".base_layer.", ".")
+        name = name.replace(".base_layer.", ".")  # the module that PEFT has wrapped
         changes.setdefault(name, {})[part] = tensor
     return changes
 

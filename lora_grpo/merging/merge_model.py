@@ -245,10 +245,13 @@ def _check_vocabulary(target: ModelSpec, vocab_size: int) -> None:
     """
     if target.tokenizer != target.adapter:
         return
-    added = _vocabulary(target, target.tokenizer)
-    with contextlib.suppress(UserError):  # the base may have no tokenizer
-        added = dict(added.items() - _vocabulary(target, Path(target.base.name)).items())
-    num_tokens = max(added.values(), default=0) + 1
+    tokens = _vocabulary(target, target.tokenizer)
+    try:
+        base_tokens = _vocabulary(target, Path(target.base.name))
+    except UserError:  # the base has no tokenizer
+        base_tokens = {}
+    added_ids = [token_id for token, token_id in tokens.items() if base_tokens.get(token) != token_id]
+    num_tokens = max(added_ids, default=0) + 1
     if num_tokens > vocab_size:
         raise UserError(
             f"the tokenizer in {target.tokenizer} has {num_tokens} tokens, and the merged model has embeddings of "
@@ -266,8 +269,9 @@ def _base(target: ModelSpec, fingerprint: str, *, is_forced: bool) -> Base:
     """Describe the base, and whether run.json confirms that the adapter was trained on it."""
     policy = target.run["policy"] if target.run else {}
     revision = target.base.revision
+    has_fingerprint = bool(policy.get("fingerprint"))  # `resolve` refuses a base with another one, unless it is forced
     has_same_revision = revision is not None and policy.get("revision") == revision
-    is_recorded = bool(policy.get("fingerprint")) or has_same_revision  # `resolve` has compared the fingerprint
+    is_recorded = has_fingerprint or has_same_revision
     name = target.base_name
     if model_files.is_folder_name(name):  # reports are published
         name = model_files.last_part(str(Path(name).expanduser().resolve()))
@@ -283,7 +287,8 @@ def _copy_other_files(target: ModelSpec, staging: Path) -> None:
         if path.is_file():
             shutil.copyfile(path, staging / path.name)
 
-    # Templates in tokenizer_config.json are copied with it. Files take precedence over them.
+    # Chat templates. Those to use in place of the tokenizer's become files, which take precedence over templates in
+    # tokenizer_config.json. Without them, the tokenizer's own stay: all but those in a folder are copied by now.
     template_folder = target.tokenizer / model_files.MORE_TEMPLATES
     staging_folder = staging / model_files.MORE_TEMPLATES
     if target.chat_templates:

@@ -1,6 +1,7 @@
 """Write a merged model block by block, so that memory use is low."""
 
 import contextlib
+import itertools
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,29 +20,47 @@ from lora_grpo.progress import Progress
 
 
 @dataclass(frozen=True)
+class ShardTensor:
+    """A tensor of a shard."""
+
+    output: Output
+    dtype: str
+    """The safetensors name of the dtype to write."""
+
+    @property
+    def name(self) -> str:
+        """The name in the file, which is that in the base's file."""
+        return self.output.base.name
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.output.shape) * ITEM_SIZES[self.dtype]
+
+
+@dataclass(frozen=True)
 class Shard:
-    """One file of the merged model: each tensor with its safetensors dtype, in order."""
+    """One file of the merged model, with its tensors in order."""
 
     name: str
-    tensors: tuple[tuple[Output, str], ...]
+    tensors: tuple[ShardTensor, ...]
 
     @property
     def num_bytes(self) -> int:
         """Size of the data, without the header."""
-        return sum(math.prod(output.shape) * ITEM_SIZES[dtype] for output, dtype in self.tensors)
+        return sum(tensor.num_bytes for tensor in self.tensors)
 
 
 def lay_out(plan: MergePlan, dtype: Dtype) -> list[Shard]:
     """Split the outputs into shards, one for each file of the base."""
     is_16_bit_base = plan.base_dtype != "F32"
-    tensors_of_file: dict[Path, list[tuple[Output, str]]] = {}
+    tensors_of_file: dict[Path, list[ShardTensor]] = {}
     for output in plan.outputs.values():
         base_dtype = output.base.dtype
         # Scalars and unchanged float32 weights of a 16-bit base keep their dtype for precision.
         is_unchanged_float32 = base_dtype == "F32" and not output.low_rank
         keeps_dtype = not output.shape or (is_16_bit_base and is_unchanged_float32)
-        stored_dtype = base_dtype if keeps_dtype else STORED[dtype]
-        tensors_of_file.setdefault(output.base.path, []).append((output, stored_dtype))
+        tensor = ShardTensor(output, base_dtype if keeps_dtype else STORED[dtype])
+        tensors_of_file.setdefault(output.base.path, []).append(tensor)
 
     num_files = len(tensors_of_file)
     shards = []
@@ -56,26 +75,27 @@ def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     with contextlib.closing(Progress(len(shards), "merge")) as progress:
         for num_written, shard in enumerate(shards):
             progress.show(num_written, f"writing {shard.name}")
-            entries = [TensorEntry(output.base.name, dtype, output.shape) for output, dtype in shard.tensors]
-            blocks = (block for output, dtype in shard.tensors for block in _blocks(output, dtype))
+            entries = [TensorEntry(tensor.name, tensor.dtype, tensor.output.shape) for tensor in shard.tensors]
+            blocks = itertools.chain.from_iterable(map(_blocks, shard.tensors))  # computed while they are written
             write_tensors(folder / shard.name, entries, blocks)
         progress.show(len(shards), "written")
 
 
-def _blocks(output: Output, dtype: str) -> Iterator[Any]:
+def _blocks(tensor: ShardTensor) -> Iterator[Any]:
     """Yield a tensor in blocks of rows. Changed tensors are computed in float32 and rounded once."""
     import torch
 
+    output = tensor.output
     if not output.shape:
         yield output.base.read()
         return
     source = output if output.low_rank else output.base
-    torch_dtype = getattr(torch, DTYPES[dtype])
+    torch_dtype = getattr(torch, DTYPES[tensor.dtype])
     for start, stop in row_blocks(output.shape):
         rows = source.rows(start, stop).to(torch_dtype)
         low, high = rows.aminmax()
         if not (low.isfinite() and high.isfinite()):  # faster than testing each element
-            raise RunError(f"{output.name} is NaN or infinite in {dtype}: broken, or too large for this dtype")
+            raise RunError(f"{output.name} is NaN or infinite in {tensor.dtype}: broken, or too large for this dtype")
         yield rows
 
 
@@ -83,7 +103,7 @@ def write_index(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the index that maps tensors to shards. A single file does not need one."""
     if len(shards) == 1:
         return
-    file_of_tensor = {output.base.name: shard.name for shard in shards for output, _ in shard.tensors}
+    file_of_tensor = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
     atomic.write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(file_of_tensor.items()))})
 
@@ -95,7 +115,7 @@ def write_config(folder: Path, base: Path, plan: MergePlan, dtype: Dtype) -> Non
     if plan.tie_word_embeddings is not None:
         changes["tie_word_embeddings"] = plan.tie_word_embeddings
 
-    # The part for text of a multimodal model repeats some settings.
+    # The part for text of a multimodal model repeats some settings. It is changed in place, within `config`.
     text_config = config.get("text_config", {})
     for settings in (config, text_config):
         settings.pop("torch_dtype", None)  # the former name of `dtype`
@@ -127,8 +147,9 @@ def write_generation_config(folder: Path, base: Path, config: Any, ends: Sequenc
     declared_ends = stop_tokens.as_ids(settings.get("eos_token_id"))
     if ends and set(ends) != set(declared_ends):
         changes["eos_token_id"] = list(ends) if len(ends) > 1 else ends[0]
-    has_pad = settings.get("pad_token_id") not in (None, stop_tokens.NO_PAD)
-    if ends and pad is not None and not has_pad and (changes or path.is_file()):
+    lacks_pad = settings.get("pad_token_id") in (None, stop_tokens.NO_PAD)
+    writes_file = bool(changes) or path.is_file()  # a padding token alone is no reason for a new file
+    if ends and pad is not None and lacks_pad and writes_file:
         changes["pad_token_id"] = pad
     if changes:
         atomic.write_json(folder / model_files.GENERATION_CONFIG, settings | changes)

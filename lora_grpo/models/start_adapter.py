@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import distributed
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, file_tensors, unquantized
@@ -83,7 +82,7 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
 def keep_start(run: Run, origin: Path | None) -> None:
     """Copy the adapter that a run starts from into its folder, and record where it came from."""
     copy = run.folder / START
-    if origin and origin != copy and distributed.is_main():
+    if origin and origin != copy:
         origin_run = run_of(origin)
         if origin_run is None:
             run.update(start={"name": origin.resolve().name, "run": None})
@@ -94,7 +93,6 @@ def keep_start(run: Run, origin: Path | None) -> None:
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *TOKENIZER_FILES):
                 if (origin / name).is_file():
                     shutil.copyfile(origin / name, folder / name)
-    distributed.barrier()
 
 
 def prepare_tokenizer(tokenizer: Any, config: RunConfig, start: Path | None, *, quiet: bool = False) -> dict[str, Any]:

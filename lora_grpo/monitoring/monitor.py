@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.errors import RunError
 from lora_grpo.models import Policy, save_adapter
 from lora_grpo.monitoring.alarms import Alarm, Alarms
@@ -27,14 +27,14 @@ class NextStep:
 
 
 class Monitor:
-    """Checks every step of a run. Every rank calls it with its own values; rank 0 writes and prints.
+    """Checks every step of a run.
 
     Alarms and the best step are written to run.json, the best adapter to `best/`.
 
     Args:
         step_metrics: metrics of the current step, to which a validation pass adds.
         validation: None without validation rows.
-        is_stopped: whether a signal ends the run; the same on every rank.
+        is_stopped: whether a signal ends the run.
         steps_per_rollout: number of steps that use the same rollouts.
     """
 
@@ -101,9 +101,9 @@ class Monitor:
             logs["time/training"] = logs["step_time"] - sampling_seconds - reward_seconds
         self.run.append_metrics({"step": step, **logs})
         self.progress.step(step, logs)
-        # Times differ between ranks, and alarms must not.
-        logs_of_main = distributed.broadcast_from_main(lambda: logs)
-        self._raise(self.alarms.step(step, logs_of_main))
+        # Times differ between processes, and alarms must not.
+        shared_logs = self.run.once(lambda: logs)
+        self._raise(self.alarms.step(step, shared_logs))
 
     def end_step(self, step: int, trainer_state: Any) -> NextStep:
         """Run a validation pass if one is due, and return what follows.
@@ -140,18 +140,17 @@ class Monitor:
         In any case, run.json gets the time that the run has worked.
         """
         if self._is_best_unsaved:
-            if distributed.is_main():
-                save_adapter(self.policy.model, self.policy.tokenizer, self.run.best)
+            self.run.once(lambda: save_adapter(self.policy.model, self.policy.tokenizer, self.run.best))
             self.run.record["best"] = self._best
             self._is_best_unsaved = False
         self.run.update()  # a killed run has worked at least until here
 
     def _restore(self, step: int) -> None:
-        """Replay the metrics and validation passes of the steps before, which are in the run folder of rank 0."""
-        metrics = distributed.broadcast_from_main(lambda: read_metrics(self.run.folder))
+        """Replay the metrics and validation passes of the steps before, which are in the run folder."""
+        metrics = self.run.once(lambda: read_metrics(self.run.folder))
         passes: dict[int, list[dict[str, Any]]] = {}
         if self.validation:
-            passes = distributed.broadcast_from_main(self.validation.read_passes)
+            passes = self.run.once(self.validation.read_passes)
         if step and 0 in passes:
             self._record_pass(0, passes[0])
         for line in metrics:

@@ -1,7 +1,7 @@
 """`--hours`: end training in time for the final evaluation.
 
 Steps are the same as in a run without `--hours`; only their number depends on the clock, which is `Run.seconds_worked`.
-Rank 0 reads it and decides for all ranks.
+Of several processes, one reads it for all.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lora_grpo import distributed
 from lora_grpo.errors import RunError
 from lora_grpo.runs import Run, duration
 
@@ -58,9 +57,7 @@ class TimeBudget:
     def check_evaluation(self) -> None:
         """Raise a RunError if too little time is left for the evaluation of the trained model."""
         run = self.run
-        seconds_worked, seconds_needed = distributed.broadcast_from_main(
-            lambda: (run.seconds_worked, self._final_evaluation())
-        )
+        seconds_worked, seconds_needed = run.once(lambda: (run.seconds_worked, self._final_evaluation()))
         if seconds_worked + seconds_needed <= self.seconds or run.is_trained:
             return
         # Enough for a process that resumes the run: as long a start as this one's, four times the evaluation, and a
@@ -95,7 +92,7 @@ class TimeBudget:
         """
         if self.seconds == math.inf:
             return False
-        forecast = distributed.broadcast_from_main(lambda: self._end_round(step, steps_per_round, validates))
+        forecast = self.run.once(lambda: self._end_round(step, steps_per_round, validates))
         self.expected_steps = forecast.expected_steps
         # After the last of `max_steps`, training ends anyway, and not for lack of time.
         is_out_of_time = forecast.is_last_round and step < self.run.config.train.max_steps
@@ -105,7 +102,7 @@ class TimeBudget:
         return is_out_of_time
 
     def _end_round(self, step: int, steps_per_round: int, validates: bool) -> _Forecast:
-        """Measure a round by the clock of this rank, begin the next one, and return whether there is time for it."""
+        """Measure a round, begin the next one, and return whether there is time for it."""
         now = self.run.seconds_worked
         max_steps = self.run.config.train.max_steps
         self._rounds.append(now - self._round_began - self._validation)

@@ -45,7 +45,7 @@ class Trackers:
         report = read_report(self.run.evaluation)
         page = self.run.folder / "report" / "report.html"
         trainer = self.trainer
-        if report is None or not trainer.is_world_process_zero():
+        if report is None:
             return
         headings, rows = report.scores_table()
         columns = ["metric", *headings[1:]]

@@ -4,7 +4,6 @@ The validation set is taken out of the training rows and sampled during training
 rows that select the best adapter or trigger early stopping must not also be used to evaluate the run.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +31,11 @@ class Validation:
     sampler: Sampler
 
     def sample(self, step: int, trainer_state: Any) -> list[dict[str, Any]]:
-        """Sample, score and write the completions after a step, and return the lines of all R rows on every rank."""
+        """Sample, score and write the completions after a step, and return the lines of all R rows."""
         import torch
 
         config = self.run.config
-        # Rank 0 takes the first row, rank 1 the second, and so on.
-        rows = self.rows[distributed.rank() :: distributed.world_size()]
+        rows = distributed.own_share(self.rows)
         params = SamplingParams.of(config.sampling, 1)
         seeds = [completion_seed(config.seed, f"held out {row['id']}", 0) for row in rows]
 
@@ -52,17 +50,16 @@ class Validation:
                 batch = self.scorer.score_episodes(episodes, trainer_state=trainer_state)
                 lines = completion_lines(batch, self.sampler.eos_token_ids)
 
-        # Put the lines of all ranks in the order of the rows: the first line of each rank, the second of each, ...
-        all_lines = []
-        for lines_of_ranks in itertools.zip_longest(*distributed.gather(lines)):
-            all_lines += [line for line in lines_of_ranks if line is not None]
-        if distributed.is_main():
-            self.run.validation.mkdir(exist_ok=True)
-            write_completions(self.run.validation, step, all_lines)
+        all_lines = distributed.join_shares(lines)
+        self.run.once(lambda: self._write(step, all_lines))
         return all_lines
 
+    def _write(self, step: int, lines: Sequence[dict[str, Any]]) -> None:
+        self.run.validation.mkdir(exist_ok=True)
+        write_completions(self.run.validation, step, lines)
+
     def read_passes(self) -> dict[int, list[dict[str, Any]]]:
-        """Return the lines of earlier passes, by step, as this process sees the run folder."""
+        """Return the lines of earlier passes, by step."""
         passes: dict[int, list[dict[str, Any]]] = {}
         for path in sorted(self.run.validation.glob("step-*.jsonl")):
             step = int(path.stem.removeprefix("step-"))

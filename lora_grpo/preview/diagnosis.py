@@ -75,8 +75,12 @@ class Group:
 
     def values(self, reward: str) -> list[float]:
         """Return the values of a reward, or of the `sum` of the rewards, without those that could not be graded."""
-        values = [answer.total if reward == "sum" else answer.rewards[reward] for answer in self.answers]
-        return [value for value in values if value is not None]
+        values = []
+        for answer in self.answers:
+            value = answer.total if reward == "sum" else answer.rewards[reward]
+            if value is not None:
+                values.append(value)
+        return values
 
     def differs_in(self, reward: str) -> bool:
         """Whether the completions have different values of a reward, or of the `sum` of the rewards."""
@@ -235,22 +239,26 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     format_reward = format_rewards.get(config.data.prompt_style, "soft_xml_format=0.5")
 
     findings: list[Finding] = []
+    # Whether a finding explains why rewards of right answers are equal within groups.
     is_explained = summary.truncated.value >= _ALMOST_NO_SIGNAL
     if summary.truncated.value >= _WORTH_REPORTING:
         findings.append(_truncation(summary, config))
 
     if right_rewards and summary.unparsed.value >= _WORTH_REPORTING:
-        is_explained = is_explained or summary.unparsed.value >= _ALMOST_NO_SIGNAL
-        ways = list(sft_first)
-        if isinstance(task, TaskFile):
-            ways.append(f"a prompt in {task.path.name} that shows the format")
-        elif not is_code and not any(map(is_format_reward, config.rewards)):
-            ways.append(f"a reward for the format, e.g. {format_reward}")
-        taught = [name for name in summary.varying if is_format_reward(name) or name in RIGHT_REWARDS]
-        if taught:
-            ways = [f"no change needed: training can fix this: {', '.join(taught)} differ within groups"]
+        if summary.unparsed.value >= _ALMOST_NO_SIGNAL:
+            is_explained = True
+        teaching = [name for name in summary.varying if is_format_reward(name) or name in RIGHT_REWARDS]
+        if teaching:
+            advice = f"no change needed: training can fix this: {', '.join(teaching)} differ within groups"
+        else:
+            changes = list(sft_first)
+            if isinstance(task, TaskFile):
+                changes.append(f"a prompt in {task.path.name} that shows the format")
+            elif not is_code and not any(map(is_format_reward, config.rewards)):
+                changes.append(f"a reward for the format, e.g. {format_reward}")
+            advice = "; ".join(changes)
         problem = f"{summary.unparsed} of completions end without an answer that can be parsed"
-        findings.append(Finding(problem, "; ".join(ways)))
+        findings.append(Finding(problem, advice))
 
     if right_rewards and not is_explained and not summary.partial_credit:
         finer: list[str] = []
@@ -270,10 +278,9 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
         temperature = max(1.0, config.sampling.temperature + 0.2)
         findings.append(Finding(problem, f"--sampling.temperature {temperature:g}, for more variety"))
 
-    not_findings = {"sum", *summary.varying}
+    constant = [name for name in summary.rewards if name != "sum" and name not in summary.varying]
     if is_explained:
-        not_findings.update(right_rewards)
-    constant = [name for name in summary.rewards if name not in not_findings]
+        constant = [name for name in constant if name not in right_rewards]
     if constant:
         advice = "a finer reward"
         if summary.varying:

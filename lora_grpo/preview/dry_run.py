@@ -6,6 +6,7 @@ from typing import Any
 from lora_grpo import console
 from lora_grpo.config import RunConfig
 from lora_grpo.data import Data, gold_episodes
+from lora_grpo.grading import Row
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
 from lora_grpo.tasks import get_task
@@ -22,27 +23,34 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     """Print one rendered prompt, and the rewards of its reference answer. The rows fit the context."""
     rows = data.train
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
-    task = get_task(config.data.task)
     console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
-    gold = None
-    if not task.has_gold:
-        console.result(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
+    if get_task(config.data.task).has_gold:
+        _show_reference_answer(config, rows[0], tokenizer, scorer)
     else:
-        [gold] = gold_episodes(tokenizer, rows[:1])
-        console.result(f"--- reference answer\n{gold.text}")
-        length = len(gold.token_ids)
-        limit = config.sampling.max_completion_tokens
-        if length > limit:
-            console.note(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}")
-    if config.method == "sft" and gold:
-        console.result(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
-    if gold is not None and config.method == "grpo":
-        batch = scorer.score_episodes([gold])
-        console.result("--- its rewards")
-        for reward in scorer.rewards:
-            value = batch.values[0][reward.name]
-            graded = "not gradable" if value is None else f"{value:g} of 1, weight {reward.weight:g}"
-            console.result(f"{reward.name:24} {graded}")
-        total = batch.rewards[0]
-        console.result(f"{'sum':24} {'not gradable' if total is None else f'{total:g}'}")
+        console.result(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")
     console.result(f"--- {len(rows)} training rows, {len(data.eval)} evaluation rows; nothing was trained")
+
+
+def _show_reference_answer(config: RunConfig, row: Row, tokenizer: Any, scorer: Scorer) -> None:
+    """Print the reference answer of a row, and its rewards or, with SFT, the number of tokens in its loss."""
+    [gold] = gold_episodes(tokenizer, [row])
+    console.result(f"--- reference answer\n{gold.text}")
+    length = len(gold.token_ids)
+    limit = config.sampling.max_completion_tokens
+    if length > limit:
+        console.note(f"warning: its {length} tokens exceed --sampling.max-completion-tokens {limit}")
+    if config.method == "sft":
+        console.result(f"--- {sum(gold.loss_mask)} tokens with its end: the loss is on these, not on the prompt")
+        return
+
+    batch = scorer.score_episodes([gold])
+    console.result("--- its rewards")
+    for reward in scorer.rewards:
+        value = batch.values[0][reward.name]
+        text = "not gradable"
+        if value is not None:
+            text = f"{value:g} of 1, weight {reward.weight:g}"
+        console.result(f"{reward.name:24} {text}")
+    total = batch.rewards[0]
+    text = "not gradable" if total is None else f"{total:g}"
+    console.result(f"{'sum':24} {text}")

@@ -78,7 +78,9 @@ def sample_groups(config: RunConfig, sampler: Sampler, rows: list[Row]) -> list[
     weights = {reward.name: reward.weight for reward in scorer.rewards}
     answers = []
     for episode, values, verdict in zip(episodes, batch.values, batch.verdicts, strict=True):
-        weighted = {name: None if value is None else weights[name] * value for name, value in values.items()}
+        weighted: dict[str, float | None] = {}
+        for name, value in values.items():
+            weighted[name] = None if value is None else weights[name] * value
         answers.append(Answer(episode.text, sum(episode.loss_mask), episode.truncated, weighted, verdict))
     groups = []
     for number, row in enumerate(prompted_rows):

@@ -126,8 +126,8 @@ def integer_answer(text: str) -> float:
     """Reward 1 if the last answer marker (`<answer>`, `\\boxed{}`, or `#### `) contains only an integer."""
     answers = find_answers(text)
     if not answers:
-        return False
-    return _INTEGER.fullmatch(answers[-1]) is not None
+        return 0.0
+    return float(_INTEGER.fullmatch(answers[-1]) is not None)
 
 
 @_for_each_answer
@@ -326,14 +326,15 @@ RIGHT_REWARDS = tuple(name for name, reward in REWARDS.items() if reward.is_corr
 TEST_REWARDS = tuple(name for name, reward in REWARDS.items() if reward.needs_tests)
 """The rewards that require rows of code tasks."""
 
-# A user's function counts as a reward of the format if its name says so.
 _FORMAT_WORDS = re.compile(r"(?<![a-z])(?:format|pattern|tag_count|integer_answer)")
+"""Words in the names of built-in rewards of the format. A user's function counts if it has one of them, too."""
 
 
 def is_format_reward(name: str) -> bool:
-    """Return whether a reward depends only on the format of a completion, not on its correctness.
+    """Return whether a reward depends only on the format of a completion, judged by its name.
 
-    `name` is a spec or the short name of a reward. A user's function counts if its name contains the word `format`.
+    Args:
+        name: a spec or the short name of a reward. Of a user's reward, only the name of the function counts.
     """
     function_name = name.rpartition(".py:")[2]
     return _FORMAT_WORDS.search(function_name) is not None

@@ -70,18 +70,20 @@ class Scorer:
         task has an Environment, rewards also get the B environments as `environments`, and the verdicts come from the
         environments.
         """
-        sessions = [episode.session for episode in episodes]
-        if all(sessions):
-            extra_arguments["environments"] = [session.environment for session in sessions if session]
-        verdicts = grade(episodes[0].row["task"], episodes)
+        texts = [episode.text for episode in episodes]
+        completions: list[Any] = list(texts)
+        sessions = [episode.session for episode in episodes if episode.session]
+        if sessions:  # the task has an Environment, so all episodes are conversations
+            completions = [episode.messages for episode in episodes]
+            extra_arguments["environments"] = [session.environment for session in sessions]
         batch = self.score(
             ids=[episode.row["id"] for episode in episodes],
-            completions=[episode.messages if episode.session else episode.text for episode in episodes],
+            completions=completions,
             token_ids=[episode.sampled_ids for episode in episodes],
-            verdicts=verdicts,
+            verdicts=grade(episodes[0].row["task"], episodes),
             **extra_arguments,
         )
-        return replace(batch, texts=[episode.text for episode in episodes], episodes=episodes)
+        return replace(batch, texts=texts, episodes=episodes)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of completions that the trainer sampled; see `completion_texts`."""

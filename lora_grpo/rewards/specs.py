@@ -39,16 +39,22 @@ class RewardSpec:
     @property
     def file(self) -> str | None:
         """The user's file that defines the reward, if there is one."""
-        kind, _, _ = self.name.partition(":")
-        file, _, _ = self.name.rpartition(":")
-        if not file.endswith(".py") or kind in _NAMES_WITH_ARGUMENT:
-            return None
-        return file
+        return _file_of(self.name)
 
     @property
     def function_name(self) -> str:
         """The name of the function in the user's file."""
         return self.name.rpartition(":")[2]
+
+
+def _file_of(name: str) -> str | None:
+    """Return FILE.py of the reward `FILE.py:FUNCTION`, None for any other reward."""
+    file, _, _ = name.rpartition(":")
+    built_in_name, _, _ = name.partition(":")
+    # The argument of a built-in reward may look like a file: `pattern:a.py:b`.
+    if not file.endswith(".py") or built_in_name in _NAMES_WITH_ARGUMENT:
+        return None
+    return file
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ def beside(items: Sequence[str], folder: Path) -> tuple[str, ...]:
     """Return the specs of a task file in this folder, with the folder before relative paths of reward files."""
     moved_items = []
     for item in items:
-        file = RewardSpec(item.rpartition("=")[0] or item, weight=1.0).file
+        name_if_weighted, _, _ = item.rpartition("=")
+        file = _file_of(name_if_weighted or item)
         if file and not Path(file).expanduser().is_absolute():
             item = f"{folder / file}{item.removeprefix(file)}"
         moved_items.append(item)
@@ -97,7 +104,8 @@ def resolve(specs: Sequence[RewardSpec]) -> list[Reward]:
             label = spec.function_name
             function = _users_function(file, label)
         else:
-            label, function = _built_in(spec.name)
+            label = spec.name.partition(":")[0]
+            function = _built_in(spec.name)
         counts[label] += 1
         name = label if counts[label] == 1 else f"{label}_{counts[label]}"
         rewards.append(Reward(name, spec.weight, GuardedReward(function, name, file)))
@@ -113,7 +121,8 @@ def _parse(item: str) -> RewardSpec:
             weight = float(weight_text)
         except ValueError:
             weight = math.nan
-    if item.startswith("pattern:") and (not equals or math.isnan(weight)):  # a pattern may contain `=` itself
+    # A pattern may contain `=` itself, so what follows the last `=` may be the end of a pattern without a weight.
+    if item.startswith("pattern:") and (not equals or math.isnan(weight)):
         raise UserError(f"reward {item!r} needs its weight; write {item}=1.0")
     if not math.isfinite(weight):
         raise UserError(f"reward {item!r}: weight {weight_text!r} is not a finite number; write {name}=1.0")
@@ -131,18 +140,18 @@ def _parse(item: str) -> RewardSpec:
 # Built-in rewards
 
 
-def _built_in(name: str) -> tuple[str, RewardFunction]:
-    """Return a short label and the function of a built-in reward, such as `near_length:200`."""
+def _built_in(name: str) -> RewardFunction:
+    """Return the function of a built-in reward, such as `near_length:200`."""
     kind, colon, argument_text = name.partition(":")
     if kind == "pattern":
-        return kind, _pattern_reward(name, argument_text)
+        return _pattern_reward(name, argument_text)
     reward = REWARDS.get(kind)
     if reward and reward.argument:
         if not colon and not reward.argument.is_required:
-            return kind, reward.function()
-        return kind, reward.function(*_arguments(reward.argument, name, argument_text))
+            return reward.function()
+        return reward.function(*_arguments(reward.argument, name, argument_text))
     if reward and not colon:
-        return kind, reward.function
+        return reward.function
 
     names = [*REWARDS, "pattern"]
     hint = suggestion(kind, names, otherwise=f"expected one of {', '.join(names)}, or FILE.py:FUNCTION")
@@ -153,16 +162,12 @@ def _arguments(argument: Argument, name: str, text: str) -> list[int | str]:
     """Return the arguments of a reward's factory. Raises UserError if the text of the spec has another form."""
     match = re.fullmatch(argument.pattern, text)
     values: list[int | str] = []
-    numbers: list[int] = []
-    for group in match.groups() if match else ():
-        if group is None:
-            continue
-        if group.isdigit():
-            numbers.append(int(group))
-            values.append(int(group))
-        else:
-            values.append(group)
+    if match:
+        for group in match.groups():
+            if group is not None:
+                values.append(int(group) if group.isdigit() else group)
 
+    numbers = [value for value in values if isinstance(value, int)]
     is_in_order = not argument.descends or numbers == sorted(numbers, reverse=True)
     if match is None or not is_in_order:
         kind, _, _ = name.partition(":")

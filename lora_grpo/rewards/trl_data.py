@@ -21,9 +21,10 @@ def trl_completion(completion: Any, prompt: Any, row: Row) -> Any:
     is_chat = not isinstance(prompt, str)
     if is_chat:
         return [{"role": "assistant", "content": completion}]
-    # A trainer that samples by itself (Unsloth's) does not end a completion at the next question.
-    if row.get("completion_prefix"):
+    continues_program = bool(row.get("completion_prefix"))  # its prompt has no `Question:`
+    if continues_program:
         return completion
+    # Unsloth's trainer, which samples by itself, does not end a completion at the next question.
     return plain_text.before_next_question(completion)
 
 

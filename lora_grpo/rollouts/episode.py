@@ -82,8 +82,8 @@ class Episode:
 
     @property
     def opened_text(self) -> str:
-        """The start of the model's next turn that the text before it already has, such as an opened thought; see
-        `thoughts`."""
+        """The beginning of the model's next turn that is part of the text before it, such as `<think>`; see
+        `thoughts.begun`."""
         if self.turns == 0:
             return chat.begun_in(self.prompt, self.row)
         return thoughts.begun(self._text_before_turn)
@@ -95,8 +95,8 @@ class Episode:
 
     @property
     def text(self) -> str:
-        """The completion, after the start that its prompt already has; or the conversation, with a line `[role]` before
-        each message."""
+        """The completion, with what its prompt has begun of it; or the conversation, with a line `[role]` before each
+        message."""
         if self.session is None:
             return str(self.messages[-1]["content"])
         return transcript(self.messages)
@@ -143,6 +143,7 @@ class Episode:
                 turn_text = self.tokenizer.decode(token_ids)  # with the special tokens that mark calls
                 message = turns.parse_turn(turn_text, self.tool_call_format, self._text_before_turn)
         except turns.MalformedCall as problem:
+            # `message` is still the whole text, without calls.
             answers = [self.session.refuse(str(problem))]
         else:
             answers = self.session.answer(message)
@@ -174,8 +175,8 @@ class Episode:
             following = following.partition("Question:")[2]  # the model has written it
         following_ids = self.tokenizer([following], add_special_tokens=False)["input_ids"][0]
 
-        # The template's text begins with the end of the model's turn. The model has written that itself, perhaps with
-        # another token that ends turns.
+        # The template's text begins with the token that ends the model's turn. The model has already sampled that
+        # token, or another one that ends turns.
         first_token = following_ids[0]
         both_end_turns = {first_token, last_token} <= set(self.eos_token_ids)
         if first_token == last_token or both_end_turns:
@@ -227,7 +228,9 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
 
 def grade(task: str, episodes: Sequence[Episode]) -> list[Verdict]:
     """Return the verdicts of episodes of one task, from their environments or from the task's `check`."""
-    verdicts = [episode.verdict for episode in episodes if episode.verdict]
-    if len(verdicts) == len(episodes):
-        return verdicts
-    return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])
+    verdicts = []
+    for episode in episodes:
+        if episode.verdict is None:  # the task has no environment
+            return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])
+        verdicts.append(episode.verdict)
+    return verdicts

@@ -85,21 +85,22 @@ def _converse(
     if params.max_turn_tokens:
         turn_limit = min(turn_limit, params.max_turn_tokens)
 
-    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. It continues nothing,
-    # but () asks the sampler to keep its cache for the turns that follow.
+    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. This turn continues
+    # no earlier one. `continues` is () and not None, so that the sampler keeps its cache for the turns that follow.
     prompts = [group[0].prompt_ids for group in groups]
     turn_params = replace(params, max_tokens=turn_limit, continues=())
     for turn in itertools.count():
-        # Each turn has a seed that depends on the episode alone, not on which others are unfinished. The first has the
-        # episode's own, so that a completion without an environment has it too.
+        # The seed of a turn depends on its episode alone, not on which other episodes are unfinished. The first turn
+        # has the episode's own seed, as an episode without an environment does.
         turn_seeds = [seeds[index] for index in unfinished]
         if turn > 0:
             turn_seeds = [completion_seed(seed, "turn", turn) for seed in turn_seeds]
 
-        # The model takes a turn in every unfinished episode, and their environments answer.
+        # The model takes a turn in every unfinished episode, and their environments answer. The samples of all prompts,
+        # one prompt after the other, are in the order of `unfinished`.
         for prompt_index, samples in sampler.stream(prompts, turn_params, turn_seeds):
-            first = prompt_index * turn_params.num_samples
-            for position, sample in enumerate(samples, start=first):
+            first_position = prompt_index * turn_params.num_samples
+            for position, sample in enumerate(samples, start=first_position):
                 _take_turn(episodes[unfinished[position]], sample)
 
         # Positions in this turn's batch of the episodes that have another turn.
@@ -135,8 +136,9 @@ def _take_turn(episode: Episode, sample: SampledTokens) -> None:
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
     """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
-    caches = 2 if has_environment(rows[0]) else 1  # a turn's and the next turn's exist together
-    sampler.fit_batch(prompts, params.max_tokens, caches)
+    # When a turn of a conversation begins, the cache of the turn before is copied, so both exist for a moment.
+    caches_per_episode = 2 if has_environment(rows[0]) else 1
+    sampler.fit_batch(prompts, params.max_tokens, caches_per_episode)
 
 
 def play_all(

@@ -9,12 +9,12 @@
 run.py          the life of a run's folder: open, begin, update, finish, close, leave
 resuming.py     which settings, rows and files may differ when a run is resumed
 checkpoints.py  writes training checkpoints that are complete or absent; finds the newest complete one
-failure.py      errors of the disk as errors of this package
+failure.py      how a run ends that does not finish: the error in run.json, told by one process
 reader.py       the schema of run.json, and the versions in it; reads the folder of a run in any state
 """
 
 from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
-from lora_grpo.runs.failure import known_error
+from lora_grpo.runs.failure import FailedElsewhere, end_run
 from lora_grpo.runs.reader import (
     Line,
     RunFiles,
@@ -29,4 +29,4 @@ from lora_grpo.runs.reader import (
     versions,
 )
 from lora_grpo.runs.resuming import check_resume, check_settings
-from lora_grpo.runs.run import Run, begun_run, close_run, leave_run, open_run
+from lora_grpo.runs.run import Run, begun_run, leave_run, open_run

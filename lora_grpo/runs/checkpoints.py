@@ -15,15 +15,19 @@ _PREFIX = "checkpoint-"
 class AtomicCheckpoints:
     """Mixin that writes a checkpoint to a staging folder, then renames it. List it before transformers' Trainer.
 
-    The Trainer writes files directly into the final folder. If the process is killed during the write, a checkpoint
-    remains that looks complete. Every rank writes its random state. Rank 0 writes the rest and renames the folder.
+    The Trainer writes files directly into the final folder, in `_get_output_dir`. If the process is killed during the
+    write, a checkpoint remains that looks complete. Every rank writes its random state. Rank 0 writes the rest and
+    renames the folder.
     """
 
     keep_checkpoints: int
     _staging: Path | None = None
+    """The folder that the Trainer takes for the output folder during a save."""
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging) if self._staging else super()._get_output_dir(trial)  # type: ignore[misc]
+        if self._staging:
+            return str(self._staging)
+        return super()._get_output_dir(trial)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(super()._get_output_dir(trial))  # type: ignore[misc]
@@ -32,42 +36,56 @@ class AtomicCheckpoints:
         with disk.writing(folder / name):
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                distributed.barrier()
+                distributed.once(lambda: self._publish_checkpoint(folder, name))
+            except BaseException:
                 if self.args.should_save:  # type: ignore[attr-defined]
-                    # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads
-                    # it alone, and not the trained adapter.
-                    shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
-                    atomic.publish(self._staging / name, folder / name)
-                    for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
-                        shutil.rmtree(checkpoint.path)
-            finally:
-                if distributed.is_main():
                     shutil.rmtree(self._staging, ignore_errors=True)
+                raise
+            finally:
                 self._staging = None
-        distributed.barrier()  # otherwise the next checkpoint might use a folder that is being removed
+
+    def _publish_checkpoint(self, folder: Path, name: str) -> None:
+        """Move a checkpoint, to which every rank has written, out of the staging folder, and delete the oldest one."""
+        assert self._staging
+        # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads it alone, and
+        # not the trained adapter.
+        shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
+        atomic.publish(self._staging / name, folder / name)
+        for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
+            shutil.rmtree(checkpoint.path)
+        shutil.rmtree(self._staging, ignore_errors=True)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing. Without this override, TRL would write a README.md to every checkpoint."""
 
 
-def newest_complete(folder: Path) -> tuple[Path, int] | None:
-    """Return the newest undamaged checkpoint and its step. Report and delete damaged ones that are newer.
+@dataclass(frozen=True, order=True)
+class Checkpoint:
+    """A folder that has the name of a checkpoint. Its files may be damaged."""
+
+    step: int
+    """Training steps done."""
+    path: Path
+
+
+def newest_complete(folder: Path) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint. Report and delete damaged ones that are newer.
 
     Raises:
         RunError: all checkpoints are damaged. None is deleted.
     """
-    damaged: dict[Path, str] = {}  # the reason by path, newest first
+    damage_of: dict[Path, str] = {}  # by path, newest first
     for checkpoint in _checkpoints(folder):
-        reason = atomic.damage(checkpoint.path)
-        if reason:
-            damaged[checkpoint.path] = reason
+        damage = atomic.damage(checkpoint.path)
+        if damage:
+            damage_of[checkpoint.path] = damage
             continue
-        for newer, reason in damaged.items():
+        for newer, reason in damage_of.items():
             console.note(f"skipped damaged {newer}: {reason}")
             shutil.rmtree(newer)
-        return checkpoint.path, checkpoint.step
-    if damaged:
-        newest, reason = next(iter(damaged.items()))
+        return checkpoint
+    if damage_of:
+        newest, reason = next(iter(damage_of.items()))
         raise RunError(
             f"every checkpoint is damaged ({newest}: {reason}); restore one, or start from the beginning with "
             "--overwrite instead of --resume"
@@ -89,20 +107,11 @@ def saved_bytes(folder: Path) -> int:
     return total
 
 
-@dataclass(frozen=True, order=True)
-class _Checkpoint:
-    """A folder that has the name of a checkpoint. Its files may be damaged."""
-
-    step: int
-    """Training steps done."""
-    path: Path
-
-
-def _checkpoints(folder: Path) -> list[_Checkpoint]:
+def _checkpoints(folder: Path) -> list[Checkpoint]:
     """Return the checkpoints in a folder, newest first."""
     checkpoints = []
     for path in folder.glob(f"{_PREFIX}*"):
         step = path.name.removeprefix(_PREFIX)
         if step.isdigit():
-            checkpoints.append(_Checkpoint(int(step), path))
+            checkpoints.append(Checkpoint(int(step), path))
     return sorted(checkpoints, reverse=True)

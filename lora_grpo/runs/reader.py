@@ -41,6 +41,7 @@ class RunRecord:
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
     trained_steps: int | None = None
+    """The step of the adapter in adapter/; None until training is finished."""
     start: Entry | None = None
     """The adapter that the run started from: its `name`, and `run`, the path of its run relative to this one."""
     alarms: tuple[Entry, ...] = ()
@@ -48,13 +49,16 @@ class RunRecord:
     best: dict[str, float | None] | None = None
     """`step`, `reward` and `accuracy` of the validation of the adapter in best/."""
     stopped_early: dict[str, int] | None = None
+    """`step`, and `passes`, the validation passes since the best one, if early stopping ended training."""
     out_of_time: dict[str, float] | None = None
     """`step` and `hours`, if `--hours` ended training."""
     evaluation_seconds: dict[str, float] = field(default_factory=dict)
     """Duration of the evaluations, `base` and `trained`, on rank 0."""
     seconds_worked: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     resumed: tuple[str, ...] = ()
+    """When the run was resumed, in UTC."""
     command: tuple[str, ...] = ()
+    """The command that started the run."""
     machine: dict[str, Any] = field(default_factory=dict)
     changed_settings: dict[str, Any] | None = None
     """The preset's value of each setting that the run changed."""

@@ -97,16 +97,17 @@ def check_inputs(
         data_record: the entry `data` of run.json as it would be now.
         user_files: SHA-256 of the user's Python files by path, as they are now.
     """
-    rows_before = record["data"]
-    changed_rows = [
-        split for split in ("train", "eval") if rows_before[split]["sha256"] != data_record[split]["sha256"]
-    ]
+    data_before = record["data"]
+    changed: list[str] = []  # splits, and tasks of --eval.also
+    for split in ("train", "eval"):
+        if data_before[split]["sha256"] != data_record[split]["sha256"]:
+            changed.append(split)
     for task, digest in data_record.get("also", {}).items():
-        if rows_before["also"][task] != digest:
-            changed_rows.append(task)
-    if changed_rows:
+        if data_before["also"][task] != digest:
+            changed.append(task)
+    if changed:
         raise UserError(
-            f"the {changed_rows[0]} rows have changed since the run in {folder} began; restore the file, {OR_ELSEWHERE}"
+            f"the {changed[0]} rows have changed since the run in {folder} began; restore the file, {OR_ELSEWHERE}"
         )
 
     # Compared by digest alone, because a file may be in another folder now.
@@ -116,10 +117,9 @@ def check_inputs(
             raise UserError(f"{path} has changed since the run in {folder} began; restore it, {OR_ELSEWHERE}")
 
     installed = versions()
-    changed_versions = [
-        f"{name} {before} -> {installed.get(name)}"
-        for name, before in record["versions"].items()
-        if installed.get(name) != before
-    ]
+    changed_versions = []
+    for name, before in record["versions"].items():
+        if installed.get(name) != before:
+            changed_versions.append(f"{name} {before} -> {installed.get(name)}")
     if changed_versions:
         console.note(f"versions changed since the run began: {', '.join(changed_versions)}")

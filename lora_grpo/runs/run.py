@@ -1,7 +1,7 @@
 """The life of a run's folder: open (create or resume), begin, update, finish, close, leave.
 
 `open_run` locks the folder and changes nothing in it. `Run.begin` writes run.json, after everything that can refuse the
-run. Each event updates run.json. `Run.finish` marks the run complete; `close_run` records any other end. Until the
+run. Each event updates run.json. `Run.finish` marks the run complete; `end_run` records any other end. Until the
 process ends or calls `leave_run`, no other process can use the folder.
 """
 
@@ -10,9 +10,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_grpo import console, distributed
 from lora_grpo.commands import own_command
@@ -21,6 +21,8 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, disk, json_files, lock
 from lora_grpo.runs.reader import Line, git_revision, now, read_metrics, read_record, versions
 from lora_grpo.runs.resuming import OR_ELSEWHERE, check_inputs, check_settings
+
+T = TypeVar("T")
 
 _ENTRIES = (
     # written by training and its evaluations
@@ -56,7 +58,7 @@ _opened: list["Run"] = []
 
 
 class Run:
-    """An open run folder."""
+    """An open run folder. If several processes train, only the first of them writes it."""
 
     def __init__(self, config: RunConfig, record: dict[str, Any]) -> None:
         self.config = config
@@ -96,13 +98,11 @@ class Run:
         """
         if self.is_resumed:
             self._check_policy(policy_record)
-        elif distributed.is_main():
-            for name in _ENTRIES:
-                _delete(self.folder / name)
+        else:
+            self.once(self._delete_old_run)
         self.begun = True
         self.record.pop("error", None)  # of the attempt that is now resumed
-        self.update(status="running", policy=policy_record, processes=distributed.world_size())
-        distributed.barrier()
+        self.update(status="running", policy=policy_record, processes=self.config.processes)
 
     def update(self, **entries: Any) -> None:
         """Add entries and `seconds_worked` to run.json."""
@@ -125,6 +125,14 @@ class Run:
         """Mark the run complete."""
         self.update(status="complete", ended=now(), results=results)
 
+    def once(self, function: Callable[[], T]) -> T:
+        """Call a function that writes into the folder, or reads the folder or the clock, and return its result.
+
+        If several processes train, one of them calls it. The others wait, and get the same result. Each of them must
+        call this method.
+        """
+        return distributed.once(function)
+
     # What is known about it
 
     @property
@@ -134,12 +142,12 @@ class Run:
 
     @property
     def is_trained(self) -> bool:
-        """Whether all steps are done and the adapter is saved; the same on every rank."""
-        return distributed.broadcast_from_main(lambda: self.is_trained_here)
+        """Whether all steps are done and the adapter is saved."""
+        return self.once(lambda: self.is_trained_here)
 
     @property
     def is_trained_here(self) -> bool:
-        """`is_trained` as this process sees the folder. It can be read before the ranks are connected."""
+        """`is_trained` as this process sees the folder. It can be read before the processes are connected."""
         has_all_steps = self.record.get("trained_steps") == self.config.train.max_steps
         has_ended = has_all_steps or self.stopped_early_at is not None or self.out_of_time_at is not None
         return has_ended and self.adapter.is_dir()
@@ -177,6 +185,10 @@ class Run:
         """Return the time in seconds since an arbitrary moment. Tests replace it."""
         return time.monotonic()
 
+    def _delete_old_run(self) -> None:
+        for name in _ENTRIES:
+            _delete(self.folder / name)
+
     def _check_policy(self, policy_record: Mapping[str, Any]) -> None:
         """Raise a UserError if a resumed run would continue with another base model or start."""
         before = self.record["policy"]
@@ -202,8 +214,8 @@ def open_run(
         entries: further entries, such as `user_files`.
 
     Raises:
-        UserError: the folder contains a run and neither flag is set, or it contains other files; the settings of a
-            resumed run differ; or another process uses the folder.
+        UserError: the folder contains a run, and `invocation` neither resumes nor overwrites it; it contains other
+            files; the settings of a resumed run differ; or another process uses the folder.
     """
     folder = config.folder
     entries = entries or {}

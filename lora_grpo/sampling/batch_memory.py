@@ -42,30 +42,34 @@ def bytes_per_completion(model: Any, longest_prompt: int, max_tokens: int) -> in
     bytes_per_value = model.get_input_embeddings().weight.element_size()  # a 4-bit layer's dtype is uint8
 
     # The cache: keys and values of each token, and recurrent states, which do not grow.
-    layers = _cache_of_one_token(model)
-    keys_and_values = []
-    all_states = 0
-    for layer in layers:
+    bytes_by_layer = []  # of the keys and values of one token
+    state_bytes = 0
+    for layer in _cache_of_one_token(model):
         keys = layer.get("keys")
-        keys_and_values.append(0 if keys is None else 2 * keys.nbytes)
-        all_states += _tensor_bytes(layer)
+        layer_bytes = 0 if keys is None else 2 * keys.nbytes
+        bytes_by_layer.append(layer_bytes)
+        state_bytes += _tensor_bytes(layer) - layer_bytes
     # Two additional layers, because the cache is copied layer by layer when it grows. Recurrent states are copied all
     # at once.
-    bytes_per_token = sum(keys_and_values) + 2 * max(keys_and_values)
-    recurrent_states = 2 * (all_states - sum(keys_and_values))
+    bytes_per_token = sum(bytes_by_layer) + 2 * max(bytes_by_layer)
+    recurrent_states = 2 * state_bytes
 
-    # Reading the prompt. Per layer: the residual, its norm, queries to outputs; gate, inner values and product of the
-    # feed-forward block; and the attention mask.
+    # Reading the prompt. In a layer, a token has at most eight values of the hidden size (the residual, its norm,
+    # queries to outputs), six of the inner width (gate, inner values and product of the feed-forward block), and a row
+    # of the attention mask.
     linears = [module for module in model.get_decoder().modules() if isinstance(module, torch.nn.Linear)]
     inner_width = max(linear.out_features for linear in linears)
     values_per_token = 8 * config.hidden_size + 6 * inner_width
-    prefill = longest_prompt * (values_per_token * bytes_per_value + 4 * longest_prompt)
+    mask_bytes_per_token = 4 * longest_prompt
+    prefill_bytes = longest_prompt * (values_per_token * bytes_per_value + mask_bytes_per_token)
     # At most this fraction of the batch reads its prompts at the same time.
     prefilled_at_once = START_FRACTION if has_full_attention(model.config) else 1
 
-    selection = config.vocab_size * estimate.SELECTION_BYTES
+    # Reading prompts and selecting tokens take turns, so the larger of the two counts.
+    selection_bytes = config.vocab_size * estimate.SELECTION_BYTES
+    temporary_bytes = max(selection_bytes, prefill_bytes * prefilled_at_once)
     columns = longest_prompt + max_tokens + SPARE_COLUMNS
-    return int(columns * bytes_per_token + recurrent_states + max(selection, prefill * prefilled_at_once))
+    return int(columns * bytes_per_token + recurrent_states + temporary_bytes)
 
 
 def _cache_of_one_token(model: Any) -> list[dict[str, Any]]:

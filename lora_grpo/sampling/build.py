@@ -150,7 +150,7 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
             f"the adapter in {adapter} cannot be loaded into its base model: {first_line(error)}; "
             "if it was trained on another base, pass that one with --base"
         ) from error
-    load_adapter(model, adapter)  # PEFT accepts NaN, and leaves weights as they are that it does not find
+    load_adapter(model, adapter)  # unlike PEFT, this raises an error for NaN and for weights that the file lacks
     base_model.keep_frozen(model)
     return model.eval()
 
@@ -178,6 +178,6 @@ def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any
 def load_tokenizer(target: ModelSpec) -> Any:
     """Load the tokenizer of a model spec, and say so if its chat template is not from its own folder."""
     if target.chat_templates:
-        whose = "the base's" if target.template_from == "base" else "the adapter's own"
-        console.note(f"note: prompts use {whose} chat template")
+        owner = "the base's" if target.template_from == "base" else "the adapter's own"
+        console.note(f"note: prompts use {owner} chat template")
     return tokenizer_of(target)

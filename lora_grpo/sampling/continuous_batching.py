@@ -92,28 +92,26 @@ class Batch:
     def continued(cls, completions: Sequence[CachedCompletion]) -> Batch:
         """Return a batch of completions of earlier batches, which are consumed.
 
-        Rows are in the order of the earlier batches. The index of a row is that of its completion in `completions`.
+        The completions of one earlier batch are neighbors. `indices` has the place of each in `completions`.
         """
         import torch
 
-        # Collect the rows by batch, so that each batch is copied once.
-        batches: dict[int, Batch] = {}
-        rows: dict[int, list[int]] = {}
-        new_indices: dict[int, list[int]] = {}
-        for new_index, completion in enumerate(completions):
-            key = id(completion.batch)
-            batches[key] = completion.batch
-            rows.setdefault(key, []).append(completion.row)
-            new_indices.setdefault(key, []).append(new_index)
+        # Collect the completions by batch, so that each batch is copied once.
+        indices_by_batch: dict[int, list[int]] = {}
+        for index, completion in enumerate(completions):
+            indices_by_batch.setdefault(id(completion.batch), []).append(index)
 
         device = completions[0].batch.mask.device
         copies = []
-        for key, batch in batches.items():
-            copies.append(batch.copy(torch.tensor(rows[key], device=device)))
+        for indices in indices_by_batch.values():
+            batch = completions[indices[0]].batch
+            rows = [completions[index].row for index in indices]
+            copied = batch.copy(torch.tensor(rows, device=device))
+            copied.indices = torch.tensor(indices, device=device)
+            copies.append(copied)
             batch.cache = None  # so that no more than one batch exists twice
         joined = copies[0]
         joined.join(*copies[1:])
-        joined.indices = torch.tensor([index for key in batches for index in new_indices[key]], device=device)
         return joined
 
     def read(self, model: Any, prompts: Sequence[list[int]], pad_token_id: int) -> None:
@@ -178,7 +176,12 @@ class CachedCompletion:
 
 
 def prefill(
-    model: Any, pad_token_id: int, prompts: Sequence[list[int]], indices: range, num_samples: int, common: Any = None
+    model: Any,
+    pad_token_id: int,
+    prompts: Sequence[list[int]],
+    indices: range,
+    num_samples: int,
+    common_cache: Any = None,
 ) -> Batch:
     """Run the model on the prompts of some completions, once per prompt, and return a batch with a row for each.
 
@@ -188,14 +191,14 @@ def prefill(
         prompts: token ids of all B prompts of the call.
         indices: the completions to start, out of all B·G.
         num_samples: G.
-        common: the cache of the tokens that all prompts start with; see `read_common_tokens`.
+        common_cache: the cache of the tokens that all prompts start with; see `read_common_tokens`.
     """
     import torch
 
     device = next(model.parameters()).device
     first_prompt = indices[0] // num_samples
     last_prompt = indices[-1] // num_samples
-    num_common = common.get_seq_length() if common else 0
+    num_common = common_cache.get_seq_length() if common_cache else 0
 
     # P prompts, without the common tokens.
     new_tokens = [ids[num_common:] for ids in prompts[first_prompt : last_prompt + 1]]
@@ -205,8 +208,8 @@ def prefill(
 
     # Every prompt continues the same keys and values, without copies of them.
     cache = growing_cache.new_cache(model.config)
-    if common:
-        for layer, common_layer in zip(cache.layers, common.layers, strict=True):
+    if common_cache:
+        for layer, common_layer in zip(cache.layers, common_cache.layers, strict=True):
             layer.lazy_initialization(common_layer.keys, common_layer.values)
             layer.keys = common_layer.keys.expand(len(new_tokens), -1, -1, -1)
             layer.values = common_layer.values.expand(len(new_tokens), -1, -1, -1)
@@ -321,7 +324,7 @@ def num_to_start(batch_size: int, *, running: int, waiting: int, refills: bool) 
     """
     if not refills:
         return 0 if running else min(batch_size, waiting)
-    share = max(1, int(batch_size * START_FRACTION))
-    new = min(share, waiting)
-    free = batch_size - running
-    return new if new <= free else 0
+    refill_size = max(1, int(batch_size * START_FRACTION))
+    num_new = min(refill_size, waiting)
+    num_free = batch_size - running
+    return num_new if num_new <= num_free else 0

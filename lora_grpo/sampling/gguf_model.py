@@ -76,14 +76,13 @@ def read_gguf(path: Path) -> GgufModel:
         label = file_type.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
     except ValueError:
         label = path.stem
-    run_folder: Path | None = path.resolve().parent.parent
-    if run_folder and not (run_folder / "run.json").is_file():
-        run_folder = None
+    run_folder = path.resolve().parent.parent
+    is_in_run = (run_folder / "run.json").is_file()
     return GgufModel(
         path=path,
         label=label,
         context_tokens=value(f"{value('general.architecture')}.context_length"),
         chat_template=value("tokenizer.chat_template"),
-        run_folder=run_folder,
-        run=read_record(run_folder) if run_folder else None,
+        run_folder=run_folder if is_in_run else None,
+        run=read_record(run_folder) if is_in_run else None,
     )

@@ -65,7 +65,7 @@ class GrowingLayer:
             return self.keys, self.values
         num_new = key_states.shape[-2]
         if self._spare < num_new:
-            self.concatenate([self], columns=num_new)
+            self.concatenate([self], num_new=num_new)
         self._spare -= num_new
         self.keys = _append(self.keys, key_states)
         self.values = _append(self.values, value_states)
@@ -100,9 +100,9 @@ class GrowingLayer:
         self.keys = self.keys[:, :, columns:]
         self.values = self.values[:, :, columns:]
 
-    def concatenate(self, layers: Sequence[GrowingLayer], columns: int = 0) -> None:
-        """Take copies of the rows of some layers, with spare columns for `columns` and for later tokens."""
-        self._spare = columns + SPARE_COLUMNS
+    def concatenate(self, layers: Sequence[GrowingLayer], num_new: int = 0) -> None:
+        """Take copies of the rows of some layers, with space for `num_new` tokens now and some later."""
+        self._spare = num_new + SPARE_COLUMNS
         self.keys = _with_spare_columns([layer.keys for layer in layers], self._spare)
         self.values = _with_spare_columns([layer.values for layer in layers], self._spare)
 

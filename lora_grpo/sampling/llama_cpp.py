@@ -21,7 +21,7 @@ _TEMPLATE_TOKENS = 1024
 """More tokens than any chat template adds to the messages of a row."""
 _ONLY_TEMPERATURE_AND_TOP_P = {"samplers": ["temperature", "top_p"], "mirostat": 0}
 """Turns off all other samplers of llama.cpp: penalties, DRY, XTC, top-k, min-p, typical-p, and what a GGUF's metadata
-set. In this order as in `token_selection.select_tokens`; llama.cpp's own order applies top-p before the temperature."""
+set. The temperature comes first, as in `token_selection.select_tokens`. By default, llama.cpp applies top-p first."""
 
 
 class GgufTokenizer:

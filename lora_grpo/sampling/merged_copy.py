@@ -51,9 +51,9 @@ class _AdaptedLayer:
     """A layer of the copy whose weight is that of the base plus the adapter's update."""
 
     weight: torch.Tensor
-    """Of the copy."""
+    """The weight in the copy, which changes in place."""
     base_weight: torch.Tensor
-    """The same without the update."""
+    """That weight without an update."""
     layer: Any
     """The layer of the policy, a PEFT layer, which computes the update."""
 
@@ -61,8 +61,9 @@ class _AdaptedLayer:
 def can_merge(policy_model: Any) -> bool:
     """Return whether a model has an adapter that consists only of low-rank updates B·A of linear layers.
 
-    Its base must be unquantized or in bitsandbytes' 4 bits. Layers of other methods compute more than a product with
-    their dequantized weights (`load_in_8bit` also quantizes activations), or have scales of other names.
+    Its base must be unquantized or in bitsandbytes' 4 bits. Other methods of quantization either do more in a layer
+    than multiply by its dequantized weights (`load_in_8bit` also quantizes activations), or store scales by other
+    names.
     """
     if not hasattr(policy_model, "peft_config"):
         return False
@@ -98,7 +99,8 @@ def plain_copy(model: Any) -> Any:
     config = copy.deepcopy(base.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    if hasattr(base.get_output_embeddings(), "lora_A"):  # its update is not one of the embeddings, if they are tied
+    # An adapter on the output head must not change the input embeddings, which may share their weight with it.
+    if hasattr(base.get_output_embeddings(), "lora_A"):
         config.tie_word_embeddings = False
         config.get_text_config().tie_word_embeddings = False
     plain = base_model.text_only(type(base)._from_config(config, dtype=torch.float32))
@@ -125,7 +127,8 @@ def use_grouped_attention(model: Any) -> Any:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    # `shared_prompts` (loss/attention.py) is sdpa here. A copy that is made after the trainer has this setting.
+    # A copy that is made after the trainer has the trainer's setting, `shared_prompts`, which is sdpa without a packing
+    # (loss/attention.py).
     if model._supports_attention_backend and model.config._attn_implementation in ("sdpa", "shared_prompts"):
         AttentionInterface.register("lora_grpo_grouped", _attend)
         AttentionMaskInterface.register("lora_grpo_grouped", sdpa_mask)

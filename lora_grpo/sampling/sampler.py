@@ -103,7 +103,7 @@ class Sampler:
 
     def encode(self, prompts: Prompts) -> list[list[int]]:
         """Return the token ids of prompts. Special tokens are added only to text, unless a chat template has them."""
-        # Either all prompts are token ids, or all are text.
+        # Prompts are either all token ids, which stay as they are, or all text.
         token_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if token_ids:
             return token_ids
@@ -111,12 +111,13 @@ class Sampler:
         add_special_tokens = self.adds_bos or not has_template
         return self.tokenizer(list(prompts), add_special_tokens=add_special_tokens)["input_ids"]
 
-    def fit_batch(self, prompts: Prompts, max_tokens: int, caches: int = 1) -> None:
-        """Set `batch_size` to the completions that fit in memory, with `caches` each. Engines that stream keep None."""
+    def fit_batch(self, prompts: Prompts, max_tokens: int, caches_per_completion: int = 1) -> None:
+        """Set `batch_size` to the number of completions that fit in memory. Engines that stream keep None."""
         if self.streams:
             return
         longest_prompt = max(len(ids) for ids in self.encode(prompts))
-        self.batch_size = max(1, batch_memory.max_batch_size(self.model, longest_prompt, max_tokens) // caches)
+        num_caches = batch_memory.max_batch_size(self.model, longest_prompt, max_tokens)
+        self.batch_size = max(1, num_caches // caches_per_completion)
 
     def stream(
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
@@ -133,7 +134,7 @@ class Sampler:
         shown_text = ""
         is_over = False
         while not is_over:
-            # A few more tokens, as the next turn of a conversation: the cache goes on.
+            # Sample a few more tokens like the next turn of a conversation, so that the cache of those so far is kept.
             part_params = replace(
                 params,
                 max_tokens=min(_PART_TOKENS, params.max_tokens - len(token_ids)),
@@ -143,11 +144,12 @@ class Sampler:
             part_seed = completion_seed(seed, "part", len(token_ids))
             [(_, [part])] = self.stream([prompt_ids + token_ids], part_params, [part_seed])
             token_ids = token_ids + part.token_ids
-            is_over = not part.truncated or len(token_ids) >= params.max_tokens
+            has_eos = not part.truncated
+            is_over = has_eos or len(token_ids) >= params.max_tokens
 
-            # All tokens are decoded again, because a character may have tokens of two parts. A part that was not cut
-            # ends with an end-of-sequence token, which is not shown.
-            text_ids = token_ids if part.truncated else token_ids[:-1]
+            # All tokens are decoded again, because a character may have tokens of two parts. The end-of-sequence token
+            # is not shown.
+            text_ids = token_ids[:-1] if has_eos else token_ids
             [text] = thoughts.decode(self.tokenizer, [text_ids])
             if params.ends_at_next_question:
                 answer = plain_text.before_next_question(text)
@@ -164,11 +166,12 @@ class Sampler:
                 shown_text = text
 
     def _to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
-        texts = thoughts.decode(self.tokenizer, [token_ids for token_ids, _ in decoded])
+        texts = thoughts.decode(self.tokenizer, [completion.token_ids for completion in decoded])
         samples = []
-        for (token_ids, logprobs), text in zip(decoded, texts, strict=True):
+        for completion, text in zip(decoded, texts, strict=True):
+            token_ids = completion.token_ids
             has_ended = bool(token_ids) and token_ids[-1] in self.eos_token_ids
-            samples.append(SampledTokens(token_ids, text, truncated=not has_ended, logprobs=logprobs))
+            samples.append(SampledTokens(token_ids, text, truncated=not has_ended, logprobs=completion.logprobs))
         if params.ends_at_next_question:
             samples = [end_at_question(self.tokenizer, sample) for sample in samples]
         return samples
@@ -226,7 +229,7 @@ class Sampler:
         refills = self.batch_size is not None and full_attention
         # In a conversation, the caches of finished completions are kept for the next call.
         keeps_caches = params.continues is not None and batch_size == num_completions and full_attention
-        # Taken here, so that a second try after an error reads whole prompts.
+        # `_previous_call` is emptied before decoding, so that a second try after an error reads whole prompts.
         previous_call = self._previous_call
         self._previous_call = None
         finished: dict[int, batching.CachedCompletion] = {}
@@ -243,7 +246,7 @@ class Sampler:
 
         # Start: the conversations go on in the caches of their previous turns, or prompts are read as places are free.
         batch: batching.Batch | None = None
-        common = None
+        common_cache = None
         num_started = 0
         if previous_call and params.continues:
             batch = batching.Batch.continued([previous_call[index] for index in params.continues])
@@ -251,7 +254,7 @@ class Sampler:
             batch.read(self.model, prompts, pad_token_id)
             num_started = num_completions
         else:
-            common = batching.read_common_tokens(self.model, prompts)
+            common_cache = batching.read_common_tokens(self.model, prompts)
 
         num_running = len(batch) if batch is not None else 0
         while num_running or num_started < num_completions:
@@ -260,7 +263,9 @@ class Sampler:
                 batch_size, running=num_running, waiting=num_completions - num_started, refills=refills
             ):
                 indices = range(num_started, num_started + num_new)
-                new_batch = batching.prefill(self.model, pad_token_id, prompts, indices, params.num_samples, common)
+                new_batch = batching.prefill(
+                    self.model, pad_token_id, prompts, indices, params.num_samples, common_cache
+                )
                 if batch is not None and num_running:
                     batch.join(new_batch)
                 else:
@@ -297,7 +302,8 @@ class Sampler:
 
         if keeps_caches:
             self._previous_call = finished
-        completions: list[Decoded] = []
+        is_greedy = params.temperature == 0  # then the tokens have no logprobs
+        completions = []
         for ids, ids_logprobs, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):
-            completions.append((ids[:length], ids_logprobs[:length] if params.temperature else None))
+            completions.append(Decoded(ids[:length], None if is_greedy else ids_logprobs[:length]))
         return completions

@@ -12,8 +12,14 @@ from lora_grpo.prompts import plain_text
 
 Prompts = Sequence[str] | Sequence[list[int]]
 """B rendered prompts, or their token ids."""
-Decoded = tuple[list[int], list[float] | None]
-"""Token ids of one completion and their logprobs. See `SampledTokens`."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The tokens of one completion, without their text. The fields are those of `SampledTokens`."""
+
+    token_ids: list[int]
+    logprobs: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,12 @@ def end_at_question(tokenizer: Any, sample: SampledTokens) -> SampledTokens:
     if answer == sample.text:
         return sample
 
-    # The fewest tokens that include `Question:`.
-    lengths = range(len(sample.token_ids))
-    length = bisect.bisect_left(lengths, True, key=lambda n: asks_next_question(tokenizer, sample.token_ids[:n]))
+    # Find the smallest number of tokens that include `Question:`, by bisection. All of them include it, so the search
+    # is among the smaller numbers; if none of these is enough, it returns the number of all.
+    smaller_numbers = range(len(sample.token_ids))
+    length = bisect.bisect_left(
+        smaller_numbers, True, key=lambda number: asks_next_question(tokenizer, sample.token_ids[:number])
+    )
     return SampledTokens(
         token_ids=sample.token_ids[:length],
         text=answer,

@@ -25,7 +25,7 @@ def uniform_numbers(seeds: Sequence[int], max_tokens: int, device: Any) -> torch
     """Return (R, max_tokens) uniform random numbers in [0, 1), one for each completion and token."""
     import torch
 
-    # On the CPU also for a GPU, whose generator draws other numbers.
+    # The CPU's generators serve the GPU, too, whose own would draw other numbers.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     return torch.stack([torch.rand(max_tokens, generator=generator) for generator in generators]).to(device)
 
@@ -52,8 +52,8 @@ def select_tokens(
 
     # The nucleus: the most likely tokens, up to the one at which their sum reaches top_p.
     if top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        sum_before = ordered.cumsum(dim=-1) - ordered
+        sorted_probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        sum_before = sorted_probabilities.cumsum(dim=-1) - sorted_probabilities
         is_outside = (sum_before >= top_p).gather(-1, order.argsort(dim=-1))  # in the order of the vocabulary
         probabilities = probabilities.masked_fill(is_outside, 0.0)
 

@@ -64,10 +64,10 @@ class GenerateSampler(Sampler):
         rows = [ids for ids in prompts for _ in range(params.num_samples)]
         batch_size = self.batch_size or len(rows)
         torch.manual_seed(seeds[0])
-        completions: list[Decoded] = []
+        completions = []
         for start in range(0, len(rows), batch_size):
             for ids in self._generate(rows[start : start + batch_size], params):
-                completions.append((ids, None))
+                completions.append(Decoded(ids, logprobs=None))
         return completions
 
     def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
@@ -90,6 +90,6 @@ class GenerateSampler(Sampler):
         ends = set(self.eos_token_ids)
         completions = []
         for ids in output[:, prompt_length:].tolist():
-            length = next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))
-            completions.append(ids[:length])
+            lengths_at_ends = [length for length, token in enumerate(ids, start=1) if token in ends]
+            completions.append(ids[: min(lengths_at_ends, default=len(ids))])
         return completions

@@ -20,7 +20,7 @@ from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.samples import Decoded
 
 _SETTINGS = {
-    # Run the engine in this process, so that they end together. On a CPU it then uses torch's unpinned threads.
+    # The engine runs in this process, so that it ends with it. On a CPU, it then uses torch's threads, unpinned.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -52,7 +52,7 @@ class VllmEngine:
         """Replace the adapter and return its LoRARequest, or raise a UserError if vLLM cannot serve it."""
         from vllm.lora.request import LoRARequest
 
-        number = next(self._adapter_numbers)  # vLLM caches prompts by adapter name
+        number = next(self._adapter_numbers)  # a new name each time, because vLLM caches prompts by adapter name
         request = LoRARequest(f"adapter-{number}", number, str(adapter.resolve()))
         try:
             self._engine.add_lora(request)
@@ -67,7 +67,7 @@ class VllmEngine:
     def stream(
         self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: Any
     ) -> Iterator[tuple[int, Decoded]]:
-        """Yield (index, (token ids, logprobs)) of each completion when it is finished.
+        """Yield (index, tokens with logprobs) of each completion when it is finished.
 
         If the generator is closed early, unfinished requests are aborted. Only one generator may run at a time.
 
@@ -96,7 +96,7 @@ class VllmEngine:
                     if reason not in ("stop", "length"):
                         raise RunError(f"vLLM aborted a completion ({reason}); select the transformers backend")
                     index = pending.pop(output.request_id)
-                    yield index, (list(completion.token_ids), _token_logprobs(completion))
+                    yield index, Decoded(list(completion.token_ids), _token_logprobs(completion))
         finally:
             if pending:
                 self._engine.abort_request(list(pending))
@@ -112,7 +112,7 @@ class VllmEngine:
             import torch
 
             gc.collect()
-            torch.cuda.empty_cache()  # vLLM does not allocate this memory through torch
+            torch.cuda.empty_cache()  # vLLM allocates its memory itself, and cannot use what torch only caches
             self._engine.wake_up()
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ def start_engine(
             trust_remote_code=settings.trust_remote_code,
             dtype=str(base_model.compute_dtype()).removeprefix("torch."),
             max_model_len=max_sequence_tokens,
-            # With recurrent layers, it needs chunked prefill.
+            # In a model with recurrent layers, this needs chunked prefill, which is off on a CPU.
             enable_prefix_caching=not (on_cpu and family == "granitemoehybrid"),
             language_model_only=True,  # not the part that reads images
             # Logprobs of the sampled distribution, after temperature and top-p.

@@ -47,12 +47,13 @@ class VllmSampler(Sampler):
         self.serves_training = policy is not None
         self._saved_adapter = self._load_saved(adapter) if adapter else None
         self._adapter: Any = None
+        """The adapter to sample with, as the engine names it; None for the base model."""
 
     def _load_saved(self, adapter: Path) -> Any:
         """Load an adapter, check that it changes the logits, and return the engine's name for it."""
         from safetensors.torch import load_file
 
-        loaded = self.engine.load_adapter(adapter)
+        loaded_adapter = self.engine.load_adapter(adapter)
 
         # A new adapter changes nothing: its B is zero.
         weights = load_file(adapter / ADAPTER_WEIGHTS)
@@ -63,13 +64,13 @@ class VllmSampler(Sampler):
         params = SamplingParams(num_samples=1, temperature=1.0, top_p=1.0, max_tokens=8)
         options = request_options(params, [0], self.eos_token_ids, logprobs=True)
         without_adapter = list(self.engine.stream(prompt_ids, options, None))
-        with_adapter = list(self.engine.stream(prompt_ids, options, loaded))
+        with_adapter = list(self.engine.stream(prompt_ids, options, loaded_adapter))
         if with_adapter == without_adapter and not is_new:
             raise RunError(
                 f"vLLM ignores the adapter in {adapter}: tokens and logprobs are the same with and without it; "
                 "select the transformers backend"
             )
-        return loaded
+        return loaded_adapter
 
     def wake_up(self, *, adapter: bool) -> None:
         """Load the policy's current adapter, or select the saved adapter or the base model."""
@@ -110,7 +111,7 @@ def request_options(
 
     They include everything that a server would otherwise read from the model's generation_config.json.
     """
-    shared = {
+    common_options = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": 0,
@@ -119,11 +120,14 @@ def request_options(
         "stop_token_ids": eos_token_ids,
         "logprobs": 0 if logprobs else None,  # only for the sampled token
     }
-    return [{**shared, "seed": seed, "max_tokens": params.token_limit(index)} for index, seed in enumerate(seeds)]
+    options = []
+    for index, seed in enumerate(seeds):
+        options.append({**common_options, "seed": seed, "max_tokens": params.token_limit(index)})
+    return options
 
 
 def served_rank(adapter: Path) -> int:
     """Return `estimate.reserved_rank` for a saved adapter, or raise a UserError if vLLM cannot serve it."""
-    saved = read_adapter(adapter)
-    saved.check(SELECTION, "which vLLM does not serve; select the transformers backend")
-    return estimate.reserved_rank(saved.r)
+    saved_adapter = read_adapter(adapter)
+    saved_adapter.check(SELECTION, "which vLLM does not serve; select the transformers backend")
+    return estimate.reserved_rank(saved_adapter.r)

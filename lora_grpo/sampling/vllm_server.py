@@ -52,21 +52,23 @@ class VllmServer:
 
     def load_adapter(self, adapter: Path) -> str:
         """Make the server replace its adapter, and return the name of the new one on the server."""
-        return distributed.broadcast_from_main(lambda: self._load_adapter(adapter))
+        return distributed.once(lambda: self._load_adapter(adapter))
 
     def _load_adapter(self, adapter: Path) -> str:
-        shared = Path(shutil.copytree(adapter, self._folder / uuid.uuid4().hex))  # vLLM caches prompts by adapter name
-        shared.chmod(0o755)
-        answer = self._post("/v1/load_lora_adapter", {"lora_name": shared.name, "lora_path": str(shared.resolve())})
+        # Each adapter gets a new name, because vLLM caches prompts by the name of the adapter.
+        name = uuid.uuid4().hex
+        shared_copy = Path(shutil.copytree(adapter, self._folder / name))
+        shared_copy.chmod(0o755)
+        answer = self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(shared_copy.resolve())})
         if answer.status_code != 200:
             raise UserError(
-                f"the server at {self.url} does not load adapters from {shared} ({_message(answer)}); start it with "
-                f"`{_START}`, and pass a folder that both machines have under the same path with "
+                f"the server at {self.url} does not load adapters from {shared_copy} ({_message(answer)}); start it "
+                f"with `{_START}`, and pass a folder that both machines have under the same path with "
                 "--sampling.server-folder"
             )
         self._unload()
-        self._loaded_adapter = shared
-        return shared.name
+        self._loaded_adapter = shared_copy
+        return name
 
     def stream(
         self, prompts: Sequence[list[int]], options: Sequence[dict[str, Any]], adapter: str | None
@@ -86,8 +88,8 @@ class VllmServer:
             [choice] = answer.json()["choices"]
             if choice["finish_reason"] not in ("stop", "length"):
                 raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
-            logprobs = choice["logprobs"]
-            return choice["token_ids"], logprobs and logprobs["token_logprobs"]
+            logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else None
+            return Decoded(choice["token_ids"], logprobs)
 
         return in_threads(complete, len(prompts), _MAX_REQUESTS)
 

@@ -56,7 +56,8 @@ def _tempfile(module: Any, _: TimeZones) -> None:
         def fileno(self) -> int:
             raise io.UnsupportedOperation("fileno")
 
-    # The other arguments of both are the same. A `SpooledTemporaryFile` also becomes such a file when it is large.
+    # After the size, the arguments are those of `tempfile.TemporaryFile`. A large `SpooledTemporaryFile` moves its
+    # content to a `TemporaryFile`, so it now stays in memory, too.
     module.TemporaryFile = functools.partial(TemporaryFile, sys.maxsize)
 
 

@@ -21,7 +21,7 @@ def _event_loop() -> Any:
 
 
 async def _next_item(generator: Any) -> Any:
-    """Return the next item. An event loop runs only coroutines, and `anext` of a generator is none."""
+    """Return the next item. This is a coroutine, as an event loop requires; `anext(generator)` is not."""
     return await anext(generator)
 
 
@@ -58,11 +58,11 @@ class _Objects:
         self._number_of_id: dict[int, int] = {}
 
     def handle(self, value: Any) -> list[Any]:
-        """Return the object's handle. The object is kept alive so that its number stays unique."""
-        next_number = len(self._objects)
-        number = self._number_of_id.setdefault(id(value), next_number)
-        if number == next_number:
-            self._objects.append(value)
+        """Return the object's handle."""
+        if id(value) not in self._number_of_id:
+            self._number_of_id[id(value)] = len(self._objects)
+            self._objects.append(value)  # alive, so that no other object gets its id
+        number = self._number_of_id[id(value)]
 
         for operation, kind in ASYNCHRONOUS.items():
             if type(value) is kind:
@@ -71,7 +71,7 @@ class _Objects:
         abilities = [name for name in ABILITIES if f"__{name}__" in methods]
         return ["handle", number, abilities]
 
-    def find(self, key: int | str, *_: Any) -> Any:
+    def find(self, key: int | str) -> Any:
         """Return the object with this number, or the candidate's global variable with this name."""
         if isinstance(key, int):
             return self._objects[key]
@@ -123,8 +123,8 @@ def _answer(request: Any, objects: _Objects) -> list[Any]:
     try:
         args = [decoder.decode(value) for value in encoded_args]
         kwargs = {name: decoder.decode(value) for name, value in encoded_kwargs}
-        encoder_before = Encoder(objects.handle, decoder.nodes)
-        contents_before = [encoder_before.contents(node) for node in decoder.nodes]
+        encoder_before_call = Encoder(objects.handle, decoder.nodes)  # its encodings are only compared, not sent
+        contents_before = [encoder_before_call.contents(node) for node in decoder.nodes]
         try:
             value = OPERATIONS[operation](*args, **kwargs)
         finally:

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 MAX_FRAME_BYTES = 64 << 20
 MAX_DEPTH = 100
 MAX_ITEMS = 1_500_000
-"""Items of all containers of a message. Items that are encoded together count less; see `Encoder._encode_all`."""
+"""Items of all containers of a message."""
+_SCALARS_PER_ITEM = 16
+"""JSON scalars that count as one item, in a container that has nothing else; see `Encoder._encode_all`."""
 
 _SCALAR_TYPES = (bool, float, str)
 _SAME_IN_JSON = {*_SCALAR_TYPES, type(None)}
@@ -127,7 +129,7 @@ class Encoder:
         if not same_in_json and kinds <= {int, bool}:
             same_in_json = min(items) > -_SMALL_INT and max(items) < _SMALL_INT
         if same_in_json:
-            self._num_items += len(items) // 16
+            self._num_items += len(items) // _SCALARS_PER_ITEM
             return items
         self._num_items += len(items)
         return [self.encode(item, depth + 1) for item in items]
@@ -172,7 +174,8 @@ class Decoder:
         # Decode the items before clearing the node, because a node may contain itself.
         items: Any
         if isinstance(node, dict):
-            items = dict(zip(*map(self._decode_all, data), strict=True))
+            keys, values = map(self._decode_all, data)
+            items = dict(zip(keys, values, strict=True))
         else:
             items = self._decode_all(data)
         node.clear()
@@ -201,8 +204,9 @@ class Decoder:
 
 PREDICATES = {name for kind in (str, bytes, set, int, float) for name in dir(kind) if name.startswith("is")}
 PREDICATES |= {"startswith", "endswith"}
-"""Methods of plain values that compare them with their arguments, or only return a truth value. A result that is not
-plain data does not have them. Otherwise, `result.startswith("six")` would send the expected value to the candidate."""
+"""Methods that a result has only if it is plain data. They compare it with their arguments, or return a truth value.
+Methods of other results run in the candidate's process, so `result.startswith("six")` would send the expected value
+there."""
 
 
 def _base(kind: type) -> type | None:

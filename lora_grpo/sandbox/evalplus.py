@@ -97,10 +97,7 @@ class Comparison:
                 same = result == expected
 
         # A problem without a tolerance gets one with the first expected floats, also for the inputs that follow.
-        items = [expected]
-        if isinstance(expected, (list, tuple)) and expected:
-            items = list(expected)
-        if self._atol == 0 and all(isinstance(item, float) for item in items):
+        if self._atol == 0 and _has_only_floats(expected):
             self._atol = _ATOL_OF_FLOATS
         if same or self._atol == 0:
             return same
@@ -121,6 +118,13 @@ def _digit_distance(first: int, second: int) -> int:
     width = max(len(str(first)), len(str(second)))
     pairs = zip(str(first).zfill(width), str(second).zfill(width), strict=True)
     return sum(abs(int(first_digit) - int(second_digit)) for first_digit, second_digit in pairs)
+
+
+def _has_only_floats(value: Any) -> bool:
+    """Return whether a value is a float, or a list or tuple of one or more floats."""
+    if isinstance(value, (list, tuple)):
+        return len(value) > 0 and all(isinstance(item, float) for item in value)
+    return isinstance(value, float)
 
 
 def _close(result: Any, expected: Any, atol: float) -> bool:

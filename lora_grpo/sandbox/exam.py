@@ -63,21 +63,26 @@ class _AssertCounter(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module) -> None:
         self.number = 0
-        nodes = list(ast.walk(tree))
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         self._caught_functions: set[str] = set()
+        nodes = list(ast.walk(tree))
+
+        # Functions that are an argument: their names occur without a call.
+        called_nodes = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         for node in nodes:
-            if isinstance(node, ast.Name) and id(node) not in called:
+            if isinstance(node, ast.Name) and id(node) not in called_nodes:
                 self._caught_functions.add(node.id)
+
+        # Functions that a `try` or `with` statement uses.
+        for node in nodes:
             if isinstance(node, self.catching):
-                self._caught_functions.update(part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+                self._caught_functions |= _names(node)
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, self.catching):
             return node
         if isinstance(node, ast.FunctionDef) and node.name in self._caught_functions:
             return node
-        if isinstance(node, ast.Assert) and _uses_a_name(node.test):
+        if isinstance(node, ast.Assert) and _names(node.test):
             guard = cast(ast.With, ast.parse(f"with {ASSERTS}[{self.number}]:\n pass").body[0])
             guard.body = [node]
             self.number += 1
@@ -85,5 +90,6 @@ class _AssertCounter(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _uses_a_name(expression: ast.expr) -> bool:
-    return any(isinstance(part, ast.Name) for part in ast.walk(expression))
+def _names(tree: ast.AST) -> set[str]:
+    """Return the names that a part of the code uses."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

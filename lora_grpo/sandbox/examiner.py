@@ -104,8 +104,10 @@ def _blame(error: BaseException, test_source: str, link: Link) -> tuple[str, str
     notes = [note for note in getattr(error, "__notes__", ()) if str(note).startswith(FROM_CANDIDATE)]
     if notes:
         text = str(notes[0]).removeprefix(FROM_CANDIDATE)
+        # The text begins with the name of the exception's class. A candidate may have chosen a name that reads as a
+        # failed assert of the tests.
         class_name = text.partition(":")[0]
-        if not class_name.encode(errors="replace").isalpha():  # a class named like an assert
+        if not class_name.encode(errors="replace").isalpha():
             text = f"Exception: {text}"
     else:
         text = describe(error)

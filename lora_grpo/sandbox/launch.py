@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lora_grpo.sandbox.library import collect, interpreter
 
-# The packages are only named, because their own imports need pydantic.
+# Both packages are empty modules here, because the imports of their own `__init__.py` need pydantic.
 _BOOTSTRAP = """
 import sys, types
 folder, *arguments = sys.argv[1:]

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import zoneinfo
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -54,10 +55,10 @@ def collect() -> int:
             if not is_package:
                 parents.append(stem)
             name = ".".join(parents)
-            is_source, code = read_code(name, str(path))
-            module = StoredModule(str(path), is_package, is_source, len(content), len(content) + len(code))
-            modules[name] = tuple(module)
-            content += code
+            code = read_code(name, str(path))
+            end = len(content) + len(code.content)
+            modules[name] = tuple(StoredModule(str(path), is_package, code.is_source, len(content), end))
+            content += code.content
     _read_into_page_cache(extensions.values())
     table = marshal.dumps((extensions, modules, len(content)))
     time_zones = marshal.dumps(read_time_zones())
@@ -72,11 +73,20 @@ def _module_files(root: Path) -> Iterator[Path]:
         yield from Path(folder).glob("*.py")
 
 
-def read_code(name: str, path: str) -> tuple[bool, bytes]:
-    """Return whether it is source, and a module's compiled code if Python has cached it, or else its source."""
+@dataclass(frozen=True)
+class ModuleCode:
+    """The code of a module, in the form in which it is stored."""
+
+    content: bytes
+    is_source: bool
+    """The content is source, or else a code object in marshal's format."""
+
+
+def read_code(name: str, path: str) -> ModuleCode:
+    """Return a module's compiled code if Python has cached it, or else its source."""
     if Path(importlib.util.cache_from_source(path)).exists():
-        return False, marshal.dumps(SourceFileLoader(name, path).get_code(name))
-    return True, Path(path).read_bytes()
+        return ModuleCode(marshal.dumps(SourceFileLoader(name, path).get_code(name)), is_source=False)
+    return ModuleCode(Path(path).read_bytes(), is_source=True)
 
 
 def read_time_zones() -> dict[str, bytes]:
@@ -100,8 +110,10 @@ import ctypes, sys
 for path in sys.argv[1:]:
     try: ctypes.CDLL(path)
     except OSError: pass  # needs a shared library that this machine lacks
-for path in {sys.executable, *(line[line.find("/"):-1] for line in open("/proc/self/maps") if ".so" in line)}:
-    open(path, "rb").read()
+paths = {sys.executable}
+for line in open("/proc/self/maps"):  # each mapping, with the path of its file at the end of the line
+    if ".so" in line: paths.add(line[line.find("/"):].rstrip("\\n"))
+for path in paths: open(path, "rb").read()
 """
 
 

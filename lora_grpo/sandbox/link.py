@@ -46,7 +46,11 @@ class Link:
         if self.gone:
             raise self.gone
         self.used = True
-        encoder = Encoder(lambda value: self._handle(encoder, value))
+
+        def handle(value: Any) -> list[Any]:
+            return self._handle(encoder, value)  # the encoder of this request also encodes the items of an iterator
+
+        encoder = Encoder(handle)
         encoded_args = [encoder.encode(value) for value in (remote, *args)]
         encoded_kwargs = [[name, encoder.encode(value)] for name, value in kwargs.items()]
         try:
@@ -73,19 +77,15 @@ class Link:
                     return None
                 case ["invalid", str(text)]:
                     raise self._lose("invalid", text)
-                case ["returned", changes, encoded]:
-                    raised = None
-                case ["raised", changes, kinds, str(text), encoded]:
-                    raised = (kinds, text)
+                case ["returned", changes, encoded_value]:
+                    _apply(changes, decoder)
+                    return decoder.decode(encoded_value)
+                case ["raised", changes, kinds, str(text), encoded_args]:
+                    _apply(changes, decoder)
+                    args = decoder.decode(encoded_args)
+                    error = self._exception(kinds, text, args, may_stop)
                 case _:
                     raise ValueError("an unknown form")
-            for number, contents in changes:
-                decoder.fill(decoder.nodes[number], contents)
-            value = decoder.decode(encoded)
-            if raised is None:
-                return value
-            kinds, text = raised
-            error = self._exception(kinds, text, value, may_stop)
         except (EOFError, OSError):
             raise self._lose("crashed", _EXITED) from None
         except MALFORMED as malformed:
@@ -137,7 +137,8 @@ class Link:
         proxy = remote(self, key, operations.intersection(ABILITIES))
         if not operations.intersection(ASYNCHRONOUS):
             return proxy
-        # Only an object of one of these types can be run by every function of asyncio.
+        # Some functions of asyncio take only coroutines and asynchronous generators of Python's own types, so one of
+        # these stands for the proxy.
         awaitable = self._coroutine(proxy) if "await" in operations else self._asynchronous_generator(proxy)
         self._awaitable_remotes[awaitable] = proxy
         return awaitable
@@ -155,6 +156,12 @@ class Link:
         """Return the exception that ends the tests. From now on, every request raises it."""
         self.gone = Gone(status, message)
         return self.gone
+
+
+def _apply(changes: Any, decoder: Decoder) -> None:
+    """Give the containers among the arguments of a request the contents that they have after it."""
+    for number, contents in changes:
+        decoder.fill(decoder.nodes[number], contents)
 
 
 class Remote:

@@ -73,10 +73,10 @@ class Pool:
                     worker = worker or self._start()
                     return worker.grade(program, exam)
                 except WorkerDied as error:
-                    death = error
+                    last_error = error
                     if not isinstance(error, CandidateKilled):
                         self._remove(worker)
-                        worker = None
+                        worker = None  # the next attempt starts another one
                     if self.closed:
                         raise
 
@@ -84,8 +84,8 @@ class Pool:
             with contextlib.suppress(WorkerDied):
                 worker = worker or self._start()
                 if worker.grade(isolation.CORRECT, prepare(isolation.CORRECT)).passed:
-                    return Verdict("crashed", f"{death} in each of {_ATTEMPTS} attempts")
-            raise RunError(f"the sandbox's workers keep dying: {death}; check the machine's free memory")
+                    return Verdict("crashed", f"{last_error} in each of {_ATTEMPTS} attempts")
+            raise RunError(f"the sandbox's workers keep dying: {last_error}; check the machine's free memory")
         finally:
             self._idle.put(worker)
 

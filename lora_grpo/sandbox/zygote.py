@@ -38,7 +38,8 @@ bisect cmath collections copy datetime functools heapq itertools math operator r
 STATUS_BYTES = 4
 """Size of a wait status."""
 
-# Descriptors of a child. Those that it receives have other numbers until they are moved.
+# Descriptors of a child, numbered in the order in which `Worker._fork_child` sends them. The kernel gives them other
+# numbers, so they are moved.
 _LINK = 3  # the socket to the other child
 _REPORT = 4  # only of the tests: where they write the verdict
 _ABOVE_ALL = 20  # temporary numbers, which none of the descriptors above has
@@ -98,7 +99,7 @@ def main(role: str, tier: str, control: str, library: str, memory_bytes: str, cp
 
 def _prepare(tier: str, importer: Importer, memory_bytes: int) -> None:
     """Load the modules that children need, and drop all other access."""
-    # Both are inherited. With other settings, this process could not reap its children.
+    # Both settings are inherited. If SIGCHLD were ignored, this process could not reap its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

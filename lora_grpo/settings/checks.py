@@ -2,7 +2,6 @@
 
 import importlib.util
 
-from lora_grpo import distributed
 from lora_grpo.commands import command
 from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
 from lora_grpo.data import columns_of
@@ -32,11 +31,12 @@ def _check_tasks(config: RunConfig) -> None:
             f"{task} has no reference answers, and SFT needs them; add gold(row) to a task of your own, or train with "
             f"GRPO: {command('train task', '--task', task)}"
         )
-    titles = [task_title(name) for name in (config.data.evaluation_task, *config.eval.also)]
+    evaluated_titles: set[str] = set()
     for name in (config.data.evaluation_task, *config.eval.also):
         get_task(name)
-        if titles.count(task_title(name)) > 1:
+        if task_title(name) in evaluated_titles:
             raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
+        evaluated_titles.add(task_title(name))
     columns_of(config.data, "train")
     template_variables.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
@@ -100,8 +100,8 @@ def _check_training(config: RunConfig) -> None:
             "--train.beta with --lora.from needs --model.engine peft: Unsloth computes the KL penalty against the "
             "base, not against the adapter"
         )
-    if distributed.world_size() > 1 and config.model.engine == "unsloth":
+    if config.processes > 1 and config.model.engine == "unsloth":
         raise UserError(
-            f"--model.engine unsloth trains in one process, got WORLD_SIZE={distributed.world_size()}; "
+            f"--model.engine unsloth trains in one process, got WORLD_SIZE={config.processes}; "
             "pass --model.engine peft, or start one process"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.commands import recipe_file
 from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig, check_fields, endless_steps, replace
 from lora_grpo.errors import UserError
@@ -51,7 +51,7 @@ def settle(
         UserError: an unknown or wrong setting, or settings that do not fit each other or this machine.
     """
     given = _with_recipe_beside(given)
-    _check_invocation(invocation)
+    _check_invocation(invocation, recipe.defaults.processes)
     task = given.get("data", {}).get("task")
     base = recipe.defaults
     if recipe.name == "your_task" and task:  # runs of different tasks have different folders
@@ -59,18 +59,20 @@ def settle(
 
     # The layers below: a preset, the run that is resumed, a settings file.
     layers: dict[str, dict[str, Any]] = {}
+    output_dir = base.output_dir
     if settings_file:
-        layers[f"--config {settings_file}"] = _read_settings(Path(settings_file))
-    folder_in_file = next((layer.get("output_dir") for layer in layers.values()), None)
-    folder = Path(str(given.get("output_dir") or folder_in_file or base.output_dir)).expanduser()
+        settings = _read_settings(Path(settings_file))
+        layers[f"--config {settings_file}"] = settings
+        output_dir = settings.get("output_dir") or output_dir
+    folder = Path(str(given.get("output_dir") or output_dir)).expanduser()
     record = folder / "run.json"
     is_resumed = invocation.resume and record.is_file()
     if is_resumed:
         layers = {str(record): _read_settings(record, recipe.name), **layers}
-    requested = given.get("preset") or "auto"
-    if not given.get("preset"):
-        for layer in layers.values():
-            requested = layer.get("preset", requested)
+    requested = "auto"
+    for layer in layers.values():
+        requested = layer.get("preset", requested)
+    requested = given.get("preset") or requested
     planning = invocation.plan or invocation.audit or invocation.dry_run
     preset, reason = choose_preset(requested, recipe.presets, planning=planning)
     if recipe.method == "sft":
@@ -90,6 +92,7 @@ def settle(
 
     # Resolve settings that depend on others, and check all of them.
     config = _settle_task(config)
+    # A step limit that is given was set together with `hours`, from whatever layer these are.
     config = _settle_steps(config, [*layers.values(), {**given, "hours": config.hours}])
     if layers:
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
@@ -125,12 +128,12 @@ def _with_recipe_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
-def _check_invocation(invocation: Invocation) -> None:
+def _check_invocation(invocation: Invocation, processes: int) -> None:
     """Raise UserError for actions that exclude each other."""
     actions = [flag(name) for name, is_given in dataclasses.asdict(invocation).items() if is_given]
     if invocation.resume and invocation.overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; pass one of them")
-    if (invocation.preview or invocation.audit) and (len(actions) > 1 or distributed.world_size() > 1):
+    if (invocation.preview or invocation.audit) and (len(actions) > 1 or processes > 1):
         raise UserError(f"{' and '.join(actions)} cannot be combined; pass one, in one process")
 
 
@@ -140,19 +143,22 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     In GRPO, the defaults are the `REWARDS` of the file. In SFT, they are the model and the limits of the file's preset,
     with which GRPO continues, and a micro-batch size that divides those of SFT and of GRPO.
     """
-    name = task or config.data.task
-    if not is_users_task(name):
+    task = task or config.data.task
+    if not is_users_task(task):
         return config
-    file = cast(TaskFile, get_task(name))
+    file = cast(TaskFile, get_task(task))
     if config.method == "grpo":
-        return replace(config, {"rewards": beside(file.constants.REWARDS, Path(name).parent)})
+        return replace(config, {"rewards": beside(file.constants.REWARDS, Path(task).parent)})
     presets = getattr(file.module, "PRESETS", {})
     grpo_preset = presets.get(preset, {})
-    limits = {name: grpo_preset[name] for name in ("model", "sampling") if name in grpo_preset}
-    grpo_size = grpo_preset.get("train", {}).get("micro_batch_size")
-    sft_size = config.train.micro_batch_size
-    common_size = math.gcd(grpo_size or 0, sft_size or 0) or None  # a size that is not set is 0: it divides nothing
-    return replace(config, {**limits, "train": {"micro_batch_size": common_size}})
+    changes: dict[str, Any] = {}
+    for section in ("model", "sampling"):
+        if section in grpo_preset:
+            changes[section] = grpo_preset[section]
+    sizes = (grpo_preset.get("train", {}).get("micro_batch_size"), config.train.micro_batch_size)
+    common_size = math.gcd(*(size for size in sizes if size)) or None  # the divisor of no sizes is 0
+    changes["train"] = {"micro_batch_size": common_size}
+    return replace(config, changes)
 
 
 def _drop_unused(given: Mapping[str, Any], invocation: Invocation, layers: Sequence[dict[str, Any]]) -> None:
@@ -202,9 +208,14 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            settings = json.loads(text)
+        else:
+            settings = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        reason: str | None = " ".join(str(error).split())
+        if isinstance(error, OSError):
+            reason = error.strerror
         raise UserError(f"--config {path} cannot be read: {reason}") from None
     if isinstance(settings, dict) and "lora_grpo_run" in settings and isinstance(settings.get("config"), dict):
         if recipe and settings.get("recipe", recipe) != recipe:
@@ -224,6 +235,8 @@ def _drop(settings: dict[str, Any], names: Sequence[str]) -> None:
     """Remove settings by their dotted names."""
     for name in names:
         section, _, key = name.rpartition(".")
-        values = settings.get(section) if section else settings
+        values: Any = settings
+        if section:
+            values = settings.get(section)
         if isinstance(values, dict):
             values.pop(key, None)

@@ -50,15 +50,15 @@ def named_code(config: RunConfig) -> list[NamedCode]:
     return code
 
 
-def refuse_unnamed_code(config: RunConfig, named: RunConfig, files: str) -> None:
+def refuse_unnamed_code(config: RunConfig, without_files: RunConfig, files: str) -> None:
     """Raise a UserError for code that only settings files name.
 
     Args:
         config: the settings of the files and the command line.
-        named: the settings without those of the files.
+        without_files: the settings of the command line alone.
         files: the paths of the files.
     """
-    allowed = {code.key for code in named_code(named)}
+    allowed = {code.key for code in named_code(without_files)}
     for code in named_code(config):
         if code.key not in allowed:
             raise UserError(

@@ -56,20 +56,21 @@ def filter_by_difficulty(run: Run, sampler: Sampler, rows: Sequence[Row]) -> lis
         times_solved += times_solved_of_chunk
 
     num_sampled = len(times_solved)
-    always = times_solved.count(group_size)
-    never = times_solved.count(0)
+    num_always = times_solved.count(group_size)
+    num_never = times_solved.count(0)
     run.update(
         filter={
             "rows": num_sampled,
             "kept": len(kept_rows),
-            "always": always,
-            "never": never,
+            "always": num_always,
+            "never": num_never,
             "samples_per_row": group_size,
         }
     )
-    summary = f"of {num_sampled} rows the base solves {len(kept_rows)} sometimes, {always} always and {never} never"
+    counts = f"{len(kept_rows)} sometimes, {num_always} always and {num_never} never"
+    summary = f"of {num_sampled} rows the base solves {counts}"
     if len(kept_rows) < config.train.prompts_per_step:
-        other_rows = "easier" if never > always else "harder"
+        other_rows = "easier" if num_never > num_always else "harder"
         raise RunError(
             f"{summary}: too few for --train.prompts-per-step {config.train.prompts_per_step}; with --overwrite, train "
             f"on {other_rows} rows ({source_of_rows(config.data.task)}) or leave --data.filter-by-difficulty out"

@@ -13,7 +13,7 @@ from lora_grpo.models import TRAINABLE
 from lora_grpo.training.trl_compat import has_own_generate, takes_images, unread_generation_settings
 
 _GENERATE = GenerationMixin.generate
-"""That of transformers, before a script may replace it."""
+"""The `generate` of transformers, read on import, before a script may replace it."""
 
 
 def unsupported_reason(trainer: Any) -> str:
@@ -22,16 +22,18 @@ def unsupported_reason(trainer: Any) -> str:
     model = trainer.model
     base = base_of(model)
 
-    # The sampler would ignore a setting that is not TRL's default.
+    # The sampler would ignore a setting that is not TRL's default. None, 0, False and {} all turn a setting off.
     unread_fields = []
     for name in sorted(UNREAD_FIELDS):
-        default = GRPOConfig.__dataclass_fields__[name].default
-        if (getattr(args, name) or None) != (default or None):
+        setting = getattr(args, name) or None
+        default = GRPOConfig.__dataclass_fields__[name].default or None
+        if setting != default:
             unread_fields.append(name)
 
-    # transformers' own adapters are in a model that is not PEFT's.
+    # After transformers' `add_adapter`, a model has adapters without PEFT's wrapper around it.
     adapters = getattr(model, "peft_config", {})
-    has_lora_named_default = base is not model and isinstance(adapters.get("default"), LoraConfig)
+    is_wrapped_by_peft = base is not model
+    has_lora_named_default = is_wrapped_by_peft and isinstance(adapters.get("default"), LoraConfig)
     devices = set((getattr(base, "hf_device_map", None) or {}).values())
     has_trainable_weight = any(parameter.requires_grad for parameter in model.parameters())
 

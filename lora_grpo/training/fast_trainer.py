@@ -141,7 +141,8 @@ class FastGRPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Keep the completions of a prompt in one micro-batch, in which it is read once.
 
-        If new rollouts are due, TRL's method calls the next one, and then shuffles its result. This undoes the shuffle.
+        If new rollouts are due, TRL's method calls `_generate_and_score_completions`, and then shuffles its result.
+        This override undoes the shuffle.
         """
         inputs = super()._prepare_inputs(generation_batch)
         rollouts = self._new_rollouts
@@ -151,19 +152,19 @@ class FastGRPOTrainer(GRPOTrainer):
         return trl_compat.split_in_order(self, rollouts)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Remember the rows for the sampler and the rewards of a run, and the rollouts for `_prepare_inputs`."""
+        """Remember the rows for the sampler of a run, and the rollouts for `_prepare_inputs`."""
         self.step_inputs = inputs
         self._new_rollouts = super()._generate_and_score_completions(inputs)
         return self._new_rollouts
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Measure the sampling of a step."""
-        is_step = self.model.training  # not TRL's `evaluate`
+        if not self.model.training:  # TRL's `evaluate`
+            return super()._generate(prompts)
         with self._timed("rollouts"):
             generated = super()._generate(prompts)
-        if is_step:
-            token_ids, logprobs = trl_compat.sampled_tokens(generated)
-            self.step_metrics.add_rollouts(token_ids, logprobs)
+        token_ids, logprobs = trl_compat.sampled_tokens(generated)
+        self.step_metrics.add_rollouts(token_ids, logprobs)
         return generated
 
     def _generate_single_turn(
@@ -232,9 +233,9 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
     """The trainer of a run: it plays the run's episodes, and grades each once for rewards, log and metrics.
 
     The run's sampler generates, unless Unsloth's trainer does. Unsloth also has its own loss, which calls TRL's methods
-    with other arguments. Errors are raised: a run does not fall back to TRL's code. A model that counts padding is not
-    tested here, because it fails the logprob check: there, the trainer's rows are padded as in the loss, and positions
-    of the sampler's do not count padding.
+    with other arguments. Errors are raised: a run does not fall back to TRL's code. `padding_obstacle` is not called,
+    because a model that counts padding fails the logprob check, which pads rows as the loss does and compares them with
+    the sampler's, whose positions do not count padding.
     """
 
     fallback_errors = ()
@@ -250,7 +251,7 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         super().__init__(model=policy.model, processing_class=policy.tokenizer, **arguments)
         if sampler.serves_training:
             self.step_sampling = StepSampling(self, sampler)
-            self.rollout_func = self._play_episodes  # as an argument, TRL prints a warning about it
+            self.rollout_func = self._play_episodes  # the constructor's argument would make TRL print a warning
         if isinstance(sampler, VllmSampler):
             trl_compat.enable_importance_sampling(self)
 
@@ -289,7 +290,7 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         self._episodes = None
         if not episodes:
             ids = [row["id"] for row in inputs]
-            texts = self.scorer.texts(ids, completion_ids)  # TRL's lack markers of thoughts
+            texts = self.scorer.texts(ids, completion_ids)  # the texts of TRL lack the markers of thoughts
             return self.scorer.score(ids, texts, completion_ids, **arguments)
         batch = self.scorer.score_episodes(episodes, **arguments)
         for name, value in conversation_metrics(episodes).items():
@@ -305,7 +306,7 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not count:
             return
         self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
-        if self.accelerator.is_main_process and not self._has_reported_ungraded:
+        if not self._has_reported_ungraded:
             console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
                 "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"

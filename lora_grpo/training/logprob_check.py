@@ -31,6 +31,7 @@ _FIRST_NOISE = 1e-2
 _NUM_TRIALS = 14
 """Number of perturbations that are tried."""
 
+_OTHER_POLICY = "other than the one being trained"
 _FIX = (
     "; it must load the same base in the same precision and decode it as TRL does; --sampling.backend transformers "
     "samples without vLLM"
@@ -58,8 +59,9 @@ def check_logprobs(
     """Compare the logprobs of sampler and trainer on the shortest of the rendered prompts.
 
     Args:
-        is_script: whether a script built the trainer. Its model may have random weights, whose logprobs no noise moves
-            by much. The check of a recipe fails then; that of a script compares with a smaller tolerance.
+        is_script: whether a script built the trainer. The model of a script may have random weights, so that even large
+            noise in the adapter moves its logprobs little. In a recipe, this is an error. In a script, the comparison
+            goes on with a smaller tolerance.
 
     Returns:
         None if the sampler returns no logprobs. Otherwise these values; all but `tokens` are mean absolute differences
@@ -79,7 +81,7 @@ def check_logprobs(
 
     prompt_ids = _shortest(sampler.encode(prompts))
     rounding = tolerance(trainer)
-    must_move = MOVED * rounding
+    least_movement = MOVED * rounding
     sampling_paths = _sampling_paths(trainer, sampler, prompt_ids)
 
     with torch.random.fork_rng(), _perturbing(trainer.model) as perturb:
@@ -95,50 +97,53 @@ def check_logprobs(
         def measure_movement() -> float:
             return _mean_difference(unperturbed, _trainer_logprobs(trainer, prompt_ids, completions_before))
 
-        moved = _perturb_until_moved(perturb, measure_movement, must_move)
-        is_moved = moved >= must_move
-        if not is_moved and not is_script:
-            raise _not_comparable(moved, must_move)
-        allowed = _largest_difference(moved, rounding, is_moved=is_moved)
+        movement = _perturb_until_moved(perturb, measure_movement, least_movement)
+        has_moved = movement >= least_movement
+        if not has_moved and not is_script:
+            raise _not_comparable(movement, least_movement)
+        largest_difference = _largest_difference(movement, rounding, has_moved=has_moved)
 
         # Sample with the perturbed adapter. Sampler and trainer must compute the same logprobs of these tokens.
-        num_tokens = sum(len(token_ids) for token_ids, _ in completions_before)
-        report = {"moved": moved, "tolerance": allowed, "tokens": num_tokens}
+        num_tokens = sum(len(completion.token_ids) for completion in completions_before)
+        report = {"moved": movement, "tolerance": largest_difference, "tokens": num_tokens}
         for name, sample in sampling_paths.items():
             completions = sample()
             sampler_logprobs = _sampler_logprobs(completions)
             trainer_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
             difference = _mean_difference(sampler_logprobs, trainer_logprobs)
             report[name] = difference
-            if difference <= allowed:
+            if difference <= largest_difference:
                 continue
-            if not is_moved and difference <= rounding:  # this may be rounding, or a sampler that misses the change
-                raise _not_comparable(moved, must_move)
+            # After too little movement, the accepted difference can be smaller than rounding. A difference between the
+            # two is either rounding, or a sampler that misses the change.
+            if not has_moved and difference <= rounding:
+                raise _not_comparable(movement, least_movement)
 
             # They differ. Does the sampler use the adapter as it was before the perturbation?
             perturb(0)
             unperturbed_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
-            if _mean_difference(sampler_logprobs, unperturbed_logprobs) <= allowed:
-                served = "as it was before the adapter changed"
+            if _mean_difference(sampler_logprobs, unperturbed_logprobs) <= largest_difference:
+                which_policy = "as it was before the adapter changed"
             else:
-                served = "other than the one being trained"
-            raise _mismatch(served, difference, allowed, name, "" if is_script else _FIX)
+                which_policy = _OTHER_POLICY
+            fix = "" if is_script else _FIX
+            raise _mismatch(which_policy, difference, largest_difference, name, fix)
     return report
 
 
-def _largest_difference(moved: float, rounding: float, *, is_moved: bool) -> float:
+def _largest_difference(movement: float, rounding: float, *, has_moved: bool) -> float:
     """Return the largest accepted difference between sampler and trainer, in nats per token.
 
     Args:
-        moved: how far the perturbation has moved the trainer's logprobs.
+        movement: how far the perturbation has moved the trainer's logprobs.
         rounding: the result of `tolerance`.
-        is_moved: whether that is far enough to tell a stale adapter from rounding by `rounding` alone.
+        has_moved: whether `movement` is at least `MOVED` times `rounding`.
     """
-    if is_moved and rounding == _EXACT:
+    if has_moved and rounding == _EXACT:
         return rounding
-    # A sampler that misses the change differs by about `moved`. A third of that tells the two apart where a fixed
+    # A sampler that misses the change differs by about `movement`. A third of that tells the two apart where a fixed
     # tolerance does not: in 16 bits, rounding grows with the noise, to 0.09 nats where SmolLM2-135M moves by 0.54.
-    return min(moved, _MAX_MOVED) / 3
+    return min(movement, _MAX_MOVED) / 3
 
 
 def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> None:
@@ -155,9 +160,9 @@ def check_same_logprobs(trainer: Any, sampler: Sampler, prompts: Prompts) -> Non
         return
     trainer_logprobs = _trainer_logprobs(trainer, prompt_ids, completions)
     difference = _mean_difference(_sampler_logprobs(completions), trainer_logprobs)
-    allowed = tolerance(trainer)
-    if not difference <= allowed:  # also NaN
-        raise _mismatch("other than the one being trained", difference, allowed, "difference")
+    rounding = tolerance(trainer)
+    if not difference <= rounding:  # also NaN
+        raise _mismatch(_OTHER_POLICY, difference, rounding, "difference")
 
 
 # The perturbation
@@ -190,8 +195,8 @@ def _perturbing(model: Any) -> Iterator[Callable[[float], None]]:
 def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[], float], target: float) -> float:
     """Perturb the adapter until logprobs move by `target` to `_MAX_MOVED` nats, and return by how much.
 
-    If no noise does, the last trial takes the smallest noise that moved them by more. If all noise moves them by less,
-    or makes them NaN, the adapter is left with the noise that moved them most.
+    If no trial moves them so, the last one takes the smallest noise that moved them by more. If all noise moves them by
+    less, or makes them NaN, the adapter is left with the noise that moved them most.
 
     Args:
         perturb: adds noise of a given standard deviation to the adapter.
@@ -221,7 +226,7 @@ def _perturb_until_moved(perturb: Callable[[float], None], measure: Callable[[],
         trials_left = _NUM_TRIALS - 1 - trial
         if too_much == math.inf:
             noise = 2 * too_little
-        elif trials_left == 1:  # no noise between the two was found
+        elif trials_left == 1:  # no trial between the two moved the logprobs by the right amount
             noise = too_much
         else:
             noise = (too_little + too_much) / 2
@@ -240,9 +245,9 @@ def _shortest(prompt_ids: Sequence[list[int]]) -> list[list[int]]:
 
 
 def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[str, Callable[[], list[Decoded]]]:
-    """Return functions that sample a completion of each prompt, by the name of the difference in the report.
+    """Return functions that sample a completion of each prompt, by the name of their difference in the report.
 
-    That of rollouts is first.
+    The first function samples as rollouts are sampled.
     """
     max_tokens = min(_MAX_TOKENS, trainer.max_completion_length)
     params = SamplingParams(1, trainer.temperature, top_p=1.0, max_tokens=max_tokens)
@@ -250,7 +255,7 @@ def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[st
 
     def sample() -> list[Decoded]:
         groups = sampler.sample(prompts, params, seeds)
-        return [(completion.token_ids, completion.logprobs) for [completion] in groups]
+        return [Decoded(completion.token_ids, completion.logprobs) for [completion] in groups]
 
     if sampler.serves_training or not hasattr(trainer, "vllm_generation"):
         return {"difference": sample}
@@ -260,12 +265,11 @@ def _sampling_paths(trainer: Any, sampler: Sampler, prompts: Prompts) -> dict[st
 
 
 def _has_logprobs(completions: Sequence[Decoded]) -> bool:
-    _, logprobs = completions[0]
-    return logprobs is not None
+    return completions[0].logprobs is not None
 
 
 def _sampler_logprobs(completions: Sequence[Decoded]) -> list[list[float]]:
-    return [logprobs or [] for _, logprobs in completions]
+    return [completion.logprobs or [] for completion in completions]
 
 
 # Logprobs of the trainer
@@ -274,7 +278,7 @@ def _sampler_logprobs(completions: Sequence[Decoded]) -> list[list[float]]:
 def _trainer_logprobs(
     trainer: Any, prompt_ids: Sequence[list[int]], completions: Sequence[Decoded]
 ) -> list[list[float]]:
-    completion_ids = [token_ids for token_ids, _ in completions]
+    completion_ids = [completion.token_ids for completion in completions]
     return trainer_log_probs(trainer, prompt_ids, completion_ids, trainer.temperature)
 
 
@@ -313,16 +317,16 @@ def _mean_difference(logprobs: Sequence[Sequence[float]], other_logprobs: Sequen
     return sum(differences) / len(differences)
 
 
-def _mismatch(served: str, difference: float, allowed: float, name: str, fix: str = "") -> RunError:
+def _mismatch(which_policy: str, difference: float, expected: float, name: str, fix: str = "") -> RunError:
     return RunError(
-        f"the sampler serves a policy {served}: its logprobs differ from the trainer's by {difference:.2g} "
-        f"nats per token ({name}), expected at most {allowed:.2g}{fix}"
+        f"the sampler serves a policy {which_policy}: its logprobs differ from the trainer's by {difference:.2g} "
+        f"nats per token ({name}), expected at most {expected:.2g}{fix}"
     )
 
 
-def _not_comparable(moved: float, expected: float) -> RunError:
+def _not_comparable(movement: float, expected: float) -> RunError:
     return RunError(
         "logprobs of sampler and trainer cannot be compared: noise in the adapter moves them by "
-        f"{moved:.2g} nats per token, expected {expected:g} or more; check that the adapter reaches the "
+        f"{movement:.2g} nats per token, expected {expected:g} or more; check that the adapter reaches the "
         "model (--lora.targets)"
     )

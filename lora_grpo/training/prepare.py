@@ -140,7 +140,8 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
 
 
 def _check_sampler(run: Run, policy: Policy, trainer: Any, sampler: Sampler, rows: Sequence[Row]) -> None:
-    """Compare the sampler's logprobs with the trainer's, and record both how they differ and what is not faster."""
+    """Compare logprobs of sampler and trainer. Record the differences, and why the loss reads padded rows if it
+    does."""
     prompts = [chat.render_row(policy.tokenizer, row) for row in rows]
     with naming_overrides(run.config, RunError):
         differences = check_logprobs(trainer, sampler, prompts)
@@ -155,14 +156,16 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
     has_dropout = config.lora.dropout > 0  # the base has none, see `load_policy`
     # The trainer applies dropout, and TRL's logprobs ignore top_p. Neither is a mismatch between sampler and trainer.
     is_comparable = config.sampling.top_p == 1 and not has_dropout
-    # Dropout differs between the two passes, and a narrow range clips rounding errors.
+    # Only rounding clips tokens before the first update, unless the passes for the old and the new logprobs drop other
+    # values. A range narrower than the usual one clips more of the rounding errors.
     has_usual_range = getattr(trainer.args, "epsilon", 0.0) >= 0.2
+    checks_ratio = policy.engine == "unsloth" and not has_dropout and has_usual_range
     return Alarms(
         max_reward=sum(max(0.0, reward.weight) for reward in rewards),
         max_mismatch=tolerance() if is_comparable else None,
         sft=sft_command(config),
         float16=base_model.compute_dtype() == torch.float16,
-        checks_ratio=policy.engine == "unsloth" and not has_dropout and has_usual_range,
+        checks_ratio=checks_ratio,
     )
 
 

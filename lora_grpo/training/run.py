@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
 from lora_grpo.models import load_adapter, save_adapter
@@ -50,22 +50,19 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         training.trainer.train_dataset = training_set(policy.tokenizer, rows, range(len(rows)))
     policy.model.enable_adapter_layers()  # evaluating the base may have disabled them
 
-    # Find the newest checkpoint. Rank 0 decides, because it may delete damaged ones.
-    checkpoint: Path | None = None
-    steps_done = 0
-    newest = distributed.broadcast_from_main(lambda: newest_complete(run.checkpoints))
-    if newest:
-        checkpoint, steps_done = newest
+    # Find the newest checkpoint. One process decides, because it may delete damaged ones.
+    newest = run.once(lambda: newest_complete(run.checkpoints))
+    steps_done = newest.step if newest else 0
     _discard_after(run, steps_done)
-    if checkpoint:
-        console.note(f"resuming from {checkpoint}")
+    if newest:
+        console.note(f"resuming from {newest.path}")
 
     # Train, unless the run was killed after its last checkpoint and before the adapter was saved.
     last_steps = (run.config.train.max_steps, run.stopped_early_at, run.out_of_time_at)
-    if checkpoint and steps_done in last_steps:
-        load_adapter(policy.model, checkpoint)
+    if newest and steps_done in last_steps:
+        load_adapter(policy.model, newest.path)
     else:
-        _run_trainer(training, checkpoint)
+        _run_trainer(training, newest.path if newest else None)
 
     # Save the adapter: after early stopping the best one, otherwise the last one.
     if run.stopped_early_at and "best" in run.record:
@@ -73,8 +70,7 @@ def train(training: Training, rows: Sequence[Row] | None = None) -> None:
         trained_steps = run.record["best"]["step"]
     else:
         trained_steps = run.stopped_early_at or run.out_of_time_at or run.config.train.max_steps
-    if distributed.is_main():
-        save_adapter(policy.model, policy.tokenizer, run.adapter)
+    run.once(lambda: save_adapter(policy.model, policy.tokenizer, run.adapter))
     run.update(trained_steps=trained_steps)
 
 
@@ -122,9 +118,7 @@ def _discard_after(run: Run, step: int) -> None:
             del run.record[entry]
     run.record.get("evaluation_seconds", {}).pop("trained", None)
     run.record["alarms"] = [alarm for alarm in run.record.get("alarms", []) if alarm["step"] <= step]
-    if distributed.is_main():
-        _delete_files_after(run, step)
-    distributed.barrier()
+    run.once(lambda: _delete_files_after(run, step))
 
 
 def _delete_files_after(run: Run, step: int) -> None:

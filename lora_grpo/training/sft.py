@@ -60,7 +60,7 @@ def _loss_type(policy: Policy) -> str:
     base = policy.model.get_base_model()
 
     def compute(ids: Any) -> tuple[Any, Any]:
-        # TRL's loss in chunks of tokens reads the head alone.
+        # TRL's loss in chunks of tokens applies the head to hidden states, and nothing that the model does after it.
         hidden_states = base.base_model(input_ids=ids, use_cache=False).last_hidden_state
         logits_of_head = base.get_output_embeddings()(hidden_states)
         logits = base(input_ids=ids, use_cache=False).logits

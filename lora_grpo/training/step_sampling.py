@@ -64,7 +64,8 @@ class StepSampling:
             except self.trainer.fallback_errors as error:
                 failure = one_line(error)
 
-        # All processes take the same path, because they gather metrics of it.
+        # All processes must take the same path: the mismatch between sampler and trainer is gathered from all of them,
+        # and TRL's code returns no logprobs to compare.
         failure = self._failure_of_any_process(failure)
         if failure:
             self.sampler = None
@@ -98,8 +99,6 @@ class StepSampling:
     def _failure_of_any_process(self, failure: str) -> str:
         from accelerate.utils import gather_object
 
-        if self.trainer.accelerator.num_processes == 1:
-            return failure
         for process_failure in gather_object([failure]):
             if process_failure:
                 return str(process_failure)

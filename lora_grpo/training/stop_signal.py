@@ -31,5 +31,5 @@ class StopOnSignal:
         console.note("stopping after this step; a second signal stops immediately")
 
     def signal_number(self) -> int:
-        """Return the signal that any rank caught, or 0. Call it on all ranks, so that they stop after the same step."""
+        """Return the signal that any process caught, or 0. All call it, so that they stop after the same step."""
         return max(distributed.gather(self.caught))

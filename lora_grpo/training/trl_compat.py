@@ -97,10 +97,10 @@ def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | N
     if not (masks and logprobs):
         return completion_ids, logprobs
 
-    def of_model(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def only_model_tokens(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         return [list(itertools.compress(row, mask)) for row, mask in zip(rows, masks, strict=True)]
 
-    return of_model(completion_ids), of_model(logprobs)
+    return only_model_tokens(completion_ids), only_model_tokens(logprobs)
 
 
 def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
@@ -177,7 +177,8 @@ def use_float32_adapter(model: Any, trained: Mapping[str, Any]) -> None:
             original = parameters[name.replace(".modules_to_save.default.", ".original_module.")]
             if original.is_floating_point():
                 dtype = original.dtype
-        # The cast to bfloat16 rounded it; TRL's reference copy was made before.
+        # TRL's cast has rounded the weights of a trained adapter, so take those from before. TRL's reference copy is
+        # from before the cast, too.
         parameter.data = trained.get(name, parameter.data).to(dtype)
 
     # Its reference copy
@@ -206,36 +207,41 @@ def unread_generation_settings(trainer: Any) -> list[str]:
     model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
     settings, _ = model._prepare_generation_config(trainer.generation_config)
     defaults = {**GenerationConfig._get_default_generation_params(), "top_k": 0, "guidance_scale": 1.0}
-    known = {
+    read_by_sampler = {
         "do_sample": True,
         "temperature": trainer.temperature,
         "top_p": trainer.top_p,
         "max_new_tokens": trainer.max_completion_length,
         "eos_token_id": trainer.eos_token_ids,
     }
-    unread = [name for name, value in known.items() if getattr(settings, name) != value]
-    names = vars(GenerationConfig()).keys() - known.keys() - SAME_TOKENS
-    unread += [name for name in names if getattr(settings, name, None) not in (None, defaults.get(name))]
+    # The sampler takes these from the trainer, so `generate` must not have other values.
+    unread = [name for name, value in read_by_sampler.items() if getattr(settings, name) != value]
+    # It does not have the others, so they must be off.
+    other_names = vars(GenerationConfig()).keys() - read_by_sampler.keys() - SAME_TOKENS
+    unread += [name for name in other_names if getattr(settings, name, None) not in (None, defaults.get(name))]
     return sorted(unread)
 
 
-_LENGTHS_AND_IDS = {"max_length", "pad_token_id", "bos_token_id", "decoder_start_token_id"}  # `max_new_tokens` counts
+# `max_new_tokens` replaces `max_length`.
+_LENGTHS_AND_IDS = {"max_length", "pad_token_id", "bos_token_id", "decoder_start_token_id"}
 _MEMORY = {"use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile", "prefill_chunk_size"}
 _BEAMS = {"early_stopping", "length_penalty", "diversity_penalty", "low_memory"}
 _OUTPUTS = {"output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"}
 _DRAFTS = {"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "is_assistant"}
 _DRAFTS |= {"assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_ensemble_weight"}
 _DRAFTS |= {"max_matching_ngram_size", "speculation_type"}
-_SCORES = {"remove_invalid_values", "renormalize_logits"}  # of NaN; of scores that are not returned
+# The first replaces NaN. The second shifts all scores of a step by a constant, which only returned scores show.
+_SCORES = {"remove_invalid_values", "renormalize_logits"}
 _FILE = {"_commit_hash", "_from_model_config", "_original_object_hash", "transformers_version"}
 SAME_TOKENS = _LENGTHS_AND_IDS | _MEMORY | _BEAMS | _OUTPUTS | _DRAFTS | _SCORES | _FILE
 """Settings of `generate` that do not change which tokens are sampled."""
 
 
-def has_own_generate(model: Any, usual: Any) -> bool:
-    """Return whether `generate` of a model, or of the base of a PEFT model, is not the usual one of transformers."""
+def has_own_generate(model: Any, transformers_generate: Any) -> bool:
+    """Return whether `generate` of a model, or of the base of a PEFT model, is not that of transformers."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "generate" in vars(model) or "generate" in vars(base) or type(base).generate is not usual
+    is_set_on_object = "generate" in vars(model) or "generate" in vars(base)
+    return is_set_on_object or type(base).generate is not transformers_generate
 
 
 def enable_importance_sampling(trainer: Any) -> None:
@@ -271,7 +277,7 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
     finally:
         vars(generation).update(settings)
         trainer._last_loaded_step = last_loaded_step  # the first step loads its adapter itself
-    return [(list(ids), row) for ids, row in zip(token_ids, logprobs, strict=True)]
+    return [Decoded(list(ids), ids_logprobs) for ids, ids_logprobs in zip(token_ids, logprobs, strict=True)]
 
 
 @dataclass(frozen=True)

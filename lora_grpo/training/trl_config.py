@@ -62,7 +62,8 @@ def grpo_arguments(config: RunConfig, folder: Path, reward_weights: list[float])
         "vllm_importance_sampling_clip_max": 3.0,
         "vllm_mode": "colocate",
         "mask_truncated_completions": False,
-        # TRL's default is the model's, Unsloth's is 0. It needs the full logits of padded rows, and routers are frozen.
+        # By default, TRL takes the model's coefficient, and Unsloth 0. Routers are frozen, and their loss would need
+        # the full logits of padded rows.
         "router_aux_loss_coef": 0.0,
         "reward_weights": reward_weights,
         "log_completions": False,

@@ -1,5 +1,6 @@
 """The audit of a checker: broken ones are caught by the attack that their mistake invites; good ones are not."""
 
+import dataclasses
 import textwrap
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from helpers.fresh_imports import ROOT, run_recipe
 
 from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD, NAMES
-from lora_grpo.audit.audit_tasks import find
+from lora_grpo.audit.audit_tasks import QUICK, Limits, audit_task
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import Data, load_data
 from lora_grpo.errors import RunError, UserError
@@ -159,7 +160,7 @@ def task(tmp_path):
 def test_a_broken_checker_is_caught(task, name):
     text, check, attack = BROKEN[name]
     path, rows = task(text, check)
-    findings = find(path, rows, seconds_per_call=4.0)
+    findings = audit_task(path, rows, Limits(seconds_per_call=4.0))
     assert attack in findings.problems
     assert findings.problems[attack].startswith(f"{attack}: ")
 
@@ -171,7 +172,7 @@ def test_the_table_has_a_broken_checker_for_every_attack():
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_checker_raises_no_alarm(task, name):
     path, rows = task(*GOOD[name])
-    assert find(path, rows).problems == {}
+    assert audit_task(path, rows).problems == {}
 
 
 def test_the_audit_of_the_bundled_tasks_and_of_the_example_raises_no_alarm(capsys):
@@ -190,13 +191,13 @@ def data_of(rows):
 def test_a_check_that_hangs_is_ended(task):
     hangs = "while not completion: pass\n    return str(row['sum']) in completion"
     path, rows = task(SUMS, hangs)
-    findings = find(path, rows, seconds_per_call=2.0)
+    findings = audit_task(path, rows, Limits(seconds_per_call=2.0))
     assert "check took more than 2 s on 1 of 1 rows" in findings.problems["empty text"]
 
 
 def test_a_score_for_an_empty_text_is_reported(task):
     path, rows = task(SUMS, "return max(0.25, completion.strip() == str(row['sum']))")
-    findings = find(path, rows)
+    findings = audit_task(path, rows)
     assert findings.problems == {}
     assert "empty text: gets a score of up to 0.25, which a model is rewarded for" in findings.notes
 
@@ -218,7 +219,7 @@ def test_before_a_run_a_good_task_is_one_line_and_a_bundled_one_none(task, capsy
 
 
 def test_before_a_run_a_slow_check_gets_a_limited_time(task, capsys, monkeypatch):
-    monkeypatch.setitem(audit_tasks.QUICK, "seconds", 0.4)
+    monkeypatch.setattr(audit_tasks, "QUICK", dataclasses.replace(QUICK, seconds=0.4))
     path, rows = task(SUMS, "__import__('time').sleep(0.06)\n    return completion.strip() == str(row['sum'])")
     audit(replace(RunConfig(), {"data": {"task": path}}), data_of(rows), quick=True)
     skipped, result = capsys.readouterr().err.splitlines()

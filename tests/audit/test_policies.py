@@ -1,11 +1,13 @@
 """The audit of an `Environment`: broken ones are caught by the attack that their mistake invites; good ones are not."""
 
+import dataclasses
+
 import pytest
 from helpers.fresh_imports import ROOT
 
 from lora_grpo.audit import audit, audit_tasks, refuse_problems
 from lora_grpo.audit.attacks import GOLD
-from lora_grpo.audit.audit_tasks import find
+from lora_grpo.audit.audit_tasks import FULL, QUICK, Limits, audit_task
 from lora_grpo.audit.policies import NAMES
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.data import Data, load_data
@@ -408,7 +410,7 @@ def task(tmp_path):
 def test_a_broken_environment_is_caught(task, name):
     text, changes, attack = BROKEN[name]
     path, rows = task(text, changes)
-    assert attack in find(path, rows, seconds_per_call=4.0).problems
+    assert attack in audit_task(path, rows, Limits(seconds_per_call=4.0)).problems
 
 
 def test_the_table_has_a_broken_environment_for_every_attack():
@@ -418,8 +420,8 @@ def test_the_table_has_a_broken_environment_for_every_attack():
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_environment_raises_no_alarm(task, name):
     path, rows = task(GOOD[name])
-    for limits in ({}, audit_tasks.QUICK):
-        assert find(path, rows, **limits).problems == {}
+    for limits in (FULL, QUICK):
+        assert audit_task(path, rows, limits).problems == {}
 
 
 def settings(path):
@@ -429,18 +431,18 @@ def settings(path):
 def test_a_policy_may_pass_by_luck_on_half_of_the_rows(task):
     path, rows = task(PARITY)
     half = [row for row in rows if row["loaded_row"]["even"]]
-    assert "copied words" not in find(path, rows).problems
-    assert "copied words" in find(path, half).problems, "the last word of the question is no"
+    assert "copied words" not in audit_task(path, rows).problems
+    assert "copied words" in audit_task(path, half).problems, "the last word of the question is no"
 
 
 def test_chance_is_one_finding(task):
     path, rows = task(*BROKEN["reply draws at random"][:2])
-    assert find(path, rows).problems.keys() == {"repeated calls"}
+    assert audit_task(path, rows).problems.keys() == {"repeated calls"}
 
 
 def test_a_reward_for_an_empty_text_is_reported(task):
     path, rows = task(GOOD["partial credit"])
-    notes = find(path, rows).notes
+    notes = audit_task(path, rows).notes
     assert [note.split(":")[0] for note in notes] == ["empty text", "reward before the end"]
     assert all("0.2" in note for note in notes)
 
@@ -448,7 +450,9 @@ def test_a_reward_for_an_empty_text_is_reported(task):
 def test_the_limit_of_time_is_one_of_a_turn(task):
     only = f"AUDIT_IGNORE = {[name for name in NAMES if name != 'empty text']}"
     path, rows = task(SUMS + only, {'"No."': 'time.sleep(0.3) or "No."'})
-    assert find(path, rows[:1], seconds_per_call=2.0).problems == {}, "a conversation of eight turns takes 2.4 s"
+    assert audit_task(path, rows[:1], Limits(seconds_per_call=2.0)).problems == {}, (
+        "a conversation of eight turns takes 2.4 s"
+    )
 
 
 def test_the_audit_prints_conversations_and_ends_in_one_line(task, capsys):
@@ -476,7 +480,7 @@ def test_before_a_run_findings_are_warnings(task, capsys):
 
 
 def test_before_a_run_a_hanging_tool_costs_a_limited_time(task, capsys, monkeypatch):
-    monkeypatch.setitem(audit_tasks.QUICK, "seconds_per_call", 2.0)
+    monkeypatch.setattr(audit_tasks, "QUICK", dataclasses.replace(QUICK, seconds_per_call=2.0))
     path, rows = task(*BROKEN["a tool hangs"][:2])
     audit(settings(path), Data(rows, [], {}), quick=True)
     (finding,) = [line for line in capsys.readouterr().err.splitlines() if "empty tool calls" in line]
@@ -492,4 +496,4 @@ def test_before_a_run_a_reference_conversation_that_fails_is_an_error(task):
 def test_attacks_of_a_check_are_none_of_an_environment(task):
     path, rows = task(SUMS + 'AUDIT_IGNORE = ("wrong value",)\n')
     with pytest.raises(UserError, match="AUDIT_IGNORE"):
-        find(path, rows)
+        audit_task(path, rows)

@@ -23,9 +23,11 @@ def check(config):
     checks.check(check_fields(config))
 
 
-def shape_of(group, prompts, micro, world_size=None):
+def shape_of(group, prompts, micro, processes=1):
     asked = config(sampling__num_generations=group, train__prompts_per_step=prompts, train__micro_batch_size=micro)
-    return batch_shape(asked, world_size)
+    with pytest.MonkeyPatch.context() as launcher:
+        launcher.setenv("WORLD_SIZE", str(processes))
+        return batch_shape(asked)
 
 
 def refusal(function, *arguments):

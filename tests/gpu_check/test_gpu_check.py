@@ -21,6 +21,7 @@ from lora_grpo.gpu_check import measure
 from lora_grpo.gpu_check.measure import CASES, SHORT_CASES, EngineCase, Options, check_gpu, conclude
 from lora_grpo.hardware import save_measured_engine
 from lora_grpo.memory import make_plan, show_plan, summary
+from lora_grpo.pipeline import preview_run
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_lora.py"
@@ -299,6 +300,18 @@ def test_a_plan_and_a_run_name_the_measured_choice_with_its_date_and_file(card, 
     assert [*summary(plan)].count(line) == 1
     show_plan(plan)
     assert capsys.readouterr().out.splitlines().count(line) == 1
+
+
+def test_a_preview_names_the_measured_choice_too(card, monkeypatch, capsys):
+    monkeypatch.setattr("lora_grpo.pipeline.preview", lambda config, data: config)
+    config = replace(RunConfig(), {"monitor": {"rows": 0}})
+    preview_run(config, Invocation(preview=True))
+    assert "check-gpu" not in capsys.readouterr().err
+    path = save_measured_engine("peft", "transformers", "Card")
+    previewed = preview_run(config, Invocation(preview=True))
+    assert (previewed.model.engine, previewed.sampling.backend) == ("peft", "transformers")
+    line = f"engine      peft, with transformers the fastest in check-gpu on {date.today().isoformat()} ({path})"
+    assert capsys.readouterr().err.splitlines().count(line) == 1
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def both(trainer, inputs):
 def logprobs(trainer, inputs):
     ids, mask = (torch.cat([inputs[f"prompt_{part}"], inputs[f"completion_{part}"]], 1) for part in ("ids", "mask"))
     width = inputs["completion_ids"].shape[1]
-    found, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)
-    return found * inputs["completion_mask"]
+    token_logprobs, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)
+    return token_logprobs * inputs["completion_mask"]
 
 
 def tokens_read(trainer):
@@ -80,7 +80,8 @@ def test_a_router_loss_needs_padded_rows(tmp_path):
     model = with_adapter(random_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
     trainer = make_trainer(model, tmp_path, max_completion_length=12, router_aux_loss_coef=0.01)
     assert "router" in trainer.packing_disabled_reason
-    read, inputs = tokens_read(trainer), micro_batch([4, 4])
+    read = tokens_read(trainer)
+    inputs = micro_batch([4, 4])
     assert loss_and_gradients(trainer, inputs)[2]["aux_loss"] > 0
     assert read == [inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()]
 
@@ -126,7 +127,8 @@ def test_completions_without_tokens(tmp_path):
 
 def test_the_layers_read_every_distinct_token_once(tmp_path):
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
-    read, inputs = tokens_read(trainer), micro_batch([4, 4])
+    read = tokens_read(trainer)
+    inputs = micro_batch([4, 4])
     both(trainer, inputs)
     prompts = inputs["prompt_mask"][[0, 4]].sum()
     fed = (inputs["completion_mask"].sum(1) - 1).sum()  # nothing is predicted from the last token
@@ -155,10 +157,10 @@ PADDED |= dict.fromkeys(
 @pytest.mark.parametrize("name", [*CONFIGS, *OTHERS])
 def test_which_models_read_prompts_once(name, tmp_path, capsys):
     config = {**CONFIGS, **OTHERS}[name]
-    found = reason(config, tmp_path, longest_row=16)
-    assert PADDED.get(name, "") in found and bool(found) == (name in PADDED)
-    assert ("once per completion" in capsys.readouterr().err) == bool(found)
-    if config.get("sliding_window") and not found:
+    obstacle = reason(config, tmp_path, longest_row=16)
+    assert PADDED.get(name, "") in obstacle and bool(obstacle) == (name in PADDED)
+    assert ("once per completion" in capsys.readouterr().err) == bool(obstacle)
+    if config.get("sliding_window") and not obstacle:
         assert "last 16 tokens" in reason(config, tmp_path, longest_row=17)
 
 

@@ -25,7 +25,7 @@ def test_loss_entropy_and_gradients_are_those_of_whole_logits(temperature, tmp_p
     assert distance(gradients, whole_gradients) < 1e-5
 
 
-def told(capsys):
+def printed_lines(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if "logits of the whole vocabulary" in line]
 
 
@@ -34,19 +34,20 @@ def test_a_model_that_does_more_than_tiles_know_of_keeps_whole_logits(tmp_path, 
     model.register_forward_hook(lambda module, inputs, output: setattr(output, "logits", 2 * output.logits))
     trainer = make_trainer(with_adapter(model), tmp_path)
     assert not trainer.use_liger_kernel
-    [line] = told(capsys)
+    [line] = printed_lines(capsys)
     assert "the llama model transforms its logits" in line
 
 
 def test_the_pass_before_the_loss_takes_a_micro_batch_at_once(tmp_path, monkeypatch):
     """A KL penalty needs the base's logprobs of all 8 completions. TRL's chunked path would compute them at once."""
-    rows, chunked = [], GRPOTrainer._chunked_logps
+    nums_rows = []
+    chunked_logps = GRPOTrainer._chunked_logps
 
-    def counted(self, model, ids, *args, **given):
+    def recorded(self, model, ids, *args, **kwargs):
         if not torch.is_grad_enabled():
-            rows.append(len(ids))
-        return chunked(self, model, ids, *args, **given)
+            nums_rows.append(len(ids))
+        return chunked_logps(self, model, ids, *args, **kwargs)
 
-    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", counted)
+    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", recorded)
     run_tiny(tmp_path / "out", train={"beta": 0.04, "max_steps": 1, "micro_batch_size": 2})
-    assert rows[-4:] == [2, 2, 2, 2]
+    assert nums_rows[-4:] == [2, 2, 2, 2]

@@ -63,7 +63,7 @@ def test_every_preset_fits_its_card_and_no_larger_micro_batch_does(recipe, size,
     assert plan.micro_batch_size in sizes
     larger = [size for size in sizes if size > plan.micro_batch_size]
     if larger:
-        assert not Planner(shape, card(size), sampler).estimate(config, larger[-1], plan.max_num_seqs).fits
+        assert not Planner(shape, card(size), sampler).memory(config, larger[-1], plan.max_num_seqs).fits
     assert plan.max_num_seqs == sizes[0]  # all of a step's completions at once
     if sampler == "transformers":
         assert plan.gpu_memory_share is None
@@ -113,21 +113,21 @@ def test_processes_share_a_step(processes, monkeypatch):
 def test_unsloth_gets_at_most_16_completions_unless_more_are_asked_for():
     for requested, micro in ((None, 16), (64, 64)):
         config = replace(CONFIG, {"train": {"micro_batch_size": requested}})
-        assert plan_for(SHAPE, config, card(24), sampler="shared", fused=True).micro_batch_size == micro
+        assert plan_for(SHAPE, config, card(24), sampler="shared", unsloth_kernels=True).micro_batch_size == micro
 
 
 def test_what_unsloth_moves_to_host_memory_must_fit_there():
     device = card(24)
-    plan = plan_for(SHAPE, CONFIG, device, sampler="shared", fused=True)
+    plan = plan_for(SHAPE, CONFIG, device, sampler="shared", unsloth_kernels=True)
     inputs = 2 * 16 * CONFIG.model.max_sequence_tokens * SHAPE.hidden
     assert len(SHAPE.layers) * inputs <= plan.host_bytes < 2 * len(SHAPE.layers) * inputs
     assert plan.parts["activations"] < 4 * inputs  # three of them, whatever the number of layers, and a matrix
     less = dataclasses.replace(device, host=plan.host_bytes - 1)
-    assert plan_for(SHAPE, CONFIG, less, sampler="shared", fused=True).micro_batch_size == 8
+    assert plan_for(SHAPE, CONFIG, less, sampler="shared", unsloth_kernels=True).micro_batch_size == 8
     with pytest.raises(UserError, match=r"needs 0.*GiB of host memory"):
-        plan_for(SHAPE, CONFIG, dataclasses.replace(device, host=10**8), sampler="shared", fused=True)
+        plan_for(SHAPE, CONFIG, dataclasses.replace(device, host=10**8), sampler="shared", unsloth_kernels=True)
     requested = replace(CONFIG, {"train": {"micro_batch_size": 16}})
-    planner = Planner(SHAPE, less, "shared", fused=True)
+    planner = Planner(SHAPE, less, "shared", unsloth_kernels=True)
     assert re.search(r"or pass --train\.micro-batch-size 8 \(needs ", refusal(planner, requested))
 
     # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
@@ -147,7 +147,7 @@ def test_closing_other_programs_is_advised_only_if_it_helps(taken, helps):
 
 def test_cuda_graphs_come_on_top_of_vllms_share():
     for sampler in ("vllm", "shared"):
-        plan = plan_for(SHAPE, CONFIG, card(24), sampler=sampler, fused=sampler == "shared")
+        plan = plan_for(SHAPE, CONFIG, card(24), sampler=sampler, unsloth_kernels=sampler == "shared")
         assert plan.gpu_memory_share * card(24).total == pytest.approx(bytes_of_vllm(plan), rel=0.01)
         assert all(phase["cuda_graphs"] > 0.4 * GIB for phase in plan.phases.values())
 
@@ -156,7 +156,7 @@ def test_a_smaller_evaluation_is_the_first_advice_on_a_cpu():
     config = replace(RunConfig(output_dir="out"), runpy.run_path(str(RECIPES[0]))["PRESETS"]["starter"])
     config = replace(config, {"train": {"micro_batch_size": 1, "prompts_per_step": 1}, "data": {"eval_limit": 400}})
     shape = PRESETS["gsm8k_lora"][8][1]
-    step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").estimate(config, 1, 32)
+    step = Planner(shape, Device("this machine", 400 * GIB, 400 * GIB, on_cpu=True), "merged").memory(config, 1, 32)
     device = Device("this machine", 400 * GIB, int(step.needed / USABLE_FRACTION) + GIB, on_cpu=True)
     message = refusal(Planner(shape, device, "merged"), config)
     assert re.search(r"or pass --data\.eval-limit \d+ \(needs ", message), message

@@ -312,7 +312,7 @@ def test_the_machines_own_memory_is_planned_with_where_there_is_no_gpu(machine, 
     assert plan_recipe("--data.eval-limit", "1")[1].estimate.max_num_seqs == 128  # in a step
     assert not {"context", "workspace"} & plan.estimate.phases["loss"].keys()
     assert "fragmentation" in plan.estimate.phases["loss"] and "fragmentation" not in plan.estimate.phases["sampling"]
-    assert (plan.work.steps, plan.work.completions_per_step, plan.work.evaluated) == (60, 128, 2000)
+    assert (plan.work.steps, plan.work.completions_per_step, plan.work.completions_per_evaluation) == (60, 128, 2000)
     monkeypatch.setattr("lora_grpo.hardware.machine.machine_memory", lambda: (GIB, GIB // 2))
     with pytest.raises(UserError, match=r"starter does not fit on this machine: .* libraries 0\.50"):
         make_plan(replace(config, {"train": {"micro_batch_size": None}}), Invocation())

@@ -125,11 +125,12 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
         engine = started(folder, name, 8 if adapter else None)
         try:
             request = engine.load_adapter(adapter) if adapter else None
-            [(_, (sampled, logprobs))] = [*engine.stream([tokens], options, request)]
+            [(_, completion)] = engine.stream([tokens], options, request)
         finally:
             engine.close()
             gc.collect()
-        differences = [abs(mine - theirs) for mine, theirs in zip(logprobs, logps, strict=True)]
+        sampled = completion.token_ids
+        differences = [abs(mine - theirs) for mine, theirs in zip(completion.logprobs, logps, strict=True)]
         if name in OTHER_LOGITS:
             assert max(differences) > 1e-3
             continue

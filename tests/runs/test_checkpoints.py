@@ -2,7 +2,7 @@ import pytest
 
 from lora_grpo.errors import RunError
 from lora_grpo.files.atomic import MANIFEST, new_folder
-from lora_grpo.runs.checkpoints import newest_complete
+from lora_grpo.runs.checkpoints import Checkpoint, newest_complete
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def folder(tmp_path):
 def test_a_harmed_checkpoint_is_passed_over_said_and_deleted(folder, capsys, harm, reason):
     newest = folder / "checkpoint-10"
     harm(newest)
-    assert newest_complete(folder) == (folder / "checkpoint-9", 9)
+    assert newest_complete(folder) == Checkpoint(9, folder / "checkpoint-9")
     assert capsys.readouterr().err == f"skipped damaged {newest}: {reason}\n"
     assert not newest.exists()
-    assert newest_complete(folder) == (folder / "checkpoint-9", 9)
+    assert newest_complete(folder) == Checkpoint(9, folder / "checkpoint-9")
     assert capsys.readouterr().err == ""
 
 
@@ -46,5 +46,5 @@ def test_what_is_no_checkpoint_is_left_alone(folder):
     others = [folder / ".partial", folder / "checkpoint-best", folder / "checkpoint-"]
     for other in others:
         other.mkdir()
-    assert newest_complete(folder) == (folder / "checkpoint-10", 10)
+    assert newest_complete(folder) == Checkpoint(10, folder / "checkpoint-10")
     assert all(other.is_dir() for other in others)

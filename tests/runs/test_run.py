@@ -7,10 +7,11 @@ from importlib import metadata
 
 import pytest
 
+from lora_grpo import distributed
 from lora_grpo.config.schema import DataConfig, Invocation, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
-from lora_grpo.runs import begun_run, close_run, leave_run, open_run, read_record, versions
+from lora_grpo.runs import FailedElsewhere, begun_run, end_run, leave_run, open_run, read_record, versions
 
 NEW, RESUME, OVERWRITE = Invocation(), Invocation(resume=True), Invocation(overwrite=True)
 ROWS = {
@@ -283,13 +284,22 @@ def test_a_refused_run_does_not_keep_its_folder_locked(tmp_path):
 
 def test_a_run_that_never_began_leaves_nothing(tmp_path):
     open_in(tmp_path / "new").checkpoints.mkdir()  # TRL creates it when the trainer is built
-    close_run("failed", "refused")
+    end_run(UserError("refused"))
     assert not (tmp_path / "new").exists()
     finished(tmp_path / "old")
     before = snapshot(tmp_path / "old")
     open_in(tmp_path / "old", OVERWRITE)
-    close_run("failed", "refused")
+    end_run(UserError("refused"))
     assert snapshot(tmp_path / "old") == before
+
+
+def test_an_error_that_follows_from_another_process_is_that_of_the_other_process(tmp_path, monkeypatch):
+    open_in(tmp_path).begin(BASE)
+    monkeypatch.setattr(distributed, "reported_error", lambda: "rank 1 is out of memory")
+    error = end_run(RuntimeError("connection closed"))
+    assert isinstance(error, FailedElsewhere) and str(error) == "rank 1 is out of memory"
+    record = read_record(tmp_path)
+    assert (record["status"], record["error"]) == ("failed", "rank 1 is out of memory")
 
 
 def test_a_task_file_may_be_in_another_folder(tmp_path):

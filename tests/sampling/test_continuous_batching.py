@@ -70,33 +70,40 @@ def together(model, tokenizer, prompts):
 @pytest.fixture
 def passes(model):
     """The (rows, columns) of every forward pass."""
-    seen = []
+    shapes = []
     hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+        lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
     )
-    yield seen
+    yield shapes
     hook.remove()
 
 
 @pytest.fixture
 def small_memory(model):
-    """Make a forward pass with more than `most` rows fail with `error`, as if memory ran out."""
-    memory = SimpleNamespace(most=10**9, error=torch.OutOfMemoryError("CUDA out of memory."), failed=[], held=[])
+    """Make a forward pass with more than `max_rows` rows fail with `error`, as if memory ran out.
 
-    def fail(module, args, inputs):
-        memory.held.append([cache() is not None for cache in memory.failed])
-        if len(inputs["input_ids"]) > memory.most:
-            memory.failed.append(weakref.ref(inputs["past_key_values"]))
+    `failed_caches` has weak references to the caches of such passes, and `are_held` whether these caches still existed
+    when each later pass began.
+    """
+    memory = SimpleNamespace(
+        max_rows=10**9, error=torch.OutOfMemoryError("CUDA out of memory."), failed_caches=[], are_held=[]
+    )
+
+    def fail_if_large(module, args, inputs):
+        memory.are_held += [cache() is not None for cache in memory.failed_caches]
+        if len(inputs["input_ids"]) > memory.max_rows:
+            memory.failed_caches.append(weakref.ref(inputs["past_key_values"]))
             raise type(memory.error)(*memory.error.args)
 
-    hook = model.register_forward_pre_hook(fail, with_kwargs=True)
+    hook = model.register_forward_pre_hook(fail_if_large, with_kwargs=True)
     yield memory
     hook.remove()
 
 
 def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, top_p, seed, select_tokens, eos=None):
     """A plain decoding loop without continuous batching, with the cache and the attention of transformers."""
-    pad, eos = tokenizer.pad_token_id, torch.tensor(eos or [tokenizer.eos_token_id])
+    pad = tokenizer.pad_token_id
+    eos = torch.tensor(eos or [tokenizer.eos_token_id])
     longest = max(map(len, prompts))
     input_ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -123,13 +130,17 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
             break
         if bool(ended.any()):
             running = (~ended).nonzero().squeeze(1)
-            rows, token, mask, position = rows[running], token[running], mask[running], position[running]
+            rows = rows[running]
+            token = token[running]
+            mask = mask[running]
+            position = position[running]
             cache.reorder_cache(running)
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         output = model(
             input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
         )
-        logits, position = output.logits[:, -1], position + 1
+        logits = output.logits[:, -1]
+        position = position + 1
     return [ids[:length] for ids, length in zip(samples.tolist(), lengths.tolist(), strict=True)]
 
 
@@ -248,7 +259,7 @@ def test_a_sliding_window_is_decoded_in_batches_that_end_together(tokenizer, pro
 
 
 def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, sampler, together, small_memory, capsys):
-    small_memory.most = 20
+    small_memory.max_rows = 20
     small_memory.error = RuntimeError(CPU_MESSAGE)
     sampler.batch_size = 64
     assert sample(sampler, prompts, 3, **SAMPLED, seed=SEEDS) == together["sampled"]
@@ -256,17 +267,17 @@ def test_if_memory_runs_out_the_call_continues_with_half_the_batch(prompts, samp
     printed = capsys.readouterr().err
     assert "64; retrying with 32" in printed and "32; retrying with 16" in printed
     # The memory of a failed pass was freed before the next one started.
-    assert len(small_memory.failed) == 2
-    assert not any(is_held for caches in small_memory.held for is_held in caches)
+    assert len(small_memory.failed_caches) == 2
+    assert not any(small_memory.are_held)
 
-    small_memory.most = 0
+    small_memory.max_rows = 0
     sampler.batch_size = 4
     with pytest.raises(RunError, match=r"^out of memory .*4 bits"):
         sample(sampler, prompts[:2], 2, **GREEDY, seed=0)
 
 
 def test_a_training_step_is_never_split_silently(prompts, sampler, small_memory):
-    small_memory.most = 4
+    small_memory.max_rows = 4
     with pytest.raises(torch.OutOfMemoryError):
         sample(sampler, prompts[:6], 1, **GREEDY, seed=0)
     assert sampler.batch_size is None

@@ -63,7 +63,8 @@ def read(path):
 def test_f16_gives_the_answers_of_the_merged_model(run, f16):
     folder = run / "evaluation" / "f16"
     [compared] = folder.glob("compared-*.results.jsonl")
-    gguf, merged = read(folder / "results.jsonl"), read(compared)
+    gguf = read(folder / "results.jsonl")
+    merged = read(compared)
     assert len(gguf) == ROWS and gguf.keys() == merged.keys()
     assert sum(gguf[task]["passed"] != merged[task]["passed"] for task in gguf) <= 2
     recorded = json.loads((folder / "evaluation.json").read_text())

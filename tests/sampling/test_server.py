@@ -58,7 +58,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).se
 @pytest.fixture
 def llama(tmp_path, monkeypatch):
     """A function that sets how the stand-in for llama-server behaves; the file has what it was asked."""
-    log, mode, program = tmp_path / "log", tmp_path / "mode", tmp_path / "bin" / "llama-server"
+    log = tmp_path / "log"
+    mode = tmp_path / "mode"
+    program = tmp_path / "bin" / "llama-server"
     program.parent.mkdir()
     program.write_text(STAND_IN.format(python=sys.executable, log=str(log), mode=str(mode)))
     program.chmod(0o755)

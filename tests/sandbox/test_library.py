@@ -96,7 +96,9 @@ def test_every_process_is_killed_before_the_training_run_if_memory_runs_out(pool
 
 
 def test_modules_without_compiled_code_are_compiled_in_the_sandbox(monkeypatch):
-    monkeypatch.setattr(library, "read_code", lambda name, path: (True, Path(path).read_bytes()))
+    monkeypatch.setattr(
+        library, "read_code", lambda name, path: library.ModuleCode(Path(path).read_bytes(), is_source=True)
+    )
     library.collect.cache_clear()
     pool = Pool(Settings(workers=1), USED_TIER)
     try:

@@ -60,7 +60,8 @@ def task(tmp_path_factory):
 def conversations():
     """Return a micro-batch of two groups whose completions have one to three turns, and the spans of the turns."""
     inputs = micro_batch([4, 4], completion=16)
-    mask, spans = torch.zeros_like(inputs["completion_mask"]), []
+    mask = torch.zeros_like(inputs["completion_mask"])
+    spans = []
     for row, length in enumerate(inputs["completion_mask"].sum(1).tolist()):
         for start in range(0, length, 6):
             spans.append((row, start, min(start + 3 + row % 2, length)))
@@ -81,7 +82,10 @@ def test_gradients_are_those_of_scoring_each_turn_on_its_own(tmp_path):
         turn = logprobs[len(prompt) - 1 + start :]
         assert len(turn) == end - start
         (-(inputs["advantages"][row] * turn.sum()) / inputs["num_items_in_batch"]).backward()
-    expected = {name: each.grad for name, each in trainer.model.named_parameters() if each.grad is not None}
+    expected = {}
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.grad is not None:
+            expected[name] = parameter.grad
     assert distance(gradients, expected) < 1e-5
 
 
@@ -95,16 +99,18 @@ def test_tokens_of_the_environment_have_no_effect_after_the_last_turn(loss_type,
     names = ("sampling_per_token_logps", "old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio")
     values = {name: inputs["sampling_per_token_logps"].clone() for name in names}
     values["importance_sampling_ratio"] = values["importance_sampling_ratio"].exp()
-    ours, hidden = inputs["tool_mask"], 1 - inputs["tool_mask"]
+    ours = inputs["tool_mask"]
+    hidden = 1 - inputs["tool_mask"]
 
     def compare(inputs, names):
-        expected = loss_and_gradients(trainer, inputs)
+        expected_loss, expected_gradients, expected_metrics = loss_and_gradients(trainer, inputs)
         for name in names:
-            found = loss_and_gradients(trainer, inputs | {name: inputs[name] + hidden / 2})
-            assert found[0] == expected[0] and distance(found[1], expected[1]) == 0 and found[2] == expected[2], name
-            changed = loss_and_gradients(trainer, inputs | {name: inputs[name] + ours / 2})
-            assert (changed[0], changed[2]) != (expected[0], expected[2]), name
-        return expected[2]
+            loss, gradients, metrics = loss_and_gradients(trainer, inputs | {name: inputs[name] + hidden / 2})
+            assert loss == expected_loss and distance(gradients, expected_gradients) == 0, name
+            assert metrics == expected_metrics, name
+            changed_loss, _, changed_metrics = loss_and_gradients(trainer, inputs | {name: inputs[name] + ours / 2})
+            assert (changed_loss, changed_metrics) != (expected_loss, expected_metrics), name
+        return expected_metrics
 
     reference = {"ref_per_token_logps": values["ref_per_token_logps"]}
     assert {LOGPROB_MISMATCH, "kl"} <= compare(inputs | reference, ["sampling_per_token_logps"]).keys()
@@ -117,25 +123,25 @@ def test_a_run_counts_only_the_models_tokens(task, tmp_path):
 
     def before(training):
         scorer = training.trainer.scorer
-        scored = scorer.score_episodes
+        score_episodes = scorer.score_episodes
 
-        def keeping(episodes, **given):
+        def recorded(episodes, **arguments):
             played.append(episodes)
-            return scored(episodes, **given)
+            return score_episodes(episodes, **arguments)
 
-        scorer.score_episodes = keeping
+        scorer.score_episodes = recorded
 
     run, _ = run_tiny(tmp_path / "run", before=before, **task)
     metrics = read_metrics(run.folder)
     assert len(metrics) == len(played) == 3
     for line, episodes in zip(metrics, played, strict=True):
-        own = [sum(each.loss_mask) for each in episodes]
-        assert line["completions/mean_length"] == pytest.approx(sum(own) / len(own))
-        assert line["completions/max_length"] == max(own)
+        lengths = [sum(episode.loss_mask) for episode in episodes]
+        assert line["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+        assert line["completions/max_length"] == max(lengths)
         assert line[LOGPROB_MISMATCH] < 1e-4
-        assert line["conversations/turns"] == sum(each.turns for each in episodes) / len(episodes) > 1
-        assert line["reward"] == pytest.approx(sum(each.verdict.score for each in episodes) / len(episodes))
-        assert line["completions/clipped_ratio"] == sum(each.truncated for each in episodes) / len(episodes)
+        assert line["conversations/turns"] == sum(episode.turns for episode in episodes) / len(episodes) > 1
+        assert line["reward"] == pytest.approx(sum(episode.verdict.score for episode in episodes) / len(episodes))
+        assert line["completions/clipped_ratio"] == sum(episode.truncated for episode in episodes) / len(episodes)
     lines = [json.loads(line) for line in (run.completions / "step-00001.jsonl").read_text().splitlines()]
     assert [line["messages"] for line in lines] == [episode.messages for episode in played[0]]
     assert [line["num_tokens"] for line in lines] == [sum(episode.loss_mask) for episode in played[0]]
@@ -181,7 +187,8 @@ def test_a_killed_run_ends_in_the_same_bits(task, tmp_path, warm):
     flags += ["--sampling.num-generations", "4", "--sampling.max-completion-tokens", "120", "--eval.num-samples", "0"]
     flags += ["--train.prompts-per-step", "2", "--train.micro-batch-size", "4", "--monitor.rows", "0"]
     flags += ["--train.max-steps", "6", "--train.checkpoint-steps", "2", "--rewards", "correct_answer=1"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     finish(warm.start(RECIPE, "--output-dir", whole, *flags))
     process = warm.start(RECIPE, "--output-dir", killed, *flags)
     wait_for(process, lambda: (killed / "metrics.jsonl").exists() and len(read_metrics(killed)) >= 3)

@@ -36,7 +36,9 @@ class Counting:
     """A real sampler that counts the requested completions."""
 
     def __init__(self, sampler):
-        self.sampler, self.completions, self.batch_size = sampler, 0, None
+        self.sampler = sampler
+        self.completions = 0
+        self.batch_size = None
 
     def __getattr__(self, name):
         return getattr(self.sampler, name)
@@ -81,28 +83,30 @@ def whole(ask, tmp_path_factory):
 
 def solved(folder):
     """Return how often each row was solved, read from the samples files."""
-    found = defaultdict(int)
+    times_solved = defaultdict(int)
     for path in sorted((folder / "filter").iterdir()):
         for line in path.read_text().splitlines():
             sample = json.loads(line)
-            found[sample["task_id"]] += sample["passed"]
-    return found
+            times_solved[sample["task_id"]] += sample["passed"]
+    return times_solved
 
 
 def test_the_rows_that_are_asked_are_those_solved_sometimes_in_the_order_of_training(whole, parts):
     folder, asked, drawn, record = whole
-    found, rows = solved(folder), parts[1].train
-    walk = [rows[place]["id"] for place in prompt_order(40, 40, 0)][: len(found)]
-    assert set(walk) == set(found)
-    middling = [name for name in walk if 0 < found[name] < 4]
-    assert asked == middling[:WANTED]
-    assert drawn == 4 * len(walk) < 4 * 40  # no more chunks than needed
-    assert len([name for name in walk[:-8] if 0 < found[name] < 4]) < WANTED
+    times_solved = solved(folder)
+    rows = parts[1].train
+    sampled_ids = [rows[index]["id"] for index in prompt_order(40, 40, 0)][: len(times_solved)]
+    assert set(sampled_ids) == set(times_solved)
+    sometimes = [row_id for row_id in sampled_ids if 0 < times_solved[row_id] < 4]
+    assert asked == sometimes[:WANTED]
+    assert drawn == 4 * len(sampled_ids) < 4 * 40  # no more chunks than needed
+    before_last_chunk = [row_id for row_id in sampled_ids[:-8] if 0 < times_solved[row_id] < 4]
+    assert len(before_last_chunk) < WANTED
     assert record == {
-        "rows": len(walk),
-        "kept": len(middling),
-        "always": sum(count == 4 for count in found.values()),
-        "never": sum(count == 0 for count in found.values()),
+        "rows": len(sampled_ids),
+        "kept": len(sometimes),
+        "always": sum(count == 4 for count in times_solved.values()),
+        "never": sum(count == 0 for count in times_solved.values()),
         "samples_per_row": 4,
     }
 
@@ -140,9 +144,10 @@ def test_a_longer_run_begins_with_the_rows_of_a_shorter_one(ask, whole, tmp_path
     assert orders[1] == whole[1] and lengths[2][1] == 0
     assert lengths[20][1] > 0 and lengths[20][2]["rows"] == 40
     assert lengths[40][1] == 0 and lengths[40][2] == lengths[20][2]
-    kept = lengths[40][2]["kept"]
-    assert len(set(orders[-1][:kept])) == kept == len(set(orders[-1]))  # each row once, then again in another order
-    assert orders[-1][:kept] != orders[-1][kept : 2 * kept]
+    num_kept = lengths[40][2]["kept"]
+    first_pass = orders[-1][:num_kept]
+    assert len(set(first_pass)) == num_kept == len(set(orders[-1]))  # each row once, then again in another order
+    assert first_pass != orders[-1][num_kept : 2 * num_kept]
 
 
 # The recipe
@@ -167,9 +172,10 @@ def test_a_filtered_run_trains_on_the_rows_it_kept_and_may_be_extended(warm, tmp
     first = asked_in_training(tmp_path / "run")
     longer = warm.start(RECIPE, "--resume", "--train.max-steps", "3", "--output-dir", tmp_path / "run", cwd=tmp_path)
     assert "evaluating difficulty" not in finish(longer).stderr
-    steps, found = asked_in_training(tmp_path / "run"), solved(tmp_path / "run")
+    steps = asked_in_training(tmp_path / "run")
+    times_solved = solved(tmp_path / "run")
     assert steps[:1] == first and [len(rows) for rows in steps] == [2, 2, 2]
-    assert len({row for rows in steps for row in rows}) == 6
-    assert all(0 < found[row] < 4 for rows in steps for row in rows)
+    assert len({row_id for row_ids in steps for row_id in row_ids}) == 6
+    assert all(0 < times_solved[row_id] < 4 for row_ids in steps for row_id in row_ids)
     assert (tmp_path / "run" / "filter" / "00000.samples.jsonl").read_bytes() == samples
     assert json.loads((tmp_path / "run" / "run.json").read_text())["filter"]["rows"] == 24

@@ -134,7 +134,8 @@ def test_what_changes_no_samples_stays_fast(name, tmp_path):
 
 def test_suppressed_tokens_are_not_sampled(tmp_path):
     [wanted] = AutoTokenizer.from_pretrained(MODEL)("e", add_special_tokens=False)["input_ids"]
-    model, sampled = starter_model(), []
+    model = starter_model()
+    sampled = []
 
     def reward(completion_ids, **columns):
         sampled.extend(token for ids in completion_ids for token in ids)
@@ -158,7 +159,8 @@ def test_a_change_of_the_trainers_generation_config_takes_effect(tmp_path, capsy
 
 
 def test_a_generate_of_the_script_is_called(tmp_path):
-    model, calls = starter_model(), []
+    model = starter_model()
+    calls = []
     generate = model.generate
     model.generate = lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs)
     trainer = build(tmp_path, model)
@@ -222,7 +224,7 @@ def test_a_model_that_counts_padding_trains_as_with_trl(family, tmp_path):
     for trainer_class in (GRPOTrainer, FastGRPOTrainer):
         trainers.append(build(tmp_path, tiny(family, **COUNT_PADDING[family]), trainer=trainer_class))
         trainers[-1].train()
-    theirs, ours = ([log for log in each.state.log_history if "loss" in log] for each in trainers)
+    theirs, ours = ([log for log in trainer.state.log_history if "loss" in log] for trainer in trainers)
     assert "counts the padding" in trainers[1].fallback_reason
     for name in ("loss", "reward"):
         assert [log[name] for log in ours] == pytest.approx([log[name] for log in theirs], abs=1e-5)

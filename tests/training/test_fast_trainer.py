@@ -26,6 +26,7 @@ from trl.trainer import grpo_trainer
 
 from lora_grpo import starter
 from lora_grpo.loss import exact_pass
+from lora_grpo.rewards.functions import completion_text
 from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.training import FastGRPOTrainer
@@ -45,7 +46,7 @@ def config(folder, **settings):
 
 def code_points(completions, **columns):
     """Return the mean code point of each completion, times 0.01: a reward that nearly always differs."""
-    texts = [each if isinstance(each, str) else each[-1]["content"] for each in completions]
+    texts = [completion_text(completion) for completion in completions]
     return [0.01 * sum(map(ord, text)) / max(len(text), 1) for text in texts]
 
 
@@ -155,10 +156,11 @@ class Counter(TrainerCallback):
 
 def run_script(source, side, folder, monkeypatch):
     """Return the trainer of a script, and what the trainer passed to its rewards."""
-    passed, calculate = [], GRPOTrainer._calculate_rewards
+    passed = []
+    calculate = GRPOTrainer._calculate_rewards
 
     def recorded(trainer, inputs, prompts, completions, ids):
-        passed.append((prompts, [sorted(row) for row in inputs], [type(each) for each in completions]))
+        passed.append((prompts, [sorted(row) for row in inputs], [type(completion) for completion in completions]))
         return calculate(trainer, inputs, prompts, completions, ids)
 
     names = {**globals(), "args": lambda **settings: config(folder, **settings)}
@@ -176,8 +178,9 @@ def test_a_script_runs_with_another_import(name, tmp_path, monkeypatch, capsys):
     assert passed == passed_by_trl and len(passed) == 2
     assert Counter.steps - before == (4 if "Counter" in SCRIPTS[name] else 0)
     assert fast.sampler is not None and not fast.fallback_reason and not fast.packing_disabled_reason
-    steps, plain = ([log for log in each.state.log_history if "loss" in log] for each in (fast, trl))
-    assert all(plain[number].keys() <= steps[number].keys() for number in range(2))
+    steps = step_logs(fast)
+    steps_of_trl = step_logs(trl)
+    assert all(steps_of_trl[number].keys() <= steps[number].keys() for number in range(2))
     assert any(step["grad_norm"] > 0 for step in steps) and all(step["time/rollouts"] > 0 for step in steps)
     assert all(step["sampling/sampling_logp_difference/mean"] < tolerance(fast) for step in steps)
     assert "training as TRL" not in capsys.readouterr().err
@@ -186,17 +189,27 @@ def test_a_script_runs_with_another_import(name, tmp_path, monkeypatch, capsys):
 # The same rollouts have the same gradient.
 
 
+def step_logs(trainer):
+    """Return what the trainer logged for each step."""
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
 class Gradients(TrainerCallback):
     def __init__(self):
         self.steps = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad.clone()
+        self.steps.append(gradients)
 
 
 def train_both(folder, monkeypatch, **how):
     """Train a FastGRPOTrainer, and TRL's on its rollouts. Return gradients and logs of both."""
-    rollouts, sampled = [], FastGRPOTrainer._generate_single_turn
+    rollouts = []
+    sampled = FastGRPOTrainer._generate_single_turn
 
     def recorded(self, *args, **kwargs):
         rollouts.append(sampled(self, *args, **kwargs))
@@ -212,8 +225,8 @@ def train_both(folder, monkeypatch, **how):
         trl = build(GRPOTrainer, folder, callbacks=[Gradients()], **how)
         trl.train()
     for trainer in (fast, trl):
-        recorder = next(each for each in trainer.callback_handler.callbacks if isinstance(each, Gradients))
-        outcomes.append((recorder.steps, [log for log in trainer.state.log_history if "loss" in log]))
+        [recorder] = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Gradients)]
+        outcomes.append((recorder.steps, step_logs(trainer)))
     return outcomes
 
 
@@ -253,22 +266,40 @@ def test_loss_and_gradient_are_those_of_trl(name, tmp_path, monkeypatch):
 
 def test_prompts_are_read_once_and_zero_variance_groups_are_skipped(tmp_path, monkeypatch):
     """Otherwise equal gradients prove nothing."""
-    packed, kept = [], []
-    pack, rows = exact_pass.packed_rows, exact_pass.rows_with_advantage
-    monkeypatch.setattr(exact_pass, "packed_rows", lambda *a: packed.append(1) or pack(*a))
-    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda *a: kept.append(rows(*a)) or kept[-1])
+    widths = []
+    nums_read = []
+    packed_rows = exact_pass.packed_rows
+    rows_with_advantage = exact_pass.rows_with_advantage
+
+    def recorded_packing(model, completion_width):
+        widths.append(completion_width)
+        return packed_rows(model, completion_width)
+
+    def recorded_rows(inputs):
+        rows = rows_with_advantage(inputs)
+        nums_read.append("all" if rows is None else len(rows))
+        return rows
+
+    monkeypatch.setattr(exact_pass, "packed_rows", recorded_packing)
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", recorded_rows)
     trainer = build(FastGRPOTrainer, tmp_path, reward=zero_variance, settings={"max_steps": 1})
     trainer.train()
-    assert len(packed) == 2 and trainer.use_liger_kernel
-    assert [None if each is None else len(each) for each in kept] == [None, 1]
+    assert len(widths) == 2 and trainer.use_liger_kernel
+    assert nums_read == ["all", 1]
 
 
 def test_the_sampler_does_not_repeat_keys_for_query_heads(tmp_path, monkeypatch):
     """It is built after the trainer has replaced the attention of the model that it copies."""
-    attend, decoded = merged_copy._attend, []
-    monkeypatch.setattr(merged_copy, "_attend", lambda *a, **k: decoded.append(a[1].shape[2]) or attend(*a, **k))
+    attend = merged_copy._attend
+    query_lengths = []
+
+    def recorded(module, query, *args, **kwargs):
+        query_lengths.append(query.shape[2])
+        return attend(module, query, *args, **kwargs)
+
+    monkeypatch.setattr(merged_copy, "_attend", recorded)
     build(FastGRPOTrainer, tmp_path, settings={"max_steps": 1}).train()
-    assert decoded.count(1) > 10
+    assert query_lengths.count(1) > 10  # one token per row
 
 
 # What TRL's own code does
@@ -356,7 +387,7 @@ PLAIN = {
 
 
 def trainable(trainer):
-    return {name: each.detach() for name, each in trainer.model.named_parameters() if each.requires_grad}
+    return {name: weight.detach() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
 
 
 def losses(trainer):
@@ -379,7 +410,7 @@ def test_what_cannot_be_faster_runs_as_in_trl_and_prints_why(name, tmp_path, mon
     assert name in line and fast.sampler is None
     assert losses(fast) == losses(trl)
     expected = trainable(trl)
-    assert all(torch.equal(each, expected[key]) for key, each in trainable(fast).items())
+    assert all(torch.equal(weight, expected[key]) for key, weight in trainable(fast).items())
 
 
 def test_an_attention_that_cannot_share_prompts_reads_padded_rows(tmp_path, monkeypatch, capsys):
@@ -391,7 +422,7 @@ def test_an_attention_that_cannot_share_prompts_reads_padded_rows(tmp_path, monk
     [line] = reasons(capsys.readouterr().err)
     assert "eager" in line and fast.packing_disabled_reason and not fast.fallback_reason
     fast.train()
-    assert fast.sampler is not None and all(torch.isfinite(each).all() for each in trainable(fast).values())
+    assert fast.sampler is not None and all(torch.isfinite(weight).all() for weight in trainable(fast).values())
 
 
 # The adapter, the check of the sampler, and completions
@@ -404,21 +435,21 @@ def quantized():
 
 def test_the_adapter_of_a_quantized_model_is_float32_and_loads_with_peft(tmp_path):
     trainer = build(FastGRPOTrainer, tmp_path, model=quantized())
-    assert {each.dtype for each in trainable(trainer).values()} == {torch.float32}
+    assert {weight.dtype for weight in trainable(trainer).values()} == {torch.float32}
     trainer.train()
     assert isinstance(trainer.sampler, MergedCopySampler)
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved", is_trainable=True)
-    weights = {name: each for name, each in loaded.named_parameters() if each.requires_grad}
-    assert all(torch.equal(each, weights[name]) for name, each in trainable(trainer).items())
+    weights = {name: weight for name, weight in loaded.named_parameters() if weight.requires_grad}
+    assert all(torch.equal(weight, weights[name]) for name, weight in trainable(trainer).items())
 
 
 def test_a_trained_adapter_is_not_rounded(tmp_path):
     lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
     model = get_peft_model(quantized(), lora)
-    before = {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, settings={"beta": 0.1})
-    assert all(torch.equal(each, before[name]) for name, each in trainable(trainer).items())
+    assert all(torch.equal(weight, before[name]) for name, weight in trainable(trainer).items())
     assert "ref" in model.peft_config
 
 
@@ -443,11 +474,11 @@ def test_trl_samples_if_the_sampler_misses_the_adapter(tmp_path, monkeypatch, ca
 
 def test_the_check_leaves_the_weights_and_the_mode(tmp_path):
     trainer = build(FastGRPOTrainer, tmp_path)
-    before = {name: each.clone() for name, each in trainable(trainer).items()}
+    before = {name: weight.clone() for name, weight in trainable(trainer).items()}
     trainer.model.train()
     trainer._generate_single_turn(trainer.processing_class(TEXTS)["input_ids"], None, {}, 1)
     assert trainer.model.training
-    assert all(torch.equal(each, before[name]) for name, each in trainable(trainer).items())
+    assert all(torch.equal(weight, before[name]) for name, weight in trainable(trainer).items())
 
 
 def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp_path):
@@ -464,15 +495,19 @@ def test_evaluations_repeat_their_completions_and_leave_the_metrics_of_steps(tmp
 def test_equal_prompts_of_an_evaluation_have_different_seeds(process, rows, tmp_path, monkeypatch):
     """Groups of 4, of which the first may begin on another process, and a prompt twice in the data of a process."""
     trainer = build(FastGRPOTrainer, tmp_path)
-    sampler = SimpleNamespace(sample=lambda heads, params, seeds: used.append(seeds) or [[] for _ in heads])
+    seeds_of_calls = []
+
+    def sample(prompts, params, seeds):
+        seeds_of_calls.append(seeds)
+        return [[] for _ in prompts]
+
     monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
     trainer.model.eval()
-    used = []
-    trainer.step_sampling.sampler = sampler
+    trainer.step_sampling.sampler = SimpleNamespace(sample=sample)
     trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
     trainer._generate_single_turn([[row] for row in rows], None, {}, 4)
-    [seeds, again] = used
-    assert seeds == again and len(set(seeds)) == len(seeds)
+    [seeds, seeds_again] = seeds_of_calls
+    assert seeds == seeds_again and len(set(seeds)) == len(seeds)
     first = completion_seed(trainer.args.seed, "eval [3]", process * 5 % 4)  # the other process has those before
     assert seeds[0] == first
 
@@ -485,7 +520,7 @@ def test_a_resumed_script_with_dropout_ends_in_the_same_bits(tmp_path):
     resumed = build(FastGRPOTrainer, tmp_path, peft_config=lora, settings=settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     expected = trainable(whole)
-    assert all(torch.equal(each, expected[name]) for name, each in trainable(resumed).items())
+    assert all(torch.equal(weight, expected[name]) for name, weight in trainable(resumed).items())
 
 
 def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
@@ -499,14 +534,16 @@ def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
 
 def test_rollouts_of_one_step_differ(tmp_path):
     """Two generations in a step, of the same prompt."""
-    seen = []
+    rewarded = []
 
     def reward(completions, **columns):
-        seen.append(completions)
+        rewarded.append(completions)
         return code_points(completions)
 
     trainer = build(
         FastGRPOTrainer, tmp_path, TEXTS[:1] * 2, reward, settings={"steps_per_generation": 1, "max_steps": 1}
     )
     trainer.train()
-    assert len(seen) == 2 and seen[0] != seen[1] and len(set(seen[0])) > 1
+    [first, second] = rewarded
+    assert first != second
+    assert len(set(first)) > 1

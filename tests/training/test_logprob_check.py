@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import math
 
@@ -16,11 +17,12 @@ from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.errors import RunError
 from lora_grpo.hardware import vllm_available
-from lora_grpo.models.policy import load_policy
+from lora_grpo.models.policy import Policy, load_policy
 from lora_grpo.prompts.chat import render_row
 from lora_grpo.runs import open_run
+from lora_grpo.sampling import Sampler
 from lora_grpo.sampling.build import build_sampler
-from lora_grpo.training import logprob_check, prepare_training, train
+from lora_grpo.training import Training, logprob_check, prepare_training, train
 from lora_grpo.training.logprob_check import MOVED, check_logprobs, tolerance
 
 BACKENDS = [
@@ -55,77 +57,94 @@ def starter_data():
 
 
 def weights(model, trainable):
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad == trainable}
+    copies = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad == trainable:
+            copies[name] = parameter.detach().clone()
+    return copies
+
+
+@dataclasses.dataclass
+class PreparedRun:
+    """A run before training."""
+
+    training: Training
+    policy: Policy
+    sampler: Sampler
+    prompts: list[str]
+    base_weights: dict[str, torch.Tensor]
+
+    @property
+    def trainer(self):
+        return self.training.trainer
+
+    def check(self):
+        return check_logprobs(self.trainer, self.sampler, self.prompts)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def parts(request, tmp_path_factory):
-    """A run before training, its policy, trainer and sampler. The vLLM engine is started once for all tests."""
+def prepared(request, tmp_path_factory):
+    """The vLLM engine is started once for all tests."""
     folder = tmp_path_factory.mktemp("logprob_check") / "out"
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), {"sampling": {"backend": request.param}})
     data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
-    base = weights(policy.model, trainable=False)
+    base_weights = weights(policy.model, trainable=False)
     sampler = build_sampler(policy, config)
     training = prepare_training(run, policy, data.train, sampler)
     run.begin(policy.record)
-    yield training, policy, training.trainer, sampler, data, base
+    prompts = [render_row(policy.tokenizer, row) for row in data.train]
+    yield PreparedRun(training, policy, sampler, prompts, base_weights)
     sampler.close()
 
 
-@pytest.fixture
-def prompts(parts):
-    policy, data = parts[1], parts[4]
-    return [render_row(policy.tokenizer, row) for row in data.train]
-
-
-def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(parts, prompts):
-    _, policy, trainer, sampler, _, _ = parts
-    before, state = weights(policy.model, trainable=True), torch.get_rng_state()
-    found = check_logprobs(trainer, sampler, prompts)
-    after = weights(policy.model, trainable=True)
+def test_sampler_and_trainer_agree_and_the_adapter_is_put_back(prepared):
+    before = weights(prepared.policy.model, trainable=True)
+    random_state = torch.get_rng_state()
+    report = prepared.check()
+    after = weights(prepared.policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert found["difference"] < 2e-5 < MOVED * found["tolerance"] <= found["moved"]
-    assert found["tokens"] >= 8
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert report["difference"] < 2e-5 < MOVED * report["tolerance"] <= report["moved"]
+    assert report["tokens"] >= 8
 
 
 @pytest.mark.parametrize(("share", "passes"), [(0.8, True), (1.5, False)])
-def test_in_16_bits_rounding_may_grow_with_the_perturbation(parts, prompts, monkeypatch, share, passes):
-    _, _, trainer, sampler, _, _ = parts
+def test_in_16_bits_rounding_may_grow_with_the_perturbation(prepared, monkeypatch, share, passes):
     monkeypatch.setattr(logprob_check, "tolerance", lambda _: 0.1)
-    found = check_logprobs(trainer, sampler, prompts)
-    assert found["tolerance"] == pytest.approx(found["moved"] / 3) and found["moved"] >= 0.5
-    real, error = sampler.sample, share * found["tolerance"]
+    report = prepared.check()
+    assert report["tolerance"] == pytest.approx(report["moved"] / 3) and report["moved"] >= 0.5
+    error = share * report["tolerance"]
+    sample_exactly = prepared.sampler.sample
 
-    def rounded(*arguments):
-        return [
-            [dataclasses.replace(each, logprobs=[value + error for value in each.logprobs]) for each in rollouts]
-            for rollouts in real(*arguments)
-        ]
+    def sample_with_error(*arguments):
+        groups = []
+        for [completion] in sample_exactly(*arguments):
+            logprobs = [logprob + error for logprob in completion.logprobs]
+            groups.append([dataclasses.replace(completion, logprobs=logprobs)])
+        return groups
 
-    monkeypatch.setattr(sampler, "sample", rounded)
+    monkeypatch.setattr(prepared.sampler, "sample", sample_with_error)
     if passes:
-        assert check_logprobs(trainer, sampler, prompts)["difference"] == pytest.approx(error, rel=0.01)
+        assert prepared.check()["difference"] == pytest.approx(error, rel=0.01)
     else:
         with pytest.raises(RunError):
-            check_logprobs(trainer, sampler, prompts)
+            prepared.check()
 
 
-def test_the_search_for_the_perturbation_ends_within_a_narrow_range(parts, prompts, monkeypatch):
-    _, _, trainer, sampler, _, _ = parts
-    least = MOVED * tolerance(trainer)
+def test_the_search_for_the_perturbation_ends_within_a_narrow_range(prepared, monkeypatch):
+    least = MOVED * tolerance(prepared.trainer)
     monkeypatch.setattr(logprob_check, "_MAX_MOVED", 1.02 * least)
-    assert least <= check_logprobs(trainer, sampler, prompts)["moved"] <= 1.02 * least
+    assert least <= prepared.check()["moved"] <= 1.02 * least
 
 
 @pytest.mark.parametrize(
     "moved", [lambda noise: 0.0, lambda noise: math.nan, lambda noise: 0.3 if noise < 0.07 else 2.0]
 )
-def test_a_perturbation_that_moves_nothing_is_refused_and_one_that_jumps_is_used(parts, prompts, monkeypatch, moved):
-    _, _, trainer, sampler, _, _ = parts
-    noises, perturbing = [0.0], logprob_check._perturbing
+def test_a_perturbation_that_moves_nothing_is_refused_and_one_that_jumps_is_used(prepared, monkeypatch, moved):
+    noises = [0.0]
+    perturbing = logprob_check._perturbing
 
     @contextlib.contextmanager
     def recording(model):
@@ -137,55 +156,52 @@ def test_a_perturbation_that_moves_nothing_is_refused_and_one_that_jumps_is_used
     monkeypatch.setattr(logprob_check, "_mean_difference", lambda *_: moved(noises[-1]))
     jumps = moved(1.0) == 2.0  # then it is used, and this sampler's difference, also 2 nats, is above the limit
     with pytest.raises(RunError, match="serves a policy other" if jumps else "cannot be compared"):
-        check_logprobs(trainer, sampler, prompts)
+        prepared.check()
     assert not jumps or 0.07 <= noises[-2] < 0.071
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
-def test_log_probs_are_of_the_tempered_distribution(parts, prompts, temperature):
-    _, policy, _, sampler, _, _ = parts
-    sampler.wake_up(adapter=True)
-    [[rollout]] = sample(sampler, prompts[:1], 1, max_tokens=24, temperature=temperature, top_p=1.0, seed=3)
-    ids = sampler.encode(prompts[:1])[0]
+def test_log_probs_are_of_the_tempered_distribution(prepared, temperature):
+    prepared.sampler.wake_up(adapter=True)
+    prompt = prepared.prompts[:1]
+    [[rollout]] = sample(prepared.sampler, prompt, 1, max_tokens=24, temperature=temperature, top_p=1.0, seed=3)
+    [ids] = prepared.sampler.encode(prompt)
     with torch.no_grad():
-        logits = policy.model(torch.tensor([ids + rollout.token_ids])).logits[0, len(ids) - 1 : -1]
+        logits = prepared.policy.model(torch.tensor([ids + rollout.token_ids])).logits[0, len(ids) - 1 : -1]
     expected = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(rollout.token_ids)[:, None])
     assert rollout.logprobs == pytest.approx(expected.squeeze(1).tolist(), abs=1e-4)
 
 
-def test_a_stale_adapter_is_found(parts, prompts, monkeypatch):
-    _, policy, trainer, sampler, _, _ = parts
-    sampler.wake_up(adapter=True)
-    before = weights(policy.model, trainable=True)
+def test_a_stale_adapter_is_found(prepared, monkeypatch):
+    prepared.sampler.wake_up(adapter=True)
+    before = weights(prepared.policy.model, trainable=True)
     with monkeypatch.context() as patched:
-        patched.setattr(sampler, "wake_up", lambda *, adapter: None)
+        patched.setattr(prepared.sampler, "wake_up", lambda *, adapter: None)
         with pytest.raises(RunError, match="as it was before the adapter changed"):
-            check_logprobs(trainer, sampler, prompts)
-    after = weights(policy.model, trainable=True)
+            prepared.check()
+    after = weights(prepared.policy.model, trainable=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_sampler_that_serves_the_base_is_found(parts, prompts, monkeypatch):
-    _, _, trainer, sampler, _, _ = parts
-    wake_up = sampler.wake_up
-    monkeypatch.setattr(sampler, "wake_up", lambda *, adapter: wake_up(adapter=False))
+def test_a_sampler_that_serves_the_base_is_found(prepared, monkeypatch):
+    wake_up = prepared.sampler.wake_up
+    monkeypatch.setattr(prepared.sampler, "wake_up", lambda *, adapter: wake_up(adapter=False))
     with pytest.raises(RunError, match="as it was before the adapter changed"):
-        check_logprobs(trainer, sampler, prompts)
+        prepared.check()
 
 
-def test_logprobs_that_are_not_numbers_are_found(parts, prompts, monkeypatch):
-    _, _, trainer, sampler, _, _ = parts
-    sample = sampler.sample
+def test_logprobs_that_are_not_numbers_are_found(prepared, monkeypatch):
+    sample = prepared.sampler.sample
 
-    def broken(*arguments, **options):
-        found = sample(*arguments, **options)
-        for [each] in found:
-            each.logprobs[0] = float("nan")
-        return found
+    def sample_with_nan(*arguments, **options):
+        groups = sample(*arguments, **options)
+        for [completion] in groups:
+            completion.logprobs[0] = float("nan")
+        return groups
 
-    monkeypatch.setattr(sampler, "sample", broken)
+    monkeypatch.setattr(prepared.sampler, "sample", sample_with_nan)
     with pytest.raises(RunError):
-        check_logprobs(trainer, sampler, prompts)
+        prepared.check()
 
 
 def ignore_adapters(engine, monkeypatch):
@@ -194,75 +210,86 @@ def ignore_adapters(engine, monkeypatch):
 
 
 def keep_the_first_adapter(engine, monkeypatch):
-    load, loaded = engine.load_adapter, []
-    monkeypatch.setattr(engine, "load_adapter", lambda adapter: (loaded or loaded.append(load(adapter)) or loaded)[0])
+    load_adapter = engine.load_adapter
+    loaded_adapters = []
+
+    def load_once(adapter):
+        if not loaded_adapters:
+            loaded_adapters.append(load_adapter(adapter))
+        return loaded_adapters[0]
+
+    monkeypatch.setattr(engine, "load_adapter", load_once)
 
 
 def lose_adapters_in_sleep(engine, monkeypatch):
     sleep = engine._engine.sleep
-    monkeypatch.setattr(engine._engine, "sleep", lambda level: ignore_adapters(engine, monkeypatch) or sleep(level))
+
+    def forgetful_sleep(level):
+        ignore_adapters(engine, monkeypatch)
+        sleep(level)
+
+    monkeypatch.setattr(engine._engine, "sleep", forgetful_sleep)
 
 
 @pytest.mark.parametrize("broken", [None, ignore_adapters, keep_the_first_adapter, lose_adapters_in_sleep])
-def test_a_broken_vllm_is_found(parts, prompts, monkeypatch, broken):
+def test_a_broken_vllm_is_found(prepared, monkeypatch, broken):
     """Sleeping releases no memory on a CPU, but vLLM otherwise does what it does on a GPU."""
-    training, _, trainer, sampler, _, _ = parts
-    if training.run.config.sampling.backend != "vllm":
+    if prepared.training.run.config.sampling.backend != "vllm":
         pytest.skip("no engine")
-    monkeypatch.setattr(sampler.engine, "_sleeps", True)
+    monkeypatch.setattr(prepared.sampler.engine, "_sleeps", True)
     if broken:
-        broken(sampler.engine, monkeypatch)
+        broken(prepared.sampler.engine, monkeypatch)
         with pytest.raises(RunError, match="as it was before the adapter changed"):
-            check_logprobs(trainer, sampler, prompts)
+            prepared.check()
     else:
-        assert check_logprobs(trainer, sampler, prompts)["difference"] < 2e-5
-        assert sampler.engine._engine.is_sleeping()
-    sampler.engine.wake_up()
+        assert prepared.check()["difference"] < 2e-5
+        assert prepared.sampler.engine._engine.is_sleeping()
+    prepared.sampler.engine.wake_up()
 
 
-def test_another_base_is_found(parts, prompts):
+def test_another_base_is_found(prepared):
     """The base of the trainer is changed: one norm of 25, by a tenth."""
-    _, policy, trainer, sampler, _, _ = parts
-    norm = policy.model.get_base_model().model.norm.weight
+    norm = prepared.policy.model.get_base_model().model.norm.weight
     with torch.no_grad():
         norm.mul_(1.1)
     try:
         with pytest.raises(RunError, match="policy other than the one being trained"):
-            check_logprobs(trainer, sampler, prompts)
+            prepared.check()
     finally:
         with torch.no_grad():
             norm.div_(1.1)
 
 
-def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(parts, monkeypatch):
+def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(prepared, monkeypatch):
     """Must be the last test of this run, because it trains. Step 3 samples with the adapter of step 2."""
-    training, policy, _, sampler, _, base = parts
-    run = training.run
-    wake_up, asked = sampler.wake_up, []
+    run = prepared.training.run
+    wake_up = prepared.sampler.wake_up
+    call_numbers = itertools.count(1)
 
-    def forgetful(*, adapter):
-        asked.append(adapter)
-        if len(asked) != 3:
+    def forgetful_wake_up(*, adapter):
+        if next(call_numbers) != 3:
             wake_up(adapter=adapter)
 
-    monkeypatch.setattr(sampler, "wake_up", forgetful)
+    monkeypatch.setattr(prepared.sampler, "wake_up", forgetful_wake_up)
     with pytest.raises(RunError, match=r"step 3: logprobs of sampler and trainer differ by .* nats per token"):
-        train(training)
+        train(prepared.training)
     steps = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    apart = [step["sampling/sampling_logp_difference/mean"] for step in steps]
-    assert max(apart[:2]) < tolerance() / 10 and apart[2] > 2 * tolerance()
+    differences = [step["sampling/sampling_logp_difference/mean"] for step in steps]
+    assert max(differences[:2]) < tolerance() / 10
+    assert differences[2] > 2 * tolerance()
     assert all(step["time/rollouts"] > 0 and step["rollouts/tokens_per_second"] > 0 for step in steps)
     assert all(step["time/training"] > 0 and step["time/rewards"] > 0 for step in steps)
     # The adapter was never merged into the base.
-    now = weights(policy.model, trainable=False)
-    assert all(torch.equal(base[name], now[name]) for name in base)
+    base_weights_after = weights(prepared.policy.model, trainable=False)
+    assert all(torch.equal(weight, base_weights_after[name]) for name, weight in prepared.base_weights.items())
     if run.config.sampling.backend == "vllm":
         assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
 
 
 def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
-    config = replace(replace(RunConfig(output_dir=str(tmp_path / "out")), TINY), {"train": {"max_steps": 1}})
-    config, data = replace(config, {"sampling": {"top_p": 0.8}}), copy.deepcopy(starter_data())
+    config = replace(RunConfig(output_dir=str(tmp_path / "out")), TINY)
+    config = replace(config, {"train": {"max_steps": 1}, "sampling": {"top_p": 0.8}})
+    data = copy.deepcopy(starter_data())
     run = open_run(config, Invocation(), "test", data.record)
     policy = load_policy(config)
     training = prepare_training(run, policy, data.train, build_sampler(policy, config))

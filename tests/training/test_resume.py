@@ -32,8 +32,8 @@ def lines(folder, name="metrics.jsonl"):
 
 
 def metrics(folder):
-    kept = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
-    return [{name: json.loads(line)[name] for name in kept} for line in lines(folder)]
+    names = ("step", "loss", "grad_norm", "reward", "reward_std", "entropy", "num_tokens")
+    return [{name: json.loads(line)[name] for name in names} for line in lines(folder)]
 
 
 def assert_same(folder, expected):
@@ -50,7 +50,9 @@ class Runs:
     """The runs of these tests, two at a time, because each run is limited by one core for most of its time."""
 
     def __init__(self, folder, fresh, warm, wanted):
-        self.folder, self.fresh, self.warm = folder, fresh, warm
+        self.folder = folder
+        self.fresh = fresh
+        self.warm = warm
         self.files = []
         for split, size in (("train", 8), ("eval", 4)):
             # Use files, because generating all rows of the starter task takes longer than training on these few.
@@ -60,7 +62,7 @@ class Runs:
             self.files += [f"--data.{split}", folder / f"{split}.jsonl"]
         self.pool = ThreadPoolExecutor(2)
         makers = (self.unbroken, self.killed, self.extended)
-        self.made = {maker.__name__: self.pool.submit(maker) for maker in makers if maker.__name__ in wanted}
+        self.futures = {maker.__name__: self.pool.submit(maker) for maker in makers if maker.__name__ in wanted}
 
     def start(self, commands, name, *more):
         return commands.start(RECIPE, "--output-dir", self.folder / name, *TINY, *self.files, *more)
@@ -102,30 +104,30 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory, fresh, warm):
     wanted = {name for item in request.session.items for name in item.fixturenames}
-    made = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, wanted)
-    with made.pool:
-        yield made
+    runs = Runs(tmp_path_factory.mktemp("runs"), fresh, warm, wanted)
+    with runs.pool:
+        yield runs
 
 
 @pytest.fixture(scope="module")
 def unbroken(runs):
-    return runs.made["unbroken"].result()
+    return runs.futures["unbroken"].result()
 
 
 @pytest.fixture(scope="module")
 def killed(runs):
-    return runs.made["killed"].result()
+    return runs.futures["killed"].result()
 
 
 @pytest.fixture(scope="module")
 def extended(runs):
-    return runs.made["extended"].result()
+    return runs.futures["extended"].result()
 
 
 def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, killed):
-    folder, newest, said = killed
-    assert f"skipped damaged {newest}: adapter_model.safetensors has changed since it was written" in said
-    assert "resuming from" in said
+    folder, newest, printed = killed
+    assert f"skipped damaged {newest}: adapter_model.safetensors has changed since it was written" in printed
+    assert "resuming from" in printed
     assert_same(folder, unbroken[0])
 
 
@@ -140,8 +142,8 @@ def test_sigterm_saves_and_says_how_to_go_on(extended):
 def test_resuming_a_finished_run_prints_its_table_again(unbroken, runs):
     folder, _ = unbroken
     before = {name: (folder / name).read_bytes() for name in SAME}
-    said = runs.go_on(runs.warm, "unbroken")
-    assert "pass@2" in said.stdout and "GRPO" not in said.stderr
+    ended = runs.go_on(runs.warm, "unbroken")
+    assert "pass@2" in ended.stdout and "GRPO" not in ended.stderr
     assert {name: (folder / name).read_bytes() for name in SAME} == before
 
 

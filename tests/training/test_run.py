@@ -48,7 +48,8 @@ def test_every_step_is_in_the_metrics(finished):
 def test_completions_carry_their_rewards(finished):
     run, _ = finished
     assert sorted(path.name for path in run.completions.iterdir()) == ["step-00001.jsonl", "step-00002.jsonl"]
-    logged, steps = lines(run.completions / "step-00002.jsonl"), lines(run.metrics)
+    logged = lines(run.completions / "step-00002.jsonl")
+    steps = lines(run.metrics)
     assert len(logged) == 8
     for line in logged:
         assert line["reward"] == pytest.approx(0.5 * line["rewards"]["xml_tag_count"] + line["rewards"]["near_length"])

@@ -9,6 +9,7 @@ import torch
 from helpers.fresh_imports import run_recipe
 from helpers.tiny_runs import TINY, run_tiny, starter_data
 from helpers.warm_process import finish, wait_for
+from torch.nn.functional import cross_entropy
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.data import fit_data, prompt_order
@@ -48,15 +49,16 @@ class Opened:
 
 
 def test_an_example_is_the_prompt_of_the_evaluation_and_a_completion_that_passes(tokenizer, config):
-    rows, eos = starter_data().train, tokenizer.eos_token_id
+    rows = starter_data().train
+    eos = tokenizer.eos_token_id
     sampler = Sampler(None, tokenizer, [eos])
     for row, example in zip(rows, sft_examples(rows, sampler), strict=True):
         (prompt,) = sampler.encode([chat.render_row(tokenizer, row)])
-        ids, labels = example["input_ids"], example["labels"]
+        ids = example["input_ids"]
+        labels = example["labels"]
         assert ids[: len(prompt)] == prompt and labels[: len(prompt)] == [IGNORED] * len(prompt)
-        assert (
-            ids[len(prompt) :] == labels[len(prompt) :] and ids[-1] == eos and ids.count(eos) == prompt.count(eos) + 1
-        )
+        assert ids[len(prompt) :] == labels[len(prompt) :]
+        assert ids[-1] == eos and ids.count(eos) == prompt.count(eos) + 1
         text = tokenizer.decode(ids[len(prompt) : -1])
         assert text == get_task("starter").gold(row)
         assert grade_all("starter", [text], [row])[0].passed
@@ -83,16 +85,16 @@ def test_rows_with_a_longer_solution_than_a_completion_are_dropped(tokenizer, co
     limit = sorted(lengths)[3]
     shorter = replace(config, {"sampling": {"max_completion_tokens": limit}})
     fitted = fit_data(data, tokenizer, shorter)
-    kept = fitted.train
-    assert [row["id"] for row in kept] == [
-        row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit
-    ]
-    said = capsys.readouterr().err
-    assert f"dropped {8 - len(kept)} of 8 train rows: their reference answers have more than {limit} tokens" in said
-    assert fitted.eval == data.eval and fitted.row_lengths.rows == len(kept) + len(fitted.eval)
-    answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept]
+    kept_rows = fitted.train
+    expected_ids = [row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    assert [row["id"] for row in kept_rows] == expected_ids
+    printed = capsys.readouterr().err
+    reason = f"their reference answers have more than {limit} tokens"
+    assert f"dropped {8 - len(kept_rows)} of 8 train rows: {reason}" in printed
+    assert fitted.eval == data.eval and fitted.row_lengths.rows == len(kept_rows) + len(fitted.eval)
+    answered = [chat.render_row(tokenizer, row) + get_task("starter").gold(row) for row in kept_rows]
     assert fitted.row_lengths.longest_answered == max(len(tokenizer(text)["input_ids"]) for text in answered) + 1
-    prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept, *fitted.eval)]
+    prompts = [len(tokenizer(chat.render_row(tokenizer, row))["input_ids"]) for row in (*kept_rows, *fitted.eval)]
     assert fitted.row_lengths.longest_prompt == max(prompts)
     with pytest.raises(Exception, match=r"--sampling\.max-completion-tokens\).*raise the limit"):
         fit_data(data, tokenizer, replace(config, {"sampling": {"max_completion_tokens": 3}}))
@@ -118,9 +120,9 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
         for index in prompt_order(len(rows), 2, run.config.seed):  # the adapter is zero in the first step
             ids, labels = (torch.tensor([examples[index][name]]) for name in ("input_ids", "labels"))
             logits = policy.model(input_ids=ids).logits[0, :-1].float()
-            losses += torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="none", ignore_index=IGNORED)[
-                labels[0, 1:] != IGNORED
-            ].tolist()
+            next_tokens = labels[0, 1:]
+            token_losses = cross_entropy(logits, next_tokens, reduction="none", ignore_index=IGNORED)
+            losses += token_losses[next_tokens != IGNORED].tolist()
     assert lines[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=2e-3)
     assert lines[2]["loss"] < lines[0]["loss"]
 
@@ -138,12 +140,12 @@ def test_the_report_is_of_sft(trained):
 
 
 def test_a_flag_of_grpo_is_refused():
-    given = ("--rewards correct_answer=2.0", "--grpo epsilon_high=0.28", "--sampling.num-generations 4", "--preview")
-    given = [flags.split() for flags in given]
-    result = run_recipe(RECIPE, *given)
-    assert result.stdout == "loaded [] code 2\n" * len(given)
-    for line, flags in zip(result.stderr.splitlines(), given, strict=True):
-        assert line.startswith(f"error: {flags[0]} is for GRPO, ")
+    flags = ("--rewards correct_answer=2.0", "--grpo epsilon_high=0.28", "--sampling.num-generations 4", "--preview")
+    calls = [text.split() for text in flags]
+    result = run_recipe(RECIPE, *calls)
+    assert result.stdout == "loaded [] code 2\n" * len(calls)
+    for line, arguments in zip(result.stderr.splitlines(), calls, strict=True):
+        assert line.startswith(f"error: {arguments[0]} is for GRPO, ")
 
 
 # Whole runs
@@ -157,6 +159,12 @@ SHORT = shlex.split(
 SAMPLES = ("trained.samples.jsonl", "base.samples.jsonl")
 
 
+def comparable_metrics(folder):
+    """Return the metrics of a run that do not depend on time."""
+    names = ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy")
+    return [{name: line.get(name) for name in names} for line in read_metrics(folder)]
+
+
 @pytest.mark.slow
 def test_a_killed_run_that_is_resumed_has_the_same_bits(warm, tmp_path):
     def start(name, *more):
@@ -167,14 +175,13 @@ def test_a_killed_run_that_is_resumed_has_the_same_bits(warm, tmp_path):
     wait_for(process, lambda: len(read_metrics(tmp_path / "killed")) >= 3)
     process.kill()
     finish(warm.start(RECIPE, "--output-dir", tmp_path / "killed", "--resume"))
-    one, other = tmp_path / "unbroken", tmp_path / "killed"
+    unbroken = tmp_path / "unbroken"
+    killed = tmp_path / "killed"
     names = ("adapter/adapter_model.safetensors", "evaluation/trained.samples.jsonl", "evaluation/report.json")
     names += ("best/adapter_model.safetensors", "validation/step-00004.jsonl")
     for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    kept = ("step", "loss", "grad_norm", "mean_token_accuracy", "entropy", "validation/accuracy")
-    of_runs = [[{name: line.get(name) for name in kept} for line in read_metrics(run)] for run in (one, other)]
-    assert of_runs[0] == of_runs[1]
+        assert (unbroken / name).read_bytes() == (killed / name).read_bytes(), name
+    assert comparable_metrics(unbroken) == comparable_metrics(killed)
 
 
 @pytest.mark.slow
@@ -182,10 +189,11 @@ def test_grpo_goes_on_exactly_where_sft_ended(warm, tmp_path):
     def start(recipe, name, *more):
         return finish(warm.start(ROOT / "recipes" / recipe, "--output-dir", name, *SHORT, *more, cwd=tmp_path))
 
-    said = start("sft_lora.py", "first").stdout
-    assert "--lora.from first" in said
+    printed = start("sft_lora.py", "first").stdout
+    assert "--lora.from first" in printed
     start("gsm8k_lora.py", "second", "--lora.from", "first", "--sampling.num-generations", "4")
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     samples = [(run / "evaluation" / name).read_bytes() for run, name in zip((first, second), SAMPLES, strict=True)]
     assert samples[0] == samples[1]
     before, after = (json.loads((run / "evaluation" / "report.json").read_text()) for run in (first, second))

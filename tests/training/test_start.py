@@ -36,7 +36,8 @@ class Runs:
     """A folder with a first run, and more that start from it."""
 
     def __init__(self, folder, warm):
-        self.folder, self.warm = folder, warm
+        self.folder = folder
+        self.warm = warm
         self.files = []
         for split, size in (("train", 8), ("eval", 4)):
             rows = sources.sample(get_task("starter").load(split), size, 0)
@@ -53,12 +54,12 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, warm):
-    made = Runs(tmp_path_factory.mktemp("runs"), warm)
-    finish(made.start("first", *NEW))
-    with (made.folder / "first/adapter/chat_template.jinja").open("a") as template:
+    runs = Runs(tmp_path_factory.mktemp("runs"), warm)
+    finish(runs.start("first", *NEW))
+    with (runs.folder / "first/adapter/chat_template.jinja").open("a") as template:
         template.write("{# of the first run #}")
-    finish(made.start("second", *SECOND))
-    return made
+    finish(runs.start("second", *SECOND))
+    return runs
 
 
 def samples(folder, name):
@@ -70,7 +71,8 @@ def metrics(folder):
 
 
 def test_the_second_run_starts_exactly_where_the_first_ended(runs):
-    first, second = runs.folder / "first", runs.folder / "second"
+    first = runs.folder / "first"
+    second = runs.folder / "second"
     assert samples(second, "base") == samples(first, "trained") != samples(first, "base")
     assert samples(second, "trained") != samples(second, "base")
     weights = "adapter_model.safetensors"
@@ -107,8 +109,8 @@ def test_the_trained_adapter_and_the_reference_have_the_exact_weights(runs, tmp_
 
 
 def test_the_chat_template_of_the_first_run_is_used(runs):
-    for kept in ("start", "adapter"):
-        assert "of the first run" in (runs.folder / "second" / kept / "chat_template.jinja").read_text(), kept
+    for folder in ("start", "adapter"):
+        assert "of the first run" in (runs.folder / "second" / folder / "chat_template.jinja").read_text(), folder
 
 
 def test_the_report_names_the_run_that_it_started_from(runs):
@@ -124,10 +126,10 @@ def test_a_killed_second_run_ends_in_the_same_bits_without_the_first(runs, tmp_p
     process.kill()
     moved = shutil.move(runs.folder / "first", tmp_path)
     try:
-        said = finish(runs.warm.start(RECIPE, "--resume", "--output-dir", "killed", cwd=runs.folder)).stderr
+        printed = finish(runs.warm.start(RECIPE, "--resume", "--output-dir", "killed", cwd=runs.folder)).stderr
     finally:
         shutil.move(moved, runs.folder / "first")
-    assert "resuming from" in said
+    assert "resuming from" in printed
     for name in ("adapter/adapter_model.safetensors", "evaluation/report.json", "evaluation/trained.samples.jsonl"):
         assert (runs.folder / "killed" / name).read_bytes() == (runs.folder / "second" / name).read_bytes(), name
     resumed, unbroken = (metrics(runs.folder / name) for name in ("killed", "second"))

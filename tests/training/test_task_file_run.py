@@ -31,8 +31,8 @@ def test_a_task_file_goes_through_every_command(warm, tmp_path):
         return warm.start(ROOT / script, *arguments, cwd=tmp_path)
 
     recipe = ("recipes/gsm8k_lora.py", "--task", "my_task.py", "--output-dir", "run", *TINY)
-    said = finish(start(*recipe, "--preview")).stdout
-    assert "correct_answer" in said and "xml_tag_count" in said and "problems solved" in said
+    printed = finish(start(*recipe, "--preview")).stdout
+    assert "correct_answer" in printed and "xml_tag_count" in printed and "problems solved" in printed
 
     process = start(*recipe, "--data.filter-by-difficulty")
     wait_for(process, (tmp_path / "run" / "checkpoints" / "checkpoint-4").exists)
@@ -66,8 +66,8 @@ def test_a_task_file_goes_through_every_command(warm, tmp_path):
         (line["passed"], line["score"]) for line in of_run
     ]
     samples = tmp_path / "samples.jsonl"
-    kept = [{key: line[key] for key in ("task_id", "completion")} for line in of_run]
-    samples.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    lines = [{key: line[key] for key in ("task_id", "completion")} for line in of_run]
+    samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
     graded = finish(start("scripts/evaluate.py", samples, "--task", "my_task.py", "--output-dir", "graded"))
     assert "mean score" in graded.stdout
     assert [line["passed"] for line in results(tmp_path / "graded")] == [line["passed"] for line in of_run]

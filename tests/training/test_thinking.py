@@ -42,13 +42,15 @@ class Encoded(list):
     """The token ids of all prompts that samplers have encoded."""
 
     def take(self):
-        taken, self[:] = [*self], []
-        return taken
+        prompts = list(self)
+        self.clear()
+        return prompts
 
 
 @pytest.fixture
 def encoded(monkeypatch):
-    all_ids, encode = Encoded(), Sampler.encode
+    all_ids = Encoded()
+    encode = Sampler.encode
 
     def recorded(self, prompts):
         ids = encode(self, prompts)
@@ -67,9 +69,9 @@ def model(tmp_path_factory):
     return folder
 
 
-def settings(model, folder, *given, **changes):
+def settings(model, folder, *template_variables, **changes):
     config = replace(replace(RunConfig(output_dir=str(folder)), TINY), SMALL)
-    return replace(config, {"model": {"name": str(model), "chat_template_kwargs": given}, **changes})
+    return replace(config, {"model": {"name": str(model), "chat_template_kwargs": template_variables}, **changes})
 
 
 @pytest.mark.parametrize("thinks", [True, False])
@@ -82,22 +84,23 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
 
     def expected(rows):
         """Render with the published template, without anything of the kit."""
-        given = {"tokenize": False, "add_generation_prompt": True, "chat_template": TEMPLATE}
-        texts = [tokenizer.apply_chat_template(row["prompt"], **given, enable_thinking=thinks) for row in rows]
+        options = {"tokenize": False, "add_generation_prompt": True, "chat_template": TEMPLATE}
+        texts = [tokenizer.apply_chat_template(row["prompt"], **options, enable_thinking=thinks) for row in rows]
         assert all(text.endswith(ENDINGS[thinks]) for text in texts)
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
     def only(rows):
         """Check that samplers have encoded the prompts of these rows since the last call, and no others."""
-        found = encoded.take()
-        assert found and all(ids in expected(rows) for ids in found)
+        prompts = encoded.take()
+        assert prompts and all(ids in expected(rows) for ids in prompts)
 
     # The trainer: its own rollouts, and those of TRL, which Unsloth's trainer renders.
     sampler = build_sampler(policy, config)
     run = open_run(config, Invocation(), "test", data.record)
     training = prepare_training(run, policy, data.train, sampler)
     trainer = training.trainer
-    trained_on, compute = [], type(trainer)._compute_loss
+    trained_on = []
+    compute = type(trainer)._compute_loss
 
     def recorded(self, model, inputs):
         trained_on.extend(zip(inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist(), strict=True))
@@ -122,9 +125,8 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     sent = []
     engine = type("Engine", (), {"stream": lambda self, ids, options, adapter: sent.extend(ids) or ()})()
     by_vllm = VllmSampler(engine, tokenizer, policy.eos_token_ids)
-    assert [
-        *by_vllm.stream(["".join(tokenizer.batch_decode(expected(data.eval)))], SamplingParams(1, 1, 1, 8), [0])
-    ] == []
+    [prompt] = tokenizer.batch_decode(expected(data.eval))
+    assert list(by_vllm.stream([prompt], SamplingParams(1, 1, 1, 8), [0])) == []
     encoded.take()
     assert sent == expected(data.eval)
 
@@ -132,12 +134,15 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     options = EvaluateOptions(str(run.folder), task="starter", output_dir=tmp_path / "of run", max_completion_tokens=4)
     evaluate_and_report(options)
     only(data.eval)
-    given = config.model.chat_template_kwargs
-    alone = EvaluateOptions(
-        str(model), task="starter", limit=1, max_completion_tokens=4, output_dir=tmp_path / "alone",
-        chat_template_kwargs=given,
-    )  # fmt: skip
-    evaluate_and_report(alone)
+    options = EvaluateOptions(
+        str(model),
+        task="starter",
+        limit=1,
+        max_completion_tokens=4,
+        output_dir=tmp_path / "alone",
+        chat_template_kwargs=config.model.chat_template_kwargs,
+    )
+    evaluate_and_report(options)
     (ids,) = {tuple(ids) for ids in encoded.take()}
     assert tokenizer.decode(ids).endswith(ENDINGS[thinks])
     capsys.readouterr()
@@ -151,8 +156,9 @@ def test_every_path_renders_the_same_prompt(model, thinks, tmp_path, encoded, mo
     turns = read_turns(saved, vocabulary)
     assert tokenizer(turns.render(data.eval[0]["prompt"]))["input_ids"] == expected(data.eval)[0]
     saved.chat_template = vocabulary.fields["chat_template"]
-    whatever = {"add_generation_prompt": True, "enable_thinking": not thinks}  # llama.cpp passes true by default
-    assert saved.apply_chat_template(data.eval[0]["prompt"], **whatever)["input_ids"] == expected(data.eval)[0]
+    # llama.cpp passes `enable_thinking`, which is true by default.
+    llama_cpp_options = {"add_generation_prompt": True, "enable_thinking": not thinks}
+    assert saved.apply_chat_template(data.eval[0]["prompt"], **llama_cpp_options)["input_ids"] == expected(data.eval)[0]
 
 
 def test_a_run_thinks_if_its_completions_are_long_enough(model, tmp_path, capsys):

@@ -19,7 +19,7 @@ from lora_grpo.training.fast_trainer import FastGRPOTrainer, RecipeTrainer
 OVERRIDES = overrides(GRPOTrainer)
 
 
-@pytest.mark.parametrize(("owner", "name"), OVERRIDES, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(("owner", "name"), OVERRIDES, ids=lambda value: getattr(value, "__name__", value))
 def test_an_override_takes_every_call_of_the_method_it_replaces(owner, name):
     assert rejected_calls(owner, name, GRPOTrainer) == []
 
@@ -33,15 +33,17 @@ def test_a_run_calls_every_override(tmp_path, monkeypatch):
 
 
 def test_micro_batches_are_slices_in_the_order_of_the_prompts(tmp_path, monkeypatch):
-    loss, prompts = FastGRPOTrainer._compute_loss, []
+    loss = FastGRPOTrainer._compute_loss
+    micro_batches = []
 
     def recorded(trainer, model, inputs):
-        prompts.append([tuple(ids) for ids in inputs["prompt_ids"].tolist()])
+        micro_batches.append([tuple(ids) for ids in inputs["prompt_ids"].tolist()])
         return loss(trainer, model, inputs)
 
     monkeypatch.setattr(FastGRPOTrainer, "_compute_loss", recorded)
     run_tiny(tmp_path / "out", train={"max_steps": 2})
-    assert [len(set(each)) for each in prompts] == [1] * 4 and len({each[0] for each in prompts}) == 4
+    assert [len(set(batch)) for batch in micro_batches] == [1] * 4
+    assert len({batch[0] for batch in micro_batches}) == 4
 
 
 def test_values_of_a_step_are_logged_with_their_mean(tmp_path, monkeypatch):
@@ -69,7 +71,8 @@ def test_terms_of_the_loss_that_act_on_all_tokens_are_known(settings, depends, t
 
 
 def test_rollouts_that_are_used_again_and_micro_batches_are_counted(tmp_path, monkeypatch):
-    loss, counted = FastGRPOTrainer._compute_loss, []
+    loss = FastGRPOTrainer._compute_loss
+    counted = []
 
     def recorded(trainer, model, inputs):
         counted.append((trl_compat.micro_batch_number(trainer), trl_compat.reuses_rollouts(trainer)))
@@ -100,20 +103,22 @@ def test_a_broken_vllm_is_not_imported(fresh, tmp_path):
 
 
 def test_trl_casts_the_adapter_to_bfloat16_and_a_run_undoes_it(tmp_path, monkeypatch):
-    seen, undo = [], trl_compat.use_float32_adapter
+    states = []
+    use_float32_adapter = trl_compat.use_float32_adapter
+
+    def adapter_state(model):
+        """Return the data types of the adapter, and whether there is a reference."""
+        dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+        return dtypes, "ref" in model.peft_config
 
     def recorded(model, trained):
-        def found():
-            dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
-            return dtypes, "ref" in model.peft_config
-
-        seen.append(found())
-        undo(model, trained)
-        seen.append(found())
+        states.append(adapter_state(model))
+        use_float32_adapter(model, trained)
+        states.append(adapter_state(model))
 
     monkeypatch.setattr(trl_compat, "use_float32_adapter", recorded)
     run_tiny(tmp_path / "out", train={**TINY["train"], "beta": 0.1, "max_steps": 1})
-    assert seen == [({torch.bfloat16}, True), ({torch.float32}, False)]
+    assert states == [({torch.bfloat16}, True), ({torch.float32}, False)]
 
 
 def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
@@ -135,7 +140,9 @@ def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, mo
     monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer: None)
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     monkeypatch.undo()
-    inputs, calls, chunked = micro_batch([2, 2]), [], GRPOTrainer._chunked_logps
+    inputs = micro_batch([2, 2])
+    calls = []
+    chunked = GRPOTrainer._chunked_logps
     monkeypatch.setattr(GRPOTrainer, "_chunked_logps", lambda *a, **k: calls.append(1) or chunked(*a, **k))
     whole = trainer.compute_loss(trainer.model, dict(inputs)).item()
     assert not calls
@@ -149,12 +156,14 @@ def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, mo
 
 
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
-    seen, reward = [], RecipeTrainer._calculate_rewards
+    rewards_of_both = []
+    calculate_rewards = RecipeTrainer._calculate_rewards
 
     def recorded(trainer, inputs, prompts, completions, ids):
-        ours = reward(trainer, inputs, prompts, completions, ids)
+        ours = calculate_rewards(trainer, inputs, prompts, completions, ids)
         columns = [trainer.scorer.rows[row["id"]] for row in inputs]
-        seen.append((ours, GRPOTrainer._calculate_rewards(trainer, columns, prompts, completions, ids)))
+        theirs = GRPOTrainer._calculate_rewards(trainer, columns, prompts, completions, ids)
+        rewards_of_both.append((ours, theirs))
         return ours
 
     (tmp_path / "mine.py").write_text(
@@ -166,6 +175,6 @@ def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
     monkeypatch.setattr(RecipeTrainer, "_calculate_rewards", recorded)
     rewards = (f"{tmp_path}/mine.py:mine", "near_length:20")
     run, _ = run_tiny(tmp_path / "out", train={"max_steps": 1}, rewards=rewards)
-    ((ours, theirs),) = seen
+    [(ours, theirs)] = rewards_of_both
     assert ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(-1), theirs.nan_to_num(-1))
     assert ours.isnan().any() and read_metrics(run.folder)[0]["mine"] == 0
