@@ -146,7 +146,7 @@ class ExactLossPass:
     ) -> Scored:
         """Score packed rows if the model and the rows allow it, otherwise padded ones.
 
-        `model` may be a wrapper of `self._model` (DDP, for example), which has its hooks. A separate reference model has
+        `model` may be a wrapper of `self._model`, such as DDP's, which runs its hooks. A separate reference model has
         none, and reads padded rows.
         """
         if self.packing_disabled_reason or not can_pack(ids, mask, completion_width):

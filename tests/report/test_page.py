@@ -73,8 +73,8 @@ def shown_count(page):
     return int(page.locator("#count").inner_text().split(" of ")[0].replace(",", ""))
 
 
-def count_with(page, **filters):
-    """Set filters, and return how many completions are left."""
+def assert_count(page, expected, **filters):
+    """Set filters, and wait until the page says that it found as many completions as expected."""
     page.click("text=Clear")
     for name, value in filters.items():
         field = page.locator(f"[name={name}]")
@@ -82,8 +82,7 @@ def count_with(page, **filters):
             field.select_option(value)
         else:
             field.fill(str(value))
-    page.wait_for_timeout(150)
-    return shown_count(page)
+    sync_api.expect(page.locator("#count")).to_have_text(re.compile(rf"^{expected:,} of "))
 
 
 class TrainedPage(NamedTuple):
@@ -120,17 +119,18 @@ def test_a_trained_run_is_all_there(trained, trained_page):
 def test_filters_by_source_step_and_reward_count_right(trained_page):
     page, run, completions, _ = trained_page
     last_step = completions[-1]["step"]
-    assert count_with(page, source="trained") == len(run.samples["trained"])
-    assert count_with(page, step=str(last_step)) == sum(line["step"] == last_step for line in completions)
-    assert count_with(page, least=1.0, most=3.0) == sum(1.0 <= line["reward"] <= 3.0 for line in completions)
+    assert_count(page, len(run.samples["trained"]), source="trained")
+    assert_count(page, sum(line["step"] == last_step for line in completions), step=str(last_step))
+    assert_count(page, sum(1.0 <= line["reward"] <= 3.0 for line in completions), least=1.0, most=3.0)
 
 
 def test_filters_by_verdict_count_right(trained_page):
     page = trained_page.page
     failed = sum(line.get("passed") is False for line in trained_page.all_lines)
     wrong = sum(line.get("status") == "wrong_answer" for line in trained_page.all_lines)
-    assert count_with(page, verdict="verdict failed") == failed > 0
-    assert count_with(page, verdict="status wrong_answer") == wrong
+    assert failed > 0
+    assert_count(page, failed, verdict="verdict failed")
+    assert_count(page, wrong, verdict="status wrong_answer")
 
 
 def test_a_search_reads_questions_completions_ids_and_answers(trained_page):
@@ -141,8 +141,10 @@ def test_a_search_reads_questions_completions_ids_and_answers(trained_page):
         row_id = line.get("id", line.get("task_id"))
         texts.append(f"{question} {line['completion']}\n{row_id}\n{line.get('extracted', '')}".lower())
     word = completions[0]["completion"].split()[-1][:6].lower()
-    assert count_with(page, text=word.upper()) == sum(word in text for text in texts) > 0
-    assert count_with(page, text="surely nobody wrote this") == 0
+    with_word = sum(word in text for text in texts)
+    assert with_word > 0
+    assert_count(page, with_word, text=word.upper())
+    assert_count(page, 0, text="surely nobody wrote this")
     assert page.locator("#detail").inner_text() == "No completion matches."
 
 
