@@ -362,7 +362,11 @@ def test_a_call_without_content_is_a_message(tmp_path):
     assert passed_to_rewards(rows, task)[0]["prompt"] == messages
 
 
-@pytest.mark.parametrize("value", [{1}, float("nan"), b"a", object(), "\ud800", {"a": {2}}], ids=ascii)
+@pytest.mark.parametrize(
+    "value",
+    [{1}, float("nan"), b"a", object(), "\ud800", {"a": {2}}],
+    ids=["set", "NaN", "bytes", "object", "half a character", "set in a dictionary"],
+)
 def test_a_value_that_is_not_json_is_named(known_task, value):
     class Rows:
         def load(self, split):
