@@ -84,11 +84,12 @@ def test_a_sample_of_humaneval_agrees_with_the_official_harness(real_data):
 
 
 @pytest.mark.slow
-def test_humaneval_and_its_mutants_agree_with_the_official_harness(real_data):
+def test_humaneval_and_300_of_its_mutants_agree_with_the_official_harness(real_data):
     pairs = humaneval(real_data, random.Random(0))
-    assert len({program.name for _, program in pairs}) == 164
+    first_pairs = {program.name: (row, program) for row, program in reversed(pairs)}  # the reference solutions
+    assert len(first_pairs) == 164
     assert len(pairs) > 1000
-    check_humaneval(pairs)
+    check_humaneval([*first_pairs.values(), *random.Random(2).sample(pairs, 300)])
 
 
 # MBPP
@@ -123,5 +124,5 @@ def test_a_sample_of_mbpp_agrees_with_plain_python(real_data):
 
 
 @pytest.mark.slow
-def test_a_thousand_of_mbpp_and_its_mutants_agree_with_plain_python(real_data):
-    check_mbpp(random.Random(2).sample(mbpp(real_data, random.Random(0)), 1000))
+def test_500_of_mbpp_and_its_mutants_agree_with_plain_python(real_data):
+    check_mbpp(random.Random(2).sample(mbpp(real_data, random.Random(0)), 500))

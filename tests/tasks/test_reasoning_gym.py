@@ -45,8 +45,8 @@ def test_references_pass_and_empty_and_echoed_texts_do_not(name):
     assert not task.check(answer("0"), row).passed or row["answer"] in ("0", "0.0"), row["answer"]
 
 
-RIGHT = "<answer>{right}</answer>"
-WRONG = "<answer>1</answer>"
+RIGHT = answer("{right}")
+WRONG = answer(1)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_package_is_asked_for(monkeypatch):
     [
         ("xml", WRONG + RIGHT, True),
         ("xml", RIGHT + WRONG, False),
-        ("xml", f"{WRONG} or {RIGHT}", False),
+        ("xml", "<answer>1</answer> or <answer>{right}</answer>", False),
         ("xml", "<answer>{right}", False),
         ("boxed", "It is $\\boxed{{{right}}}$.", True),
         ("hashes", "9 legs\n#### {right}", True),
