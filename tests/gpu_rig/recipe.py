@@ -112,7 +112,10 @@ def record_logprob_functions():
 
     calls = set()
 
-    def recorded(function, variant):
+    def recorded(function):
+        # Recompute is selected by putting its function in the place of the other one.
+        variant = "recompute" if function.__name__.endswith("_recompute") else "unrolled"
+
         def call(*args, **options):
             calls.add((variant, torch.is_grad_enabled()))
             return function(*args, **options)
@@ -120,9 +123,8 @@ def record_logprob_functions():
         return call
 
     name = "chunked_hidden_states_selective_log_softmax"
-    for function_name, variant in ((name, "unrolled"), (f"{name}_recompute", "recompute")):
-        function = getattr(rl_replacements, function_name)
-        setattr(rl_replacements, function_name, recorded(function, variant))
+    for function_name in (name, f"{name}_recompute"):
+        setattr(rl_replacements, function_name, recorded(getattr(rl_replacements, function_name)))
     return calls
 
 
