@@ -124,5 +124,11 @@ def test_a_sample_of_mbpp_agrees_with_plain_python(real_data):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+def test_humaneval_and_all_of_its_mutants_agree_with_the_official_harness(real_data):
+    check_humaneval(humaneval(real_data, random.Random(0)))
+
+
+@pytest.mark.slow
 def test_500_of_mbpp_and_its_mutants_agree_with_plain_python(real_data):
     check_mbpp(random.Random(2).sample(mbpp(real_data, random.Random(0)), 500))
