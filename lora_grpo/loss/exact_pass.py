@@ -33,7 +33,7 @@ class ExactLossPass:
 
     Args:
         model: the trained model, with or without a PEFT adapter.
-        score: the trainer's function for the logprobs of padded rows.
+        score: the trainer's function for the logprobs of padded rows, from whole logits.
         tokenizer: the model's tokenizer.
         tiles: the trainer's tiles; None if the model cannot use them.
         autocast: the context in which the trainer computes.
@@ -47,6 +47,8 @@ class ExactLossPass:
 
     packing_disabled_reason = ""
     """The reason why the model reads padded rows, or "" if it reads packed ones."""
+    uses_tiles = False
+    """Whether logits exist only in tiles."""
 
     def __init__(
         self,
@@ -67,7 +69,6 @@ class ExactLossPass:
         self._has_entropy_bonus = has_entropy_bonus
         self._fallback_reason = fallback_reason
         self._fallback_errors = fallback_errors
-        self._uses_tiles = False
         self._has_packed = False  # a micro-batch was packed, so that later errors have other causes than the model
         self._micro_batch: MicroBatch | None = None
 
@@ -76,7 +77,7 @@ class ExactLossPass:
             return
         with autocast():
             if tiles is not None:
-                self._uses_tiles = self._enable_tiles(tiles)
+                self.uses_tiles = self._enable_tiles(tiles)
             if has_router_loss:
                 self._disable_packing("the loss of the router is computed from padded rows")
                 return
@@ -164,7 +165,7 @@ class ExactLossPass:
 
     def _score_rows(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Scored:
         """Score rows with the trainer's function, which uses tiles if they are enabled."""
-        if not self._uses_tiles:
+        if not self.uses_tiles:
             return self._score(model, ids, mask, *args, **kwargs)
         logprobs, entropies, router_loss = score_in_slices(self._score, model, ids, mask, *args, **kwargs)
         if entropies is not None and not self._has_entropy_bonus:
@@ -180,7 +181,7 @@ class ExactLossPass:
         if reason:
             report_whole_logits(reason)
             return False
-        tiles.enable()
+        self._score = tiles.enable()
         return True
 
     def _disable_packing(self, reason: str) -> None:

@@ -22,5 +22,5 @@ class Tiles(Protocol):
     def compare(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logprobs of the last tokens of rows from tiles, and from the full logits."""
 
-    def enable(self) -> None:
-        """Use tiles from now on."""
+    def enable(self) -> Score:
+        """Use tiles from now on, and return the function that does."""

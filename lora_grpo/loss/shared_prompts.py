@@ -43,16 +43,43 @@ def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
         output.last_hidden_state = torch.nn.functional.embedding(slots, hidden_states)
         return output
 
-    backbone = base_of(model).base_model
+    base = base_of(model)
+    backbone = base.base_model
     hooks = [
         backbone.register_forward_pre_hook(pack_inputs, with_kwargs=True),
         backbone.register_forward_hook(unpack_outputs),
     ]
     try:
-        yield
+        with labels_of_completions(base, completion_width):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def labels_of_completions(base: Any, completion_width: int) -> Iterator[None]:
+    """Cut the labels of a fused head (TRL 1.16) to the columns of the hidden states inside the block.
+
+    Such a head is the `forward` of the model itself, which PEFT calls without hooks. Its labels have a column for each
+    token of a prompt, too, and like the hidden states, it drops the first or last of them.
+    """
+    fused_forward = vars(base).get("forward")
+    if fused_forward is None:
+        yield
+        return
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        labels = kwargs.get("labels")
+        if labels is not None:
+            kwargs["labels"] = labels[:, -(completion_width + 1) :]
+        return fused_forward(*args, **kwargs)
+
+    base.forward = forward
+    try:
+        yield
+    finally:
+        base.forward = fused_forward
 
 
 def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf) -> str:

@@ -126,9 +126,9 @@ class FastGRPOTrainer(GRPOTrainer):
             return ExactLossPass(self.model, score, self.processing_class, fallback_reason=self.fallback_reason)
         return ExactLossPass(
             self.model,
-            score,
+            trl_compat.whole_logits_score(self, score),
             self.processing_class,
-            tiles=trl_compat.tiles_of(self),
+            tiles=trl_compat.tiles_of(self, score),
             autocast=self.accelerator.autocast,
             longest_row=self.longest_row,
             has_router_loss=self.aux_loss_enabled,

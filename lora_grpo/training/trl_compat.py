@@ -1,18 +1,20 @@
-"""Code that depends on private methods and attributes of TRL 1.14: the first file to check when TRL is updated.
+"""Code that depends on private methods and attributes of TRL 1.14 and 1.16: the first file to check when TRL is updated.
 
 TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. What reads or sets private
 attributes of TRL's trainers is here. Its tests, in tests/training, are test_trl_compat.py, and test_drop_in.py for what
 only scripts use.
 """
 
+import functools
 import itertools
 import math
 import re
 import types
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo.loss import Scored
 from lora_grpo.sampling import Decoded
 
 # The state of a step
@@ -280,14 +282,27 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
     return [Decoded(list(ids), ids_logprobs) for ids, ids_logprobs in zip(token_ids, logprobs, strict=True)]
 
 
+# Logits in tiles
+
+
+def has_fused_head(trainer: Any) -> bool:
+    """Return whether TRL patches the model's forward so that it returns logprobs, in tiles, in place of logits (1.16).
+
+    TRL 1.14 has two methods: one for whole logits, and one for tiles.
+    """
+    return not hasattr(trainer, "_chunked_logps")
+
+
 @dataclass(frozen=True)
 class TrlTiles:
-    """TRL's logits in tiles, in plain PyTorch.
+    """TRL's logits in tiles, in plain PyTorch on a CPU.
 
-    As an argument of TRL's, `use_liger_kernel` asks for a package that tiles do not use.
+    As an argument of TRL 1.14, `use_liger_kernel` asks for a package that tiles do not use.
     """
 
     trainer: Any
+    score: Callable[..., Scored]
+    """TRL's function for logprobs."""
 
     def compare(self, ids: Any) -> tuple[Any, Any]:
         """Return the logprobs of the last four tokens of rows from tiles, and from the full logits."""
@@ -295,22 +310,85 @@ class TrlTiles:
 
         trainer = self.trainer
         arguments = (trainer.model, ids, torch.ones_like(ids), 4)
+        if has_fused_head(trainer):
+            return self.score(*arguments)[0], _score_whole_logits(trainer, *arguments)[0]
         return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
 
-    def enable(self) -> None:
-        """Compute all later logprobs in tiles."""
-        from trl.models.utils import _ForwardRedirection
+    def enable(self) -> Callable[..., Scored]:
+        """Use tiles from now on, and return the function that does."""
+        if not has_fused_head(self.trainer):
+            from trl.models.utils import _ForwardRedirection
 
-        self.trainer.use_liger_kernel = True
-        self.trainer._forward_redirection = _ForwardRedirection()
+            self.trainer.use_liger_kernel = True
+            self.trainer._forward_redirection = _ForwardRedirection()
+        return self.score
 
 
-def tiles_of(trainer: Any) -> TrlTiles | None:
-    """Return TRL's tiles, or None if they would need a change of the configuration that is saved with the model."""
+def tiles_of(trainer: Any, score: Callable[..., Scored]) -> TrlTiles | None:
+    """Return TRL's tiles, or None if they would need a change of the configuration that is saved with the model.
+
+    Args:
+        score: TRL's function for logprobs, which the trainer overrides.
+    """
     model = trainer.model
     logits_scaling = getattr(model.config, "logits_scaling", None)  # Granite's
-    if logits_scaling:
+    if logits_scaling and not has_fused_head(trainer):
         if not hasattr(model, "get_base_model"):  # without an adapter, its configuration is saved
             return None
-        model.config.logit_scale = 1 / logits_scaling  # the name that TRL reads
-    return TrlTiles(trainer)
+        model.config.logit_scale = 1 / logits_scaling  # the name that TRL 1.14 reads
+    return TrlTiles(trainer, score)
+
+
+def whole_logits_score(trainer: Any, score: Callable[..., Scored]) -> Callable[..., Scored]:
+    """Return the function that computes logprobs from the logits of the whole vocabulary.
+
+    Args:
+        score: TRL's function for logprobs, which does so in TRL 1.14 as long as tiles are not enabled.
+    """
+    return functools.partial(_score_whole_logits, trainer) if has_fused_head(trainer) else score
+
+
+def _score_whole_logits(
+    trainer: Any,
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **_: Any,
+) -> Scored:
+    """Do the same as TRL's `_get_per_token_logps_and_entropies`, for text and from whole logits."""
+    import torch
+    from trl.trainer.utils import selective_log_softmax_and_entropy
+
+    rows_at_once = batch_size or len(input_ids)
+    logprobs = []
+    entropies = []
+    router_losses = []
+    for start in range(0, len(input_ids), rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        router_arguments = {"output_router_logits": True} if compute_aux_loss else {}
+        output = model(
+            input_ids=input_ids[rows],
+            attention_mask=attention_mask[rows],
+            logits_to_keep=logits_to_keep + 1,
+            use_cache=False,
+            **router_arguments,
+        )
+        # The last logits are of the token after the completion. Some models ignore `logits_to_keep`.
+        logits = output.logits[:, :-1][:, -logits_to_keep:]
+        row_logprobs, row_entropies = selective_log_softmax_and_entropy(
+            logits,
+            input_ids[rows, -logits_to_keep:],
+            entropy_requires_grad=has_entropy_bonus(trainer),
+            temperature=trainer.temperature,
+            row_mask=attention_mask[rows, -logits_to_keep:],
+        )
+        logprobs.append(row_logprobs)
+        entropies.append(row_entropies)
+        if compute_aux_loss:
+            router_losses.append(output.aux_loss)
+    router_loss = torch.stack(router_losses).mean() if router_losses else None
+    return torch.cat(logprobs), torch.cat(entropies) if compute_entropy else None, router_loss

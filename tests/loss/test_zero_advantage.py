@@ -20,13 +20,13 @@ def batch_with_zero_advantage():
 def rows_read(trainer, monkeypatch):
     """Return a list that gets the number of rows of each pass."""
     nums_rows = []
-    chunked_logps = type(trainer)._chunked_logps
+    score = trainer.loss_pass._score
 
-    def recorded(self, model, ids, *args, **kwargs):
+    def recorded(model, ids, *args, **kwargs):
         nums_rows.append(len(ids))
-        return chunked_logps(self, model, ids, *args, **kwargs)
+        return score(model, ids, *args, **kwargs)
 
-    monkeypatch.setattr(type(trainer), "_chunked_logps", recorded)
+    monkeypatch.setattr(trainer.loss_pass, "_score", recorded)
     return nums_rows
 
 

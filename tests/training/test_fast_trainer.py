@@ -27,7 +27,7 @@ from lora_grpo import starter
 from lora_grpo.loss import exact_pass
 from lora_grpo.sampling import completion_seed, merged_copy
 from lora_grpo.sampling.merged_copy import MergedCopySampler
-from lora_grpo.training import FastGRPOTrainer
+from lora_grpo.training import FastGRPOTrainer, trl_compat
 from lora_grpo.training.logprob_check import tolerance
 
 MODEL = str(starter.model_path())
@@ -297,7 +297,7 @@ def test_prompts_are_read_once_and_zero_variance_groups_are_skipped(tmp_path, mo
     monkeypatch.setattr(exact_pass, "rows_with_advantage", recorded)
     trainer = build(FastGRPOTrainer, tmp_path, reward=zero_variance, settings={"max_steps": 1})
     trainer.train()
-    assert trainer.use_liger_kernel
+    assert trainer.loss_pass.uses_tiles
     assert num_packed_passes == 2
     all_rows, rows_of_skipped_group = rows_of_passes
     assert all_rows is None
@@ -570,7 +570,7 @@ def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, processing_class=tokenizer)
     assert "logit_scale" not in trainer.model.config.to_dict()
-    assert not trainer.use_liger_kernel
+    assert trainer.loss_pass.uses_tiles == trl_compat.has_fused_head(trainer)
 
 
 def test_rollouts_of_one_step_differ(tmp_path):

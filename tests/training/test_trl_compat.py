@@ -139,26 +139,15 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     assert all("sampling/importance_sampling_ratio/mean" in step for step in read_metrics(run.folder))
 
 
-def test_tiles_are_enabled_without_the_package_and_compute_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer: None)
+def test_tiles_are_enabled_without_a_package_of_kernels_and_compute_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer, score: None)
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     monkeypatch.undo()
     inputs = micro_batch([2, 2])
-    num_calls = 0
-    chunked_logps = GRPOTrainer._chunked_logps
-
-    def counted(*args, **kwargs):
-        nonlocal num_calls
-        num_calls += 1
-        return chunked_logps(*args, **kwargs)
-
-    monkeypatch.setattr(GRPOTrainer, "_chunked_logps", counted)
     loss_without_tiles = trainer.compute_loss(trainer.model, dict(inputs)).item()
-    assert num_calls == 0
-    tiles = trl_compat.tiles_of(trainer)
-    tiles.enable()
+    tiles = trl_compat.tiles_of(trainer, super(FastGRPOTrainer, trainer)._get_per_token_logps_and_entropies)
+    trainer.loss_pass._score = tiles.enable()
     assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(loss_without_tiles, rel=1e-5)
-    assert num_calls > 0
     assert "liger_kernel" not in sys.modules
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     with torch.no_grad():
