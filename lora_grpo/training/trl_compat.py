@@ -1,4 +1,4 @@
-"""Code that depends on private methods and attributes of TRL 1.14 and 1.16: the first file to check when TRL is updated.
+"""Code that depends on private methods and attributes of TRL (1.14, 1.16): the first file to check when it is updated.
 
 TRL has no public methods around its phases, so `FastGRPOTrainer` overrides private ones. What reads or sets private
 attributes of TRL's trainers is here. Its tests, in tests/training, are test_trl_compat.py, and test_drop_in.py for what
