@@ -26,5 +26,5 @@ draws one for each completion.
 from lora_grpo.loss.exact_pass import ExactLossPass
 from lora_grpo.loss.padding import padding_obstacle
 from lora_grpo.loss.probes import base_of
-from lora_grpo.loss.scoring import Scored
-from lora_grpo.loss.tiles import report_whole_logits, tiles_obstacle
+from lora_grpo.loss.scoring import Score, Scored
+from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle

@@ -10,11 +10,11 @@ import itertools
 import math
 import re
 import types
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.loss import Scored
+from lora_grpo.loss import Score, Scored, score_in_slices
 from lora_grpo.sampling import Decoded
 
 # The state of a step
@@ -301,7 +301,7 @@ class TrlTiles:
     """
 
     trainer: Any
-    score: Callable[..., Scored]
+    score: Score
     """TRL's function for logprobs."""
 
     def compare(self, ids: Any) -> tuple[Any, Any]:
@@ -314,7 +314,7 @@ class TrlTiles:
             return self.score(*arguments)[0], _score_whole_logits(trainer, *arguments)[0]
         return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
 
-    def enable(self) -> Callable[..., Scored]:
+    def enable(self) -> Score:
         """Use tiles from now on, and return the function that does."""
         if not has_fused_head(self.trainer):
             from trl.models.utils import _ForwardRedirection
@@ -324,7 +324,7 @@ class TrlTiles:
         return self.score
 
 
-def tiles_of(trainer: Any, score: Callable[..., Scored]) -> TrlTiles | None:
+def tiles_of(trainer: Any, score: Score) -> TrlTiles | None:
     """Return TRL's tiles, or None if they would need a change of the configuration that is saved with the model.
 
     Args:
@@ -339,13 +339,15 @@ def tiles_of(trainer: Any, score: Callable[..., Scored]) -> TrlTiles | None:
     return TrlTiles(trainer, score)
 
 
-def whole_logits_score(trainer: Any, score: Callable[..., Scored]) -> Callable[..., Scored]:
+def whole_logits_score(trainer: Any, score: Score) -> Score:
     """Return the function that computes logprobs from the logits of the whole vocabulary.
 
     Args:
         score: TRL's function for logprobs, which does so in TRL 1.14 as long as tiles are not enabled.
     """
-    return functools.partial(_score_whole_logits, trainer) if has_fused_head(trainer) else score
+    if has_fused_head(trainer):
+        return functools.partial(score_in_slices, functools.partial(_score_whole_logits, trainer))
+    return score
 
 
 def _score_whole_logits(
@@ -354,41 +356,29 @@ def _score_whole_logits(
     input_ids: Any,
     attention_mask: Any,
     logits_to_keep: int,
-    batch_size: int | None = None,
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
     **_: Any,
 ) -> Scored:
-    """Do the same as TRL's `_get_per_token_logps_and_entropies`, for text and from whole logits."""
-    import torch
+    """Do the same as TRL's `_get_per_token_logps_and_entropies`, for text, from whole logits, with all rows at once."""
     from trl.trainer.utils import selective_log_softmax_and_entropy
 
-    rows_at_once = batch_size or len(input_ids)
-    logprobs = []
-    entropies = []
-    router_losses = []
-    for start in range(0, len(input_ids), rows_at_once):
-        rows = slice(start, start + rows_at_once)
-        router_arguments = {"output_router_logits": True} if compute_aux_loss else {}
-        output = model(
-            input_ids=input_ids[rows],
-            attention_mask=attention_mask[rows],
-            logits_to_keep=logits_to_keep + 1,
-            use_cache=False,
-            **router_arguments,
-        )
-        # The last logits are of the token after the completion. Some models ignore `logits_to_keep`.
-        logits = output.logits[:, :-1][:, -logits_to_keep:]
-        row_logprobs, row_entropies = selective_log_softmax_and_entropy(
-            logits,
-            input_ids[rows, -logits_to_keep:],
-            entropy_requires_grad=has_entropy_bonus(trainer),
-            temperature=trainer.temperature,
-            row_mask=attention_mask[rows, -logits_to_keep:],
-        )
-        logprobs.append(row_logprobs)
-        entropies.append(row_entropies)
-        if compute_aux_loss:
-            router_losses.append(output.aux_loss)
-    router_loss = torch.stack(router_losses).mean() if router_losses else None
-    return torch.cat(logprobs), torch.cat(entropies) if compute_entropy else None, router_loss
+    router_arguments = {"output_router_logits": True} if compute_aux_loss else {}
+    output = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        logits_to_keep=logits_to_keep + 1,
+        use_cache=False,
+        **router_arguments,
+    )
+    # The last logits are of the token after the completion. Some models ignore `logits_to_keep`.
+    logits = output.logits[:, :-1][:, -logits_to_keep:]
+    logprobs, entropies = selective_log_softmax_and_entropy(
+        logits,
+        input_ids[:, -logits_to_keep:],
+        entropy_requires_grad=has_entropy_bonus(trainer),
+        temperature=trainer.temperature,
+        row_mask=attention_mask[:, -logits_to_keep:],
+    )
+    router_loss = output.aux_loss if compute_aux_loss else None
+    return logprobs, entropies if compute_entropy else None, router_loss
