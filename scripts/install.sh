@@ -12,7 +12,10 @@ cd "$(dirname "$0")/.."
     exit 2
 }
 case "$EXTRA" in
-*gpu) lock=requirements-gpu.lock cuda=$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\).*/\1/p' requirements-gpu.lock);;
+*gpu)
+    lock=requirements-gpu.lock
+    cuda=$(sed -n "/== 'darwin'/d; s/^nvidia-cuda-runtime==\([0-9]*\).*/\1/p" $lock)
+    ;;
 cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
 "") lock=requirements-cpu.lock build=cpu cuda=0;;
 newest) lock=/dev/null cuda=0;;

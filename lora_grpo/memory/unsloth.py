@@ -1,7 +1,7 @@
 """The memory of what Unsloth does differently: its loss pass, its pass without gradients, and inputs in host memory.
 
-Read in unsloth_zoo 2026.10.7 and compared with the bytes that it allocates by tests/gpu_rig/test_unsloth_memory.py.
-All tensors have 16 bits.
+Read in unsloth_zoo 2026.10.9 and compared with the bytes that it allocates by tests/gpu_rig/test_unsloth_memory.py.
+Tensors have 16 bits unless noted.
 """
 
 import math
@@ -10,6 +10,12 @@ from lora_grpo.memory.shape import Shape
 
 LEAST_OFFLOADED = 512
 """Context in tokens from which gradient checkpointing uses host memory (unsloth/models/_utils.py)."""
+_TILE_TOKENS = 4096
+"""Tokens of a tile of logits."""
+_TILE_VOCABULARY = 16384
+"""Vocabulary entries of a tile of logits."""
+_CHUNK_TOKENS = 512
+"""Tokens whose logits of a whole vocabulary are computed at once."""
 _HOST_BUFFERS = 200
 """Host buffers that the gradient checkpointing allocates at the start."""
 _HOST_BUFFER_BYTES = 2 * 128 * 1024
@@ -33,7 +39,9 @@ def host_bytes(shape: Shape, tokens: int) -> int:
 def loss_bytes(shape: Shape, rows: int, length: int, completion_tokens: int) -> int:
     """Return the bytes between the last layer and the logprobs, forward and backward.
 
-    The logits are recomputed for the backward pass (UNSLOTH_GRPO_LOGPROB_RECOMPUTE), so one chunk exists at a time.
+    Unsloth's fused kernel computes a part of the logits, in 32 bits, and at once the gradient of the hidden states,
+    which it keeps for the backward pass (fused_losses/fused_linear.py). In float16 it keeps 32 bits of that gradient,
+    which are not counted.
 
     Args:
         rows: completions of the micro-batch.
@@ -41,15 +49,16 @@ def loss_bytes(shape: Shape, rows: int, length: int, completion_tokens: int) -> 
         completion_tokens: tokens of these completions.
     """
     tokens = rows * length
-    chunks = rows * _chunks(length)
     states = (4 * tokens + 2 * completion_tokens) * shape.hidden
-    # The logits of a chunk and their gradient: compiled kernels allocate no more than these.
-    chunk = 4 * math.ceil(completion_tokens / chunks) * shape.vocabulary + 2 * completion_tokens * shape.hidden
-    # Until Unsloth trusts its packing, it compares every row with a pass that has the logits of the whole row.
-    whole_row = 2 * length * shape.vocabulary
+    kept_gradient = 2 * completion_tokens * shape.hidden
+    # The logits of a tile of tokens and vocabulary, and the sum over the vocabulary.
+    tile = 4 * min(completion_tokens, _TILE_TOKENS) * (min(shape.vocabulary, _TILE_VOCABULARY) + shape.hidden)
+    # Until Unsloth trusts its packing, it scores every row alone. On GPUs with more than 24.5 GiB, fewer than 4,096
+    # tokens are scored with the whole vocabulary.
+    one_row = 4 * min(length, _CHUNK_TOKENS) * shape.vocabulary
     # The gradient of the hidden states of completions, padded with zeros for the prompts.
     padded_gradient = 4 * tokens * shape.hidden
-    return states + max(chunk, whole_row, padded_gradient)
+    return states + kept_gradient + max(tile, one_row, padded_gradient)
 
 
 def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
@@ -67,7 +76,8 @@ def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
 
     def unsloth_estimate(count: int) -> float:
         """Return the bytes that Unsloth expects of `count` rows: 16 for each hidden state and each logit of a chunk."""
-        logits_per_token = count / rows * shape.vocabulary / _chunks(length)
+        chunks = max(4, length // 4096)
+        logits_per_token = count / rows * shape.vocabulary / chunks
         return 16 * count * length * (shape.hidden + logits_per_token)
 
     at_once = min(4, rows)  # Unsloth's choice if not even one row is below the limit
@@ -78,8 +88,3 @@ def scoring_bytes(shape: Shape, rows: int, length: int, free: int) -> int:
     num_parts = rows // at_once
     rows_of_part = math.ceil(rows / num_parts)
     return rows_of_part * length * (10 * shape.hidden + 6 * shape.layers[0].inner)
-
-
-def _chunks(length: int) -> int:
-    """Return the chunks in which the logits of a completion are computed."""
-    return max(4, length // 4096)

@@ -1,10 +1,14 @@
 """Load a policy with Unsloth, which has faster kernels and starts vLLM itself. Only this module imports Unsloth."""
 
+import importlib.metadata
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
+from lora_grpo import console
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import RunError
 from lora_grpo.hardware import uses_vllm
@@ -16,6 +20,8 @@ from lora_grpo.models.peft_policy import disable_dropout, lora_options
 OTHER_ENGINE = "--model.engine peft"
 """The arguments that choose PEFT in place of Unsloth."""
 _ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+_PATCHED = ("trl", "transformers", "peft")
+"""The packages whose code Unsloth replaces, so that it depends on their versions."""
 
 
 def import_unsloth() -> None:
@@ -36,24 +42,34 @@ def import_unsloth() -> None:
     # Generated trainers, by default in the working directory. Unsloth keeps its other caches here.
     generated_code = Path("~/.cache/unsloth/unsloth_compiled_cache").expanduser()
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(generated_code))
+    # With --sampling.top-p below 1, Unsloth would keep the logits of all completions, which the plan does not count.
+    os.environ.setdefault("UNSLOTH_GRPO_TRUNCATED_SUPPORT", "0")
     hide_flashinfer()
+    _warn_of_other_versions()
     import unsloth  # noqa: F401
 
-    _compile_one_chunk()
 
+def _warn_of_other_versions() -> None:
+    """Print a warning if Unsloth's metadata excludes the installed version of a package that it patches.
 
-def _compile_one_chunk() -> None:
-    """Have Unsloth's loss pass compile the logprobs of one chunk of tokens, and recompute its logits for the gradient.
-
-    By default, unsloth_zoo 2026.10.7 compiles a graph with 4 chunks per completion, which takes minutes to trace, and
-    keeps the logits of all of them. Losses and gradients are equal (tests/gpu_rig).
+    pip installs such versions only with --no-deps, or when they come after Unsloth. Many work: Unsloth 2026.10.9 allows
+    TRL up to 1.15 and trains with 1.16.
     """
-    from unsloth_zoo import rl_replacements
-
-    # The variable is read by the pass with gradients only. Both passes import the function by name in every call.
-    if os.environ.setdefault("UNSLOTH_GRPO_LOGPROB_RECOMPUTE", "1") == "1":
-        name = "chunked_hidden_states_selective_log_softmax"
-        setattr(rl_replacements, name, getattr(rl_replacements, f"{name}_recompute"))
+    excluded = []
+    for line in importlib.metadata.requires("unsloth") or ():
+        requirement = Requirement(line)
+        belongs_to_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        if requirement.name not in _PATCHED or belongs_to_extra:
+            continue
+        version = importlib.metadata.version(requirement.name)
+        broken_rules = [str(rule) for rule in requirement.specifier if not rule.contains(version)]
+        if broken_rules:
+            excluded.append(f"{requirement.name} {version} (expected {', '.join(broken_rules)})")
+    if excluded:
+        console.note(
+            f"warning: Unsloth {importlib.metadata.version('unsloth')} does not allow {' and '.join(sorted(excluded))}; "
+            f"if the run fails, install the versions of requirements-gpu.lock, or pass {OTHER_ENGINE}"
+        )
 
 
 def load_unsloth(config: RunConfig) -> tuple[Any, Any]:

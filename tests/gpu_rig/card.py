@@ -146,7 +146,7 @@ def rotate(queries, keys, cosines, sines, positions=None):
     return turned(queries), turned(keys)
 
 
-def dequantize(weight, state=None, out=None, use_global_buffer=False):
+def dequantize(weight, state=None, out=None, use_global_buffer=False, dtype=None):
     """Compute Unsloth's `fast_dequantize` with bitsandbytes' code for the CPU."""
     from bitsandbytes.functional import dequantize_4bit
 

@@ -11,6 +11,7 @@ difference between the sampler's logprobs and its own. The adapter's gradients, 
 FOLDER/gradients/STEP.pt, and the functions that compute logprobs to FOLDER/overrides.json.
 """
 
+import functools
 import json
 import runpy
 import sys
@@ -100,31 +101,31 @@ def leak(model, packing):
     """Have attention ignore where packed rows end."""
     import unsloth
 
-    unsloth.models.llama.get_packed_info_from_kwargs = lambda options, device: None
+    unsloth.models.llama.get_packed_info_from_kwargs = lambda *args, **options: None
     if packing == "trusted":
         model._unsloth_seq_packing_grad_ok = True
         model._unsloth_seq_packing_grad_verified_T = model._unsloth_seq_packing_grad_verified_seg = 1 << 20
 
 
 def record_logprob_functions():
-    """Return a set that fills with (variant, with gradients) of each call in Unsloth's loss pass."""
+    """Return a set that fills with (variant, with gradients) of each call that computes logprobs in Unsloth's passes."""
     from unsloth_zoo import rl_replacements
+    from unsloth_zoo.fused_losses import fused_linear
 
     calls = set()
 
-    def recorded(function):
-        # Recompute is selected by putting its function in the place of the other one.
-        variant = "recompute" if function.__name__.endswith("_recompute") else "unrolled"
+    def record(module, name, variant):
+        function = getattr(module, name)
 
+        @functools.wraps(function)  # Unsloth reads the defaults of its parameters
         def call(*args, **options):
             calls.add((variant, torch.is_grad_enabled()))
             return function(*args, **options)
 
-        return call
+        setattr(module, name, call)
 
-    name = "chunked_hidden_states_selective_log_softmax"
-    for function_name in (name, f"{name}_recompute"):
-        setattr(rl_replacements, function_name, recorded(getattr(rl_replacements, function_name)))
+    record(fused_linear, "fused_linear_logprobs", "fused")
+    record(rl_replacements, "chunked_hidden_states_selective_log_softmax", "unrolled")
     return calls
 
 

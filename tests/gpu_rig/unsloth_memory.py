@@ -6,8 +6,7 @@ Arguments as in vllm_arguments.py. The recipe's preset is planned for each GPU. 
 checkpointing and logprobs run with the planned model, micro-batch and lengths, on fake tensors, which have a size but
 no data: those on `cpu:0` stand for the GPU's, those on `cpu` are the host's. Two layers run, because each further one
 only adds a buffer of the host. What replaces compiled code allocates what that code allocates: Triton's kernels write
-into tensors that Unsloth makes, dequantization returns a matrix, attention follows PyTorch's FlashAttention, and the
-kernels that `torch.compile` makes for logprobs allocate only their results.
+into tensors that Unsloth makes, dequantization returns a matrix, and attention follows PyTorch's FlashAttention.
 """
 
 import json
@@ -103,7 +102,6 @@ def replace_kernels(scratch):
     from unsloth.kernels import rms_layernorm
     from unsloth.models import llama
     from unsloth.utils import attention_dispatch
-    from unsloth_zoo.temporary_patches import common
 
     class Attention(torch.autograd.Function):
         """Allocates what `_flash_attention_forward` and `_flash_attention_backward` of PyTorch 2.13 allocate."""
@@ -122,7 +120,7 @@ def replace_kernels(scratch):
             sums += [torch.empty_like(q), torch.empty_like(q)] if k.shape != q.shape else []  # one per query head
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
-    def dequantize(weight, state=None, out=None, use_global_buffer=False):
+    def dequantize(weight, state=None, out=None, use_global_buffer=False, dtype=None):
         if state is None:
             return weight
         if use_global_buffer:  # one buffer for all layers, as large as the largest matrix
@@ -132,14 +130,6 @@ def replace_kernels(scratch):
         else:
             out = torch.empty(state.shape, dtype=state.dtype, device=GPU)
         return out.t() if weight.shape[0] == 1 else out
-
-    def compiled(*options, **more):
-        def forward(logits, *others):
-            return tuple(logits.new_empty(len(logits), dtype=torch.float32) for _ in range(3))
-
-        return lambda kernel: {"post_forward": forward, "post_backward": lambda z, *_: torch.empty_like(z)}[
-            kernel.__name__
-        ]
 
     def capability():
         return torch.cuda.get_device_capability()[0]
@@ -151,13 +141,44 @@ def replace_kernels(scratch):
     torch.nn.Module.to = lambda module, *args, **kwargs: module  # fake tensors cannot be swapped
     triton.runtime.interpreter.InterpretedFunction.run = lambda *args, **kwargs: None
     rms_layernorm._multirow_checked = lambda *args: None
-    common._maybe_compile = compiled
     transformers.Trainer._inner_training_loop.__name__ = "_fast_inner_training_loop"  # get_peft_model asks
     attention_dispatch.scaled_dot_product_attention = lambda q, k, v, **options: Attention.apply(q, k, v)
     attention_dispatch._sdpa_takes_gqa = lambda *args: capability() >= 8  # older GPUs repeat keys and values
-    llama.get_packed_info_from_kwargs = lambda options, device: options.get("packed_seq_lengths")
+    llama.get_packed_info_from_kwargs = lambda options, *args, **more: options.get("packed_seq_lengths")
     attention_dispatch.packed_segment_lengths = lambda lengths, total: lengths
     card.on_cpu = lambda device: GPU if isinstance(device, int) or str(device).startswith("cuda") else device
+
+
+def replace_head(total, free):
+    """Have Unsloth's fused logprobs allocate on fake tensors what they allocate on a GPU with this memory in bytes.
+
+    Their operator would only make its results, so its Python body takes its place. Kernels write into tensors that the
+    body makes, so they need not run.
+    """
+    import torch
+    from unsloth_zoo.fused_losses import fused_linear
+
+    class Logprobs(torch.autograd.Function):
+        forward = staticmethod(fused_linear._lp_op._init_fn)
+        setup_context = staticmethod(fused_linear._lp_setup)
+        backward = staticmethod(fused_linear._lp_backward)
+
+    def every_row(targets, mask, vocabulary, ignored):
+        return torch.empty(len(targets), dtype=torch.long, device=GPU), len(targets)
+
+    def head_gradient(logits_gradient, head):
+        return torch.empty(len(logits_gradient), head.shape[1], dtype=torch.float32, device=GPU)
+
+    setattr(torch.ops.unsloth_zoo, fused_linear._LP_OP, Logprobs.apply)
+    fused_linear._use_triton = lambda device: True
+    fused_linear._launch = lambda device, launch: None
+    fused_linear._logits_mode = lambda *args: (True, False)  # matrix products of 16 bits with results in 32, on CUDA
+    fused_linear._flash_min_rows = lambda device: 0 if total <= fused_linear._SMALL_CARD_BYTES else 4096
+    fused_linear._budget_bytes = lambda device: int(min(fused_linear._CHUNK_GB * card.GIB, free / 2))
+    fused_linear._keep_index = every_row
+    fused_linear._logits_into = lambda hidden, head, out, in_32_bits: out
+    fused_linear._dz_w = head_gradient
+    fused_linear._dz_w_acc = lambda *args: None
 
 
 def scored_rows(config, plan):
@@ -179,7 +200,7 @@ def count(config, plan, scored, dtype):
     from torch._subclasses import FakeTensorMode
     from trl.models.utils import disable_gradient_checkpointing
     from unsloth_zoo import gradient_checkpointing as offload
-    from unsloth_zoo.rl_replacements import chunked_hidden_states_selective_log_softmax_recompute as logprobs
+    from unsloth_zoo.rl_replacements import grpo_chunked_hidden_states_logprobs as logprobs
 
     from lora_grpo.models import model_files
 
@@ -188,6 +209,7 @@ def count(config, plan, scored, dtype):
     completion, (together, chunks) = config.sampling.max_completion_tokens, scored
     scratch, sizes = {}, {}
     replace_kernels(scratch)
+    replace_head(plan.estimate.device.total, plan.estimate.device.free)
 
     def ids(*shape):
         return torch.zeros(shape, dtype=torch.long, device=GPU)
@@ -197,6 +219,8 @@ def count(config, plan, scored, dtype):
         count, tokens = rows * kept, (1, rows * length) if packed else (rows, length)
         options = {"packed_seq_lengths": (length,) * rows, "position_ids": ids(*tokens)} if packed else {}
         hidden = policy(input_ids=ids(*tokens), **options, use_cache=False).logits
+        if packed:
+            phase("backward")  # the forward pass of the layers, whose peak is lower
         states = hidden[0, :-1][ids(count)].unsqueeze(0) if packed else hidden[:, -kept - 1 : -1]
         head = policy.get_output_embeddings().weight
         return hidden, logprobs(states, head, ids(*states.shape[:2]), chunks)
@@ -217,7 +241,6 @@ def count(config, plan, scored, dtype):
             with TensorMemory(on_gpu) as held:
                 with mixed:
                     hidden, found = score(rows, completion, chunks * rows, packed=True)
-                    phase("backward")  # the forward pass, whose peak is lower
                     with torch.no_grad():  # Unsloth compares with one row at a time until it trusts its packing
                         score(1, length - 1, 1)
                 hidden.register_hook(lambda gradient: phase("loss"))
@@ -252,9 +275,10 @@ def main():
         flags = ("--model.engine", "unsloth", "--sampling.backend", "vllm")
         config, plan = vllm_arguments.make_plan_on(name, mebibytes, folder, *flags)
         scored, is_old = scored_rows(config, plan), float(capability) < 8
-        key = (config.model.name, plan.estimate.micro_batch_size, scored, is_old)
+        is_small = float(gibibytes) <= 24.5  # Unsloth cuts logits in another way on larger GPUs
+        key = (config.model.name, plan.estimate.micro_batch_size, scored, is_old, is_small)
         alike.setdefault(key, []).append((name, gibibytes, capability, config, plan))
-    for (_, _, scored, is_old), group in alike.items():
+    for (_, _, scored, is_old, _), group in alike.items():
         if process := os.fork():  # Unsloth keeps buffers in its modules
             assert os.waitpid(process, 0)[1] == 0
             continue
