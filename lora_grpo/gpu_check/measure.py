@@ -341,7 +341,7 @@ def run_measured(arguments: Sequence[str], log: Path, seconds: float) -> Measure
     """Run a command without network access, and kill it and its child processes at the time limit."""
     deadline = time.monotonic() + seconds
     peak_gib = 0.0
-    # Unsloth (2026.10.7) then logs its checks of packed batches. It also has Triton compile every kernel again, so the
+    # Unsloth (2026.10.9) then logs its checks of packed batches. It also has Triton compile every kernel again, so the
     # first step takes as long as on a machine that has never compiled them.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "UNSLOTH_ENABLE_LOGGING": "1"}
     with log.open("wb") as file:

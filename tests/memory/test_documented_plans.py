@@ -33,7 +33,7 @@ def planned(recipe, *flags):
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
-    _, memory, _, _, _, preset, model, micro, chunks, share = GPUS[gpu]
+    _, memory, _, _, _, preset, model, micro, share = GPUS[gpu]
     total = int(memory.removesuffix(" MiB").replace(",", ""))
     machine(script=f"echo '0, GPU-0abc, {gpu}, {total}, {total - 500}'")
     config, plan = planned("gsm8k_lora")
@@ -41,7 +41,6 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     assert plan.estimate.fits and plan.estimate.max_num_seqs == 64
     assert plan.estimate.micro_batch_size == int(micro)
     assert plan.estimate.gpu_memory_share == pytest.approx(float(share), abs=0.03)
-    assert chunks == f"1 of {4 * plan.estimate.micro_batch_size}"  # tests/gpu_rig/test_training.py counts the graph's
     phases = [sum(plan.estimate.phases[name].values()) for name in ("sampling", "scoring", "loss", "backward")]
     assert [float(cell.split()[0]) * GIB for cell in MEMORY[gpu]] == pytest.approx(
         [*phases, plan.estimate.host_bytes], rel=0.02

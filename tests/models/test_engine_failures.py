@@ -5,10 +5,12 @@ Packages on a path of their own stand in for broken installations of the real on
 
 import os
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 
+from lora_grpo import console
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import ModelFlags, Policy, base_model, engines, load_policy, resolve
@@ -34,12 +36,14 @@ def broken(tmp_path, monkeypatch, machine):
     def loaded_modules(*packages):
         return [module for module in sys.modules if module.partition(".")[0] in packages]
 
-    def add(sources):
+    def add(sources, requires=()):
         for module, source in sources.items():
             package, *submodules = module.split(".")
             folder = tmp_path.joinpath("packages", package, *submodules)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "__init__.py").write_text(source)
+            if module == "unsloth":
+                write_metadata(tmp_path / "packages", requires)
             for loaded in loaded_modules(package):
                 monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.syspath_prepend(tmp_path / "packages")
@@ -49,6 +53,15 @@ def broken(tmp_path, monkeypatch, machine):
         del sys.modules[module]
     os.environ.clear()
     os.environ.update(environment)
+
+
+def write_metadata(folder, requires):
+    """Write the metadata of a package `unsloth` with these requirements, as pip installs it."""
+    metadata = folder / "unsloth-2026.10.9.dist-info"
+    metadata.mkdir(exist_ok=True)
+    lines = ["Metadata-Version: 2.4", "Name: unsloth", "Version: 2026.10.9"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (metadata / "METADATA").write_text("\n".join(lines) + "\n")
 
 
 def config(engine="auto", backend="auto", **model):
@@ -152,3 +165,24 @@ raise ImportError(f"{statistics} {location}")
     broken({"unsloth": unsloth})
     with pytest.raises(RunError, match="ImportError: 1 /"):
         load_policy(config())
+
+
+@pytest.mark.parametrize(
+    ("requires", "named"),
+    [
+        (["trl!=0.19.0,<=0.20,>=0.18.2", "transformers<=99"], {"trl": "<=0.20"}),
+        (["trl<=0.20", "transformers<5,!=4.1", "torch<2"], {"trl": "<=0.20", "transformers": "<5"}),
+        (["trl<=99", "trl<=0.20; extra == 'old'"], {}),
+    ],
+)
+def test_a_version_that_unsloth_excludes_is_named(broken, requires, named):
+    broken({"unsloth": "raise ImportError('stop here')"}, requires)
+    heard = []
+    with console.listening(heard.append), pytest.raises(RunError):
+        load_policy(config())
+    warnings = [str(message) for message in heard if "Unsloth 2026.10.9" in str(message)]
+    assert len(warnings) == bool(named)
+    for warning in warnings:
+        for name, rule in named.items():
+            assert f"{name} {version(name)} (expected {rule})" in warning
+        assert "--model.engine peft" in warning and "torch" not in warning and "\n" not in warning
