@@ -5,16 +5,18 @@ BIN := $(VENV)/bin
 ARGS ?=
 # One more than cores, because many tests wait for other processes.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? cores + 1 : 4)))
-# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; PyTorch's
-# CUDA 12 build if it was chosen before (EXTRA=cuda12); otherwise no package that needs CUDA.
+# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; vLLM without
+# Unsloth (EXTRA=vllm) or PyTorch's CUDA 12 build (EXTRA=cuda12) if it was chosen before; otherwise no package that needs
+# CUDA.
 INSTALLED := $(shell cat $(VENV)/installed 2>/dev/null)
 GPU := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
-EXTRA := $(or $(filter cuda12,$(INSTALLED)),$(GPU),$(INSTALLED))
+EXTRA := $(or $(filter cuda12 %vllm,$(INSTALLED)),$(GPU),$(INSTALLED))
+LOCK := requirements-$(or $(findstring gpu,$(EXTRA)),$(findstring vllm,$(EXTRA)),cpu).lock
 
 # Some containers set this. Every process would compile PyTorch and Transformers again, for 7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: add-gpu install demo laptop-model test test-all test-newest check engines newest gpu-rig lock clean
+.PHONY: add-gpu install demo laptop-model test test-all test-newest check engines newest gpu-rig vllm-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -43,10 +45,9 @@ check: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# With a GPU, install the versions of requirements-gpu.lock, also into an environment that was made without one. What is
-# asked for with EXTRA replaces what is installed.
-$(VENV)/installed: pyproject.toml scripts/install.sh requirements-$(if $(filter %gpu,$(EXTRA)),gpu,cpu).lock \
-		$(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
+# With a GPU, install the versions of the GPU's lock, also into an environment that was made without one. What is asked
+# for with EXTRA replaces what is installed.
+$(VENV)/installed: pyproject.toml scripts/install.sh $(LOCK) $(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # reasoning-gym, llama.cpp, and Unsloth's and vLLM's CPU backends for a machine without a GPU (with a GPU, the gpu extra
@@ -67,8 +68,8 @@ endif
 
 # Update the locks after a change of pyproject.toml. Versions that still fit stay as they are.
 lock: $(VENV)/installed
-	for kind in cpu gpu; do \
-		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra gpu) --extra dev \
+	for kind in cpu gpu vllm; do \
+		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra $$kind) --extra dev \
 			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
 	done
 
@@ -84,6 +85,12 @@ gpu-rig: .venv-gpu/installed
 
 .venv-gpu/installed: pyproject.toml requirements-gpu.lock scripts/install.sh
 	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu ANY_DRIVER=1 bash scripts/install.sh
+
+# The same with the vllm extra, for its arguments (tests/gpu_rig/test_vllm_arguments.py).
+vllm-rig: .venv-vllm/installed
+
+.venv-vllm/installed: pyproject.toml requirements-vllm.lock scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-vllm EXTRA=vllm ANY_DRIVER=1 bash scripts/install.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

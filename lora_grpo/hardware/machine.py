@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -109,10 +110,28 @@ def vllm_available() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
+def vllm_extra() -> str:
+    """Return the extra that installs vLLM: `gpu` beside Unsloth, which needs an older vLLM than the extra `vllm` has."""
+    return "gpu" if importlib.util.find_spec("unsloth") else "vllm"
+
+
+def check_vllm_quantizes() -> None:
+    """Raise UserError if the installed vLLM cannot load a base in 4 bits. Since 0.28, a package of its own does that."""
+    vllm = importlib.util.find_spec("vllm")
+    if vllm is None or importlib.util.find_spec("vllm_bnb_plugin"):
+        return
+    folders = vllm.submodule_search_locations or []
+    if not any(Path(folder, "model_executor/layers/quantization/bitsandbytes.py").exists() for folder in folders):
+        raise UserError(
+            "vLLM 0.28 and newer need the package vllm-bnb-plugin for a model in 4 bits; run `pip install "
+            "vllm-bnb-plugin`, or select the transformers backend"
+        )
+
+
 def vllm_serves(config: RunConfig) -> bool:
     """Return whether vLLM computes in the trainer's dtype.
 
-    vLLM (0.27) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
+    vLLM (0.27, and vllm-bnb-plugin 0.0.3) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
     uses float16, and only Unsloth has vLLM do so too.
     """
     if config.model.bits == 16:

@@ -1,9 +1,12 @@
+import sys
+
 import pytest
 
 from lora_grpo.cli import parse
 from lora_grpo.config import RunConfig, replace, starter_preset
 from lora_grpo.errors import UserError
-from lora_grpo.hardware import choose_preset, nvidia_gpus, uses_vllm
+from lora_grpo.hardware import check_vllm_quantizes, choose_preset, nvidia_gpus, uses_vllm, vllm_extra
+from lora_grpo.models import check_model
 
 PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
 
@@ -132,3 +135,55 @@ def test_vllm_samples_where_it_computes_in_the_dtype_of_the_trainer(
     else:
         with pytest.raises(UserError, match=r"pass --sampling\.backend transformers or --model\.bits 16"):
             parse(flags, **names)
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Return a function that puts files of packages in front of the installed ones, and hides other engines."""
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    for module in [*sys.modules]:
+        if module.partition(".")[0] in ("vllm", "unsloth"):
+            monkeypatch.delitem(sys.modules, module)
+
+    def add(*files):
+        for file in files:
+            path = tmp_path / "packages" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    return add
+
+
+VLLM = "vllm/__init__.py"
+VLLM_27 = "vllm/model_executor/layers/quantization/bitsandbytes.py"
+PLUGIN = "vllm_bnb_plugin/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "bits", "refused"),
+    [
+        ([VLLM], 4, True),
+        ([VLLM], 16, False),
+        ([VLLM, PLUGIN], 4, False),
+        ([VLLM, VLLM_27], 4, False),
+    ],
+)
+def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(machine, packages, files, bits, refused):
+    machine(16_376)
+    packages(*files)
+    config = replace(RunConfig(), {"model": {"engine": "peft", "bits": bits}, "sampling": {"backend": "vllm"}})
+    if refused:
+        with pytest.raises(UserError, match=r"vllm-bnb-plugin.*select the transformers backend$"):
+            check_model(config)
+        with pytest.raises(UserError, match="pip install vllm-bnb-plugin"):
+            check_vllm_quantizes()
+    else:
+        check_model(config)
+
+
+def test_beside_unsloth_its_own_vllm_is_named(packages, monkeypatch):
+    monkeypatch.setitem(sys.modules, "unsloth", None)
+    assert vllm_extra() == "vllm"
+    monkeypatch.delitem(sys.modules, "unsloth")
+    packages("unsloth/__init__.py")
+    assert vllm_extra() == "gpu"
