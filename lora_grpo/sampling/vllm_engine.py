@@ -16,7 +16,7 @@ from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import check_vllm_quantizes
-from lora_grpo.models import NOT_IN_VLLM, base_model, engines, model_files
+from lora_grpo.models import base_model, engines, in_vllm, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.samples import Decoded
 
@@ -161,8 +161,8 @@ def start_engine(
 
     on_cpu = not torch.cuda.is_available()
     family = model_files.read_config(settings).get("model_type")
-    if family in NOT_IN_VLLM or (family == "lfm2" and on_cpu):
-        problem = f"vLLM 0.27 does not compute the logits of a model of type {family}"
+    if not in_vllm(family) or (family == "lfm2" and on_cpu):
+        problem = f"this version of vLLM does not compute the logits of a model of type {family}"
         raise UserError(f"{problem} (docs/models.md); select the transformers backend")
     sleeps = sleeps and not on_cpu
     if on_cpu:

@@ -139,38 +139,40 @@ def test_vllm_samples_where_it_computes_in_the_dtype_of_the_trainer(
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """Return a function that puts files of packages in front of the installed ones, and hides other engines."""
-    monkeypatch.syspath_prepend(tmp_path / "packages")
+    """Return a function that puts empty packages in front of the installed ones, such as vllm="0.28.0"."""
+    monkeypatch.syspath_prepend(tmp_path)
     for module in [*sys.modules]:
-        if module.partition(".")[0] in ("vllm", "unsloth"):
+        if module.partition(".")[0] in ("vllm", "vllm_bnb_plugin", "unsloth"):
             monkeypatch.delitem(sys.modules, module)
 
-    def add(*files):
-        for file in files:
-            path = tmp_path / "packages" / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+    def add(**versions):
+        for name, version in versions.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").touch()
+            (tmp_path / f"{name}-{version}.dist-info").mkdir()
+            metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+            metadata.write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
 
     return add
 
 
-VLLM = "vllm/__init__.py"
-VLLM_27 = "vllm/model_executor/layers/quantization/bitsandbytes.py"
-PLUGIN = "vllm_bnb_plugin/__init__.py"
-
-
 @pytest.mark.parametrize(
-    ("files", "bits", "refused"),
+    ("versions", "bits", "refused"),
     [
-        ([VLLM], 4, True),
-        ([VLLM], 16, False),
-        ([VLLM, PLUGIN], 4, False),
-        ([VLLM, VLLM_27], 4, False),
+        ({"vllm": "0.28.0"}, 4, True),
+        ({"vllm": "0.33.1rc1"}, 4, True),
+        ({"vllm": "0.28.0"}, 16, False),
+        ({"vllm": "0.28.0", "vllm_bnb_plugin": "0.0.3"}, 4, False),
+        ({"vllm": "0.27.1"}, 4, False),
     ],
 )
-def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(machine, packages, files, bits, refused):
+def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(
+    machine, packages, monkeypatch, versions, bits, refused
+):
     machine(16_376)
-    packages(*files)
+    if "vllm_bnb_plugin" not in versions:
+        monkeypatch.setitem(sys.modules, "vllm_bnb_plugin", None)
+    packages(**versions)
     config = replace(RunConfig(), {"model": {"engine": "peft", "bits": bits}, "sampling": {"backend": "vllm"}})
     if refused:
         with pytest.raises(UserError, match=r"vllm-bnb-plugin.*select the transformers backend$"):
@@ -185,5 +187,5 @@ def test_beside_unsloth_its_own_vllm_is_named(packages, monkeypatch):
     monkeypatch.setitem(sys.modules, "unsloth", None)
     assert vllm_extra() == "vllm"
     monkeypatch.delitem(sys.modules, "unsloth")
-    packages("unsloth/__init__.py")
+    packages(unsloth="2026.10.9")
     assert vllm_extra() == "gpu"
