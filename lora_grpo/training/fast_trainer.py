@@ -77,6 +77,7 @@ class FastGRPOTrainer(GRPOTrainer):
 
     @functools.wraps(GRPOTrainer.__init__)  # type: ignore[misc]  # for `inspect.signature`
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        trl_compat.fit_fused_head_to_cpu()
         trained_adapter = trl_compat.trained_adapter(model)
         super().__init__(model, *args, **kwargs)
         # TRL keeps the adapter of a sharded model in the dtype of its base.

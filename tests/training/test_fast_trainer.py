@@ -570,7 +570,7 @@ def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, processing_class=tokenizer)
     assert "logit_scale" not in trainer.model.config.to_dict()
-    assert trainer.loss_pass.uses_tiles == trl_compat.has_fused_head(trainer)
+    assert trainer.loss_pass.uses_tiles == trl_compat.has_fused_head()
 
 
 def test_rollouts_of_one_step_differ(tmp_path):
