@@ -25,31 +25,34 @@ DEPRECATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 SAYS_SO = re.compile(r"deprecat|will be removed|(will|is going to) be (dropped|unsupported)", re.IGNORECASE)
 # They pass a warning on, and are not the library that warns.
 PASSES_ON = {
-    "warnings",
-    "_py_warnings",
-    "logging",
-    "functools",
-    "contextlib",
-    "importlib",
-    "typing_extensions",
+    *("warnings", "_py_warnings", "logging", "functools", "contextlib", "importlib", "typing_extensions"),
     __name__,
 }
+# Functions that pass the arguments of their caller on: PyTorch's and PEFT's to a model's `forward`, and constructors to
+# that of their base class.
+PASS_ARGUMENTS = {"__call__", "_call_impl", "_wrapped_call_impl", "forward", "__init__", "__post_init__"}
 _noting = threading.local()
 
 
-def caller():
+def caller() -> tuple[str, str] | None:
     """Return the library that warns and the line of this checkout that called it, or None if another library did."""
     frame = sys._getframe(1)
     library = None
+    functions: list[str] = []  # of the library
     while frame is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        function = frame.f_code.co_name
         path = Path(frame.f_code.co_filename)
+        if package == "importlib" and functions != ["<module>"]:
+            return None  # what a library does while it is imported, unless the module itself is deprecated
         if package not in PASSES_ON:
             if path.is_relative_to(ROOT) and not path.relative_to(ROOT).parts[0].startswith(".venv"):
                 return library or "a decorator", f"{path.relative_to(ROOT)}:{frame.f_lineno}"
-            if library not in (None, package):
+            library = library or package
+            if package == library:
+                functions.append(function)
+            elif function not in PASS_ARGUMENTS:
                 return None  # one library calls another one
-            library = package
         frame = frame.f_back
     return None
 

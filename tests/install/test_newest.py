@@ -123,7 +123,15 @@ def once(text): logger.warning(text)
 def by_logger_once(): once("old will be removed in version 6")
 @deprecated("old")
 def decorated(): pass
+def takes(old=None): warnings.warn("old", FutureWarning)
 def not_about_it(): warnings.warn("a slow tokenizer", UserWarning); logger.warning("a slow tokenizer")
+"""
+
+ANOTHER_LIBRARY = """
+import library
+def call_it(): library.at_itself(); library.by_logger()
+class Arguments:
+    def __init__(self, **arguments): library.takes(**arguments)
 """
 
 
@@ -131,12 +139,14 @@ def not_about_it(): warnings.warn("a slow tokenizer", UserWarning); logger.warni
 def deprecations(tmp_path):
     """Return a function that runs a line as one of this checkout, and returns what was noted."""
     (tmp_path / "library.py").write_text(LIBRARY)
-    (tmp_path / "another.py").write_text("import library\ndef call_it(): library.at_itself(); library.by_logger()\n")
+    (tmp_path / "another.py").write_text(ANOTHER_LIBRARY)
+    (tmp_path / "imports_it.py").write_text("import library\ndef at_import(): library.at_itself()\nat_import()\n")
+    (tmp_path / "old_module.py").write_text("import warnings\nwarnings.warn('an old module', FutureWarning)\n")
 
     def run(line):
         noted = tmp_path / "noted"
         noted.write_text("")
-        source = f"import library, another\n{line}\n"
+        source = f"import library, another, warnings; warnings.simplefilter('ignore')\n{line}\n"
         script = (
             f"import watch_deprecations; exec(compile({source!r}, {str(ROOT / 'lora_grpo' / 'caller.py')!r}, 'exec'))"
         )
@@ -149,22 +159,24 @@ def deprecations(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "library"),
+    ("line", "library"),
     [
-        ("at_itself", "library"),
-        ("at_its_caller", "library"),
-        ("inside", "library"),
-        ("by_logger", "library"),
-        ("by_logger_once", "library"),
-        ("decorated", "a decorator"),
+        ("library.at_itself()", "library"),
+        ("library.at_its_caller()", "library"),
+        ("library.inside()", "library"),
+        ("library.by_logger()", "library"),
+        ("library.by_logger_once()", "library"),
+        ("library.decorated()", "a decorator"),
+        ("another.Arguments(old=1)", "library"),
+        ("import old_module", "old_module"),
     ],
 )
-def test_a_deprecated_call_of_this_checkout_is_noted(deprecations, name, library):
-    [line] = deprecations(f"library.{name}()")
-    assert (line["library"], line["place"]) == (library, "lora_grpo/caller.py:2")
-    assert "old" in line["text"]
+def test_a_deprecated_call_of_this_checkout_is_noted(deprecations, line, library):
+    [noted] = deprecations(line)
+    assert (noted["library"], noted["place"]) == (library, "lora_grpo/caller.py:2")
+    assert "old" in noted["text"]
 
 
-@pytest.mark.parametrize("name", ["library.not_about_it", "another.call_it"])
-def test_other_warnings_and_calls_of_other_libraries_are_not(deprecations, name):
-    assert deprecations(f"{name}()") == []
+@pytest.mark.parametrize("line", ["library.not_about_it()", "another.call_it()", "import imports_it"])
+def test_other_warnings_and_calls_of_other_libraries_are_not(deprecations, line):
+    assert deprecations(line) == []
