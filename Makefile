@@ -72,12 +72,17 @@ ifneq ($(filter floor,$(or $(EXTRA),floor)),)
 endif
 	touch $@
 
-# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are.
+# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are. The floor is for the
+# lowest Python.
 lock: $(VENV)/installed
 	for kind in cpu gpu; do \
 		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra gpu) --extra dev \
 			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
 	done
+	$(BIN)/uv pip compile --python-version 3.11 --resolution lowest-direct --no-deps --no-annotate --quiet pyproject.toml \
+		-o $(VENV)/floors.txt
+	$(BIN)/uv pip compile --python-version 3.11 --constraint $(VENV)/floors.txt --extra dev --no-annotate --quiet \
+		pyproject.toml -o requirements-floor.lock
 
 .venv-floor/installed: pyproject.toml requirements-floor.lock scripts/install.sh
 	PYTHON="$(PYTHON)" VENV=.venv-floor EXTRA=floor bash scripts/install.sh
