@@ -12,6 +12,8 @@ pytest go to outputs/newest. CONTRIBUTING.md says what to do with a red row.
 """
 
 import argparse
+import ast
+import contextlib
 import functools
 import json
 import os
@@ -94,8 +96,8 @@ class SuiteRun:
 
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     """Numbers of tests that passed, failed and were skipped, by file."""
-    failed: list[str] = field(default_factory=list)
-    """The names of tests that failed."""
+    failed: dict[str, list[str]] = field(default_factory=dict)
+    """The names of tests that failed, by file."""
     skipped: Counter[str] = field(default_factory=Counter)
     """How many tests were skipped, by reason."""
     deprecated: list[dict[str, str]] = field(default_factory=list)
@@ -288,22 +290,24 @@ def run_suite(end: str, suite: str, workers: int) -> SuiteRun:
     log, results, deprecations = (LOGS / f"{end}-{suite}.{kind}" for kind in ("log", "xml", "jsonl"))
     results.unlink(missing_ok=True)
     deprecations.write_text("")
+
+    python = python_of(end)
     if suite == "contract":
         selection = sorted({path for paths in CONTRACTS.values() for path in paths})
     elif suite == "default":
         selection = []
     else:
         selection = ["-m", suite]
-    command = [python_of(end), "-m", "pytest", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    if suite == "gpu_rig":
+        python = Path(sys.executable)  # its tests start that of the gpu extra themselves
+        workers = min(workers, 2)  # several GB each
+    command = [python, "-m", "pytest", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *selection]
     command += [f"--junitxml={results}", "-o", "junit_family=xunit1", "-o", f"filterwarnings={WARNING_FILTERS}"]
-    watch = site_packages(end) / "watch_deprecations.pth"
-    watch.write_text(f"{ROOT / 'tools'}\nimport watch_deprecations\n")
-    environment = {**os.environ, "DEPRECATIONS_FILE": str(deprecations)}
-    try:
-        with log.open("w") as file:
-            ended = subprocess.run([*command, *selection], cwd=ROOT, env=environment, stdout=file, stderr=file)
-    finally:
-        watch.unlink()
+
+    with deprecations_watched(end), log.open("w") as file:
+        environment = {**os.environ, "DEPRECATIONS_FILE": str(deprecations)}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file, check=False)
+
     run = SuiteRun()
     if ended.returncode not in (0, 1) or not results.is_file():
         lines = log.read_text(errors="replace").split("\n")
@@ -312,6 +316,17 @@ def run_suite(end: str, suite: str, workers: int) -> SuiteRun:
         read_results(results, run)
     read_deprecations(deprecations, run)
     return run
+
+
+@contextlib.contextmanager
+def deprecations_watched(end: str) -> Iterator[None]:
+    """Let every Python of an environment import watch_deprecations.py, whatever its arguments and variables are."""
+    link = site_packages(end) / "watch_deprecations.pth"
+    link.write_text(f"{ROOT / 'tools'}\nimport watch_deprecations\n")
+    try:
+        yield
+    finally:
+        link.unlink()
 
 
 def what_is_missing(end: str, suite: str) -> str:
@@ -336,10 +351,13 @@ def read_results(path: Path, run: SuiteRun) -> None:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             outcome = "failed"
-            run.failed.append(f"{file}::{case.get('name')}")
+            run.failed.setdefault(file, []).append(case.get("name", ""))
         elif skipped is not None:
             outcome = "skipped"
-            run.skipped[skipped.get("message", "")] += 1
+            reason = skipped.get("message", "")
+            if reason == "collection skipped":  # a whole file; the text is a tuple of file, line and reason
+                reason = ast.literal_eval(skipped.text or "")[2].removeprefix("Skipped: ")
+            run.skipped[reason] += 1
         else:
             outcome = "passed"
         run.outcomes.setdefault(file, Counter())[outcome] += 1
@@ -435,8 +453,9 @@ def details(runs: dict[str, EndRun]) -> Iterator[str]:
     """Yield lists of the tests that failed, of the deprecated calls, and of the reasons for skipped tests."""
     for end, run in runs.items():
         for suite, result in run.suites.items():
-            for test in result.failed:
-                yield f"- {end}, {suite}: failed: `{test}`"
+            for file, tests in result.failed.items():
+                others = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+                yield f"- {end}, {suite}: failed: `{file}::{tests[0]}`{others}"
             for line in result.deprecated:
                 at = f", in `{line['test']}`" if line["test"] else ""
                 yield f"- {end}, {suite}: `{line['place']}` calls {line['library']}{at}: {line['kind']}: {line['text']}"

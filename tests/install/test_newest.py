@@ -54,6 +54,7 @@ def suite(tmp_path):
         "loss/test_passes.py": "def test_a(): pass\ndef test_b(): pass\n",
         "loss/test_fails.py": "def test_a(): assert 1 == 2\n",
         "hub/test_skips.py": "import pytest\n@pytest.mark.skip(reason='no card')\ndef test_a(): pass\n",
+        "hub/test_needs.py": "import pytest\npytest.importorskip('a_card')\ndef test_a(): pass\n",
         "hub/test_cannot_start.py": "import pytest\n@pytest.fixture\ndef f(): 1 / 0\ndef test_a(f): pass\n",
         "data/test_broken.py": "import a_module_that_nobody_has\n",
     }
@@ -69,12 +70,12 @@ def suite(tmp_path):
 
 
 def test_results_are_counted_by_file(suite):
-    assert suite.count() == Counter(passed=2, failed=3, skipped=1)
+    assert suite.count() == Counter(passed=2, failed=3, skipped=2)
     assert suite.count(["tests/loss"]) == Counter(passed=2, failed=1)
-    assert suite.count(["tests/loss/test_passes.py", "tests/hub"]) == Counter(passed=2, failed=1, skipped=1)
+    assert suite.count(["tests/loss/test_passes.py", "tests/hub"]) == Counter(passed=2, failed=1, skipped=2)
     assert suite.count(["tests/data"]) == Counter(failed=1)  # it cannot be imported
-    assert suite.skipped == Counter({"no card": 1})
-    assert "tests/loss/test_fails.py::test_a" in suite.failed
+    assert suite.skipped == Counter({"no card": 1, "could not import 'a_card': No module named 'a_card'": 1})
+    assert suite.failed["tests/loss/test_fails.py"] == ["test_a"]
 
 
 def test_rows_name_what_failed(suite):
@@ -87,7 +88,7 @@ def test_rows_name_what_failed(suite):
 
 
 GREEN = newest.SuiteRun({"tests/loss/test_x.py": Counter(passed=1)})
-FAILED = newest.SuiteRun(failed=["tests/loss/test_x.py::test_a"])
+FAILED = newest.SuiteRun(failed={"tests/loss/test_x.py": ["test_a"]})
 DEPRECATED = newest.SuiteRun(deprecated=[{"library": "trl", "place": "lora_grpo/x.py:1", "text": "old"}])
 NOT_HERE = newest.SuiteRun(reason=newest.NOT_HERE["floor", "gpu_rig"])
 
