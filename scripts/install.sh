@@ -2,8 +2,8 @@
 # Install the project and what it needs with PYTHON: into the virtual environment VENV, which is made if necessary, or
 # without VENV into Python's own environment, as the notebook does. Called by the Makefile.
 # EXTRA: `,gpu` for CUDA 13, Unsloth and vLLM; `vllm` for CUDA 13 and a newer vLLM, without Unsloth; `cuda12` for
-# PyTorch's CUDA 12 build, PEFT only; empty for the CPU; `newest` for what pip chooses without a lock, which tests compare
-# with the locked versions.
+# PyTorch's CUDA 12 build, PEFT only; empty for the CPU; `floor` for the lowest versions that pyproject.toml allows, on the
+# CPU; `newest` for what pip chooses without a lock.
 # ANY_DRIVER: also install if the NVIDIA driver is too old.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +17,7 @@ case "$EXTRA" in
 *vllm) lock=requirements-vllm.lock engines=vLLM size=9.6;;
 cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
 "") lock=requirements-cpu.lock build=cpu cuda=0;;
+floor) lock=requirements-floor.lock build=cpu cuda=0;;
 newest) lock=/dev/null cuda=0;;
 *) echo "error: EXTRA=$EXTRA is unknown; pass EXTRA=,gpu, EXTRA=vllm, EXTRA=cuda12 or EXTRA= for the CPU" >&2; exit 2;;
 esac

@@ -112,7 +112,7 @@ class FastGRPOTrainer(GRPOTrainer):
         try:
             reason = unsupported_reason(self) or sampling_fallback_reason(self)
             if not reason:
-                score = super()._get_per_token_logps_and_entropies
+                score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
                 with self.accelerator.autocast():
                     reason = padding_obstacle(self.model, score, self.processing_class)
         except self.fallback_errors as error:

@@ -179,6 +179,14 @@ def test_the_newest_packages_are_installed_without_a_lock(machine):
     assert (machine.venv / "installed").read_text() == "newest\n"
 
 
+def test_the_lowest_versions_are_installed_from_their_lock(machine):
+    assert machine.make("install", extra="floor").returncode == 0
+    torch, project = machine.log.read_text().splitlines()
+    assert re.search(r"install --no-compile torch==[\d.]+\+cpu$", torch)
+    assert project.endswith("-e .[dev]")
+    assert machine.requirements.read_text().splitlines() == locked("floor")
+
+
 def locked(kind):
     lines = (ROOT / f"requirements-{kind}.lock").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu", "vllm")}
@@ -56,6 +57,14 @@ def test_both_locks_have_the_packages_that_results_depend_on_in_one_version():
     cpu, gpu = (pins(LOCKS[kind], "3.11") for kind in ("cpu", "gpu"))
     for name in ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "tokenizers"):
         assert cpu[name] == gpu[name]
+
+
+def test_the_floor_lock_has_the_lowest_versions_that_are_allowed():
+    floor = pins(ROOT / "requirements-floor.lock", PYTHONS[0])
+    for line in PROJECT["dependencies"]:
+        wanted = Requirement(line)
+        lowest = [bound.version for bound in wanted.specifier if bound.operator in (">=", "==")]
+        assert [Version(version) for version in lowest] == [Version(floor[wanted.name])], f"{line}; run `make lock`"
 
 
 def resolve(arguments, folder):

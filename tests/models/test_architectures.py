@@ -76,7 +76,7 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
         expected = live(ids).logits
         with live.disable_adapter():
             before = live(ids).logits
-    assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
+    assert (after - expected).abs().max() < 2e-5 < 2e-3 * (before - expected).abs().max()
 
     not_measured = json.loads((merged / "merge_report.json").read_text())["kl"]["not_measured"]
     # Gemma 4's layers have embeddings of their own, and Phi's head has a bias.
