@@ -6,7 +6,7 @@
 
 An end is an environment of its own: `floor` has the lowest versions that pyproject.toml allows, `locked` those of the
 lock, `allowed` the newest that it allows, `registry` the newest that the registry has, and `gpu` the gpu extra. A row
-is red if a test of that package fails or if this checkout calls something that the package calls deprecated. The exit
+is red if a test of that package fails or if this package calls something that the row's calls deprecated. The exit
 code is 1 if a row or a suite is red. The page goes to standard output and to the file GITHUB_STEP_SUMMARY; logs of
 pytest go to outputs/newest. CONTRIBUTING.md says what to do with a red row.
 """

@@ -1,11 +1,11 @@
-"""Note every deprecated use of a library by this checkout, in every Python process of a test run.
+"""Note every deprecated use of a library by this package, in every Python process of a test run.
 
 `tools/newest.py` lets each Python of an environment import this module. It does nothing without DEPRECATIONS_FILE.
 
 A library tells of a deprecation with `warnings.warn` or, as transformers, TRL and vLLM also do, with a warning of its
 logger. Filters and levels hide many of both, and `stacklevel` often names another place than the call. So both
 functions are wrapped, and the stack tells who called: the first frame outside the library that warns. It is ours if its
-file is in this checkout. What C code warns of, such as NumPy's and Python's own, does not pass through these functions,
+file is in one of OURS. What C code warns of, such as NumPy's and Python's own, does not pass through these functions,
 but names the calling module correctly: `tools/newest.py` makes it an error with a filter of pytest.
 """
 
@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+OURS = ("lora_grpo", "recipes", "scripts")  # not the tests, which also call TRL as its users do
 DEPRECATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 # What a logger says of a deprecation; its warnings have no category.
 SAYS_SO = re.compile(r"deprecat|will be removed|(will|is going to) be (dropped|unsupported)", re.IGNORECASE)
@@ -35,7 +36,7 @@ _noting = threading.local()
 
 
 def caller() -> tuple[str, str] | None:
-    """Return the library that warns and the line of this checkout that called it, or None if another library did."""
+    """Return the library that warns and the line of this package that called it, or None if another library did."""
     frame = sys._getframe(1)
     library = None
     functions: list[str] = []  # of the library
@@ -46,7 +47,7 @@ def caller() -> tuple[str, str] | None:
         if package == "importlib" and functions != ["<module>"]:
             return None  # what a library does while it is imported, unless the module itself is deprecated
         if package not in PASSES_ON:
-            if path.is_relative_to(ROOT) and not path.relative_to(ROOT).parts[0].startswith(".venv"):
+            if any(path.is_relative_to(ROOT / folder) for folder in OURS):
                 return library or "a decorator", f"{path.relative_to(ROOT)}:{frame.f_lineno}"
             library = library or package
             if package == library:
