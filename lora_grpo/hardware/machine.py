@@ -122,12 +122,12 @@ def vllm_version() -> tuple[int, int] | None:
 
 
 def vllm_extra() -> str:
-    """Return the extra that installs vLLM: `gpu` beside Unsloth, which needs an older vLLM than the extra `vllm` has."""
+    """Return the extra that installs vLLM: `gpu` beside Unsloth, which needs an older vLLM than that of `vllm`."""
     return "gpu" if importlib.util.find_spec("unsloth") else "vllm"
 
 
 def check_vllm_quantizes() -> None:
-    """Raise UserError if the installed vLLM cannot load a base in 4 bits. Since 0.28, a package of its own does that."""
+    """Raise a UserError if the installed vLLM cannot load a base in 4 bits. Since 0.28, another package does that."""
     version = vllm_version()
     if version and version >= (0, 28) and not importlib.util.find_spec("vllm_bnb_plugin"):
         raise UserError(
@@ -139,8 +139,8 @@ def check_vllm_quantizes() -> None:
 def vllm_serves(config: RunConfig) -> bool:
     """Return whether vLLM computes in the trainer's dtype.
 
-    vLLM (0.27, and vllm-bnb-plugin 0.0.3) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
-    uses float16, and only Unsloth has vLLM do so too.
+    vLLM (0.27, and vllm-bnb-plugin 0.0.3) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0
+    (T4, RTX 20), the trainer uses float16, and only Unsloth has vLLM do so too.
     """
     if config.model.bits == 16:
         return True

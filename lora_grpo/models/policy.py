@@ -130,8 +130,8 @@ def check_model(config: RunConfig) -> None:
 
 def _not_installed(flag: str, value: str, extra: str) -> UserError:
     return UserError(
-        f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[{extra}]'` (on a CPU: `make "
-        f"engines`), or pass {flag} auto"
+        f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[{extra}]'` (on a CPU: "
+        f"`make engines`), or pass {flag} auto"
     )
 
 

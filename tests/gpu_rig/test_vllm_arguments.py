@@ -1,6 +1,6 @@
 """What vLLM is started with on seven GPUs, by Unsloth and by the kit's own engine, is what the plan of the run says.
 
-Each is checked with the vLLM of the extra gpu, beside Unsloth, and the kit's own engine also with that of the extra vllm.
+The vLLM is that of the extra gpu, beside Unsloth; for the kit's own engine also that of the extra vllm.
 
 Unsloth's own arithmetic runs, and vLLM's `LLM` is reached and replaced. Not covered: whether vLLM then starts, and how
 much memory it takes.
