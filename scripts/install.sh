@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Install the project and what it needs with PYTHON: into the virtual environment VENV, which is made if necessary, or
 # without VENV into Python's own environment, as the notebook does. Called by the Makefile.
-# EXTRA: `,gpu` for CUDA 13, Unsloth and vLLM; `cuda12` for PyTorch's CUDA 12 build, PEFT only; empty for the CPU;
-# `newest` for what pip chooses without a lock, which tests compare with the locked versions.
+# EXTRA: `,gpu` for CUDA 13, Unsloth and vLLM; `vllm` for CUDA 13 and a newer vLLM, without Unsloth; `cuda12` for
+# PyTorch's CUDA 12 build, PEFT only; empty for the CPU; `floor` for the lowest versions that pyproject.toml allows, on the
+# CPU; `newest` for what pip chooses without a lock.
 # ANY_DRIVER: also install if the NVIDIA driver is too old.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,15 +13,18 @@ cd "$(dirname "$0")/.."
     exit 2
 }
 case "$EXTRA" in
-*gpu)
-    lock=requirements-gpu.lock
-    cuda=$(sed -n "/== 'darwin'/d; s/^nvidia-cuda-runtime==\([0-9]*\).*/\1/p" $lock)
-    ;;
+*gpu) lock=requirements-gpu.lock engines="Unsloth and vLLM" size=8.4;;
+*vllm) lock=requirements-vllm.lock engines=vLLM size=9.6;;
 cuda12) lock=requirements-cpu.lock build=cu126 cuda=12;;
 "") lock=requirements-cpu.lock build=cpu cuda=0;;
+floor) lock=requirements-floor.lock build=cpu cuda=0;;
 newest) lock=/dev/null cuda=0;;
-*) echo "error: EXTRA=$EXTRA is unknown; pass EXTRA=,gpu, EXTRA=cuda12 or EXTRA= for the CPU" >&2; exit 2;;
+*) echo "error: EXTRA=$EXTRA is unknown; pass EXTRA=,gpu, EXTRA=vllm, EXTRA=cuda12 or EXTRA= for the CPU" >&2; exit 2;;
 esac
+if [ -n "${engines-}" ]; then
+    # Lines for other platforms, which may name another version, come after the one for Linux.
+    cuda=$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\).*/\1/p' "$lock" | head -n 1)
+fi
 [ -n "${ANY_DRIVER-}" ] || "$PYTHON" lora_grpo/hardware/nvidia.py "$cuda" || exit 2
 
 if [ -n "$VENV" ]; then
@@ -54,9 +58,9 @@ skip='^#'
 [ -n "$VENV" ] || skip="$skip|^(ipykernel|ipython|jupyter|pyzmq|tornado|traitlets)"
 # The CPU lock names the libraries of CUDA 13; PyTorch's CUDA 12 build brings its own.
 [ "$EXTRA" != cuda12 ] || skip="$skip|^(cuda|nvidia)-"
-if [ "$lock" = requirements-gpu.lock ]; then
+if [ -n "${engines-}" ]; then
     # The lock is complete, and leaves out a package that Unsloth lists but that cannot load beside this torch.
-    echo "installing PyTorch with CUDA, Unsloth and vLLM: 8.4 GB on disk, several minutes" >&2
+    echo "installing PyTorch with CUDA, $engines: $size GB on disk, several minutes" >&2
     # pip prefers a CPU build of the same version if one of its sources has it.
     "${pip[@]}" --no-deps -r <(grep -Ev "$skip" "$lock") "torch==$torch,!=$torch+cpu"
     "${pip[@]}" --no-deps -e .

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from importlib.metadata import version
 
 import pytest
 from helpers.fresh_imports import ROOT
@@ -23,6 +24,8 @@ def results():
 
 def test_tables_are_those_of_the_record(results):
     record = json.loads(results.RECORD.read_text())
+    # Another version of matplotlib draws other pixels.
+    has_locked_matplotlib = f"\nmatplotlib=={version('matplotlib')}\n" in (ROOT / "requirements-cpu.lock").read_text()
     places = [place for page in PAGES for place in PLACE.findall(page.read_text())]
     assert sorted(name for name, _ in places) == sorted(["summary", *record])
     for name, text in places:
@@ -33,7 +36,7 @@ def test_tables_are_those_of_the_record(results):
             assert all(f"\n### {anchor}\n" in ARCHIVE for anchor in anchors)
             continue
         assert text == results.rendered(name, record[name])
-        if "curve" in record[name]:
+        if "curve" in record[name] and has_locked_matplotlib:
             assert results.image(name).read_bytes() == results.drawn(name, record[name]["curve"])
         assert record[name]["commands"] == list(results.PARTS[name].commands)
         assert len(record[name]["table"]) > 1 and record[name]["commits"]

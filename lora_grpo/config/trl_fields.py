@@ -18,6 +18,7 @@ _OTHER_NAMES = {
     "--train.max-steps": ("num_train_epochs",),
     "--train.micro-batch-size": ("per_device_train_batch_size",),
     "--train.prompts-per-step": ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+    "--train.gradient-checkpointing": ("activation_checkpointing",),
     "--train.lr-scheduler": ("lr_scheduler_type",),
     "--train.optimizer": ("optim",),
     "--train.checkpoint-steps": ("save_steps", "save_strategy", "save_only_model"),
@@ -43,7 +44,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
-"""Allowed values of fields that TRL 1.14 checks only after sampling the first step."""
+"""Allowed values of fields that TRL checks only after sampling the first step."""
 
 UNREAD_FIELDS = {
     "top_k",

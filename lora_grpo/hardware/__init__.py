@@ -10,6 +10,7 @@ measured_engine.py  the engine and backend that `check-gpu` measured as the fast
 
 from lora_grpo.hardware import machine
 from lora_grpo.hardware.machine import (
+    check_vllm_quantizes,
     choose_engine,
     choose_preset,
     local_sampler,
@@ -17,7 +18,9 @@ from lora_grpo.hardware.machine import (
     uses_gpu,
     uses_vllm,
     vllm_available,
+    vllm_extra,
     vllm_serves,
+    vllm_version,
     with_gpu_defaults,
 )
 from lora_grpo.hardware.measured_engine import (

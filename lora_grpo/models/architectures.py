@@ -8,6 +8,7 @@ from typing import Any
 
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
+from lora_grpo.hardware import vllm_version
 
 TRAINABLE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3"),
@@ -21,8 +22,8 @@ TRAINABLE = (
 ONLY_PEFT = ("gemma3", "gemma4", "gemma4_text", "granitemoehybrid", "lfm2", "mistral3", "qwen3_5", "qwen3_5_text")
 """Types that were not tested with Unsloth."""
 
-NOT_IN_VLLM = ("ministral3", "mistral3")
-"""Types that vLLM 0.27 does not load, or for which it computes other logits (docs/models.md)."""
+_IN_VLLM_SINCE = {"ministral3": (0, 30), "mistral3": (0, 31)}
+"""Types that older versions of vLLM do not load, or for which they compute other logits (docs/models.md)."""
 
 HAVE_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 """Mixtures of experts. An adapter for every expert would have as many parameters as a small model (PEFT 0.21 makes one
@@ -31,11 +32,17 @@ for `all-linear`), so only attention is adapted."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
+def in_vllm(model_type: Any) -> bool:
+    """Return whether the installed vLLM computes the logits of a type of model."""
+    since = _IN_VLLM_SINCE.get(model_type)
+    return since is None or (vllm_version() or (0, 0)) >= since
+
+
 def with_supported(config: RunConfig, model_type: Any) -> RunConfig:
     """Return the configuration with `auto` resolved for what Unsloth or vLLM does not support."""
     if config.model.engine == "auto" and model_type in ONLY_PEFT:
         config = replace(config, {"model": {"engine": "peft"}})
-    if config.sampling.backend == "auto" and model_type in NOT_IN_VLLM:
+    if config.sampling.backend == "auto" and not in_vllm(model_type):
         config = replace(config, {"sampling": {"backend": "transformers"}})
     return config
 

@@ -82,9 +82,10 @@ def hide_flashinfer() -> None:
     """Have vLLM find no FlashInfer. Call this before vLLM is imported.
 
     FlashInfer's sampler is never used, as requests have seeds or logprobs, and its kernels are compiled with nvcc. On
-    Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start. Unsloth also hides
-    FlashInfer, but too late: vLLM has already seen it, and from compute capability 9.0 fails in FlashInfer's autotuner.
-    The variable turns FlashInfer's sampler off, because vLLM would import it without asking whether it is installed.
+    Python 3.11, FlashInfer 0.6.16 raises a TypeError on import, so vLLM 0.27 does not start; 0.7.2, which vLLM 0.33
+    requires, does not. Unsloth also hides FlashInfer, but too late: vLLM has already seen it, and from compute
+    capability 9.0 fails in FlashInfer's autotuner. The variable turns FlashInfer's sampler off, because vLLM would
+    import it without asking whether it is installed.
     """
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]  # Python's mark for "cannot be imported"

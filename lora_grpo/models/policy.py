@@ -13,7 +13,16 @@ from lora_grpo import console, distributed
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic
-from lora_grpo.hardware import choose_engine, machine, use_one_gpu, vllm_available
+from lora_grpo.hardware import (
+    check_vllm_quantizes,
+    choose_engine,
+    local_sampler,
+    machine,
+    use_one_gpu,
+    uses_gpu,
+    vllm_available,
+    vllm_extra,
+)
 from lora_grpo.models import base_model, engines, model_files, stop_tokens, unsloth_policy
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
 from lora_grpo.models.peft_policy import load_peft
@@ -111,15 +120,18 @@ def check_model(config: RunConfig) -> None:
     model_files.check_folder(config.model.name, "--model.name")
     starts_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
     if starts_vllm and not vllm_available():
-        raise _not_installed("--sampling.backend", "vllm")
+        extra = "gpu" if config.model.engine == "unsloth" else vllm_extra()
+        raise _not_installed("--sampling.backend", "vllm", extra)
     if config.model.engine == "unsloth" and not find_spec("unsloth"):
-        raise _not_installed("--model.engine", "unsloth")
+        raise _not_installed("--model.engine", "unsloth", "gpu")
+    if local_sampler(config) == "vllm" and config.model.bits == 4 and uses_gpu(config):
+        check_vllm_quantizes()
 
 
-def _not_installed(flag: str, value: str) -> UserError:
+def _not_installed(flag: str, value: str, extra: str) -> UserError:
     return UserError(
-        f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make "
-        f"engines`), or pass {flag} auto"
+        f"{flag} {value} needs a package that is not installed; run `pip install 'lora-grpo[{extra}]'` (on a CPU: "
+        f"`make engines`), or pass {flag} auto"
     )
 
 

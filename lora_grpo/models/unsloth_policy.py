@@ -66,8 +66,9 @@ def _warn_of_other_versions() -> None:
         if broken_rules:
             excluded.append(f"{requirement.name} {version} (expected {', '.join(broken_rules)})")
     if excluded:
+        unsloth_version = importlib.metadata.version("unsloth")
         console.note(
-            f"warning: Unsloth {importlib.metadata.version('unsloth')} does not allow {' and '.join(sorted(excluded))}; "
+            f"warning: Unsloth {unsloth_version} does not allow {' and '.join(sorted(excluded))}; "
             f"if the run fails, install the versions of requirements-gpu.lock, or pass {OTHER_ENGINE}"
         )
 

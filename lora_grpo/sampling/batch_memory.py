@@ -7,7 +7,7 @@ from typing import Any
 from lora_grpo.hardware import machine
 from lora_grpo.memory import CPU_FRACTION, MAX_BATCH_SIZE, estimate
 from lora_grpo.sampling.continuous_batching import START_FRACTION
-from lora_grpo.sampling.growing_cache import SPARE_COLUMNS, has_full_attention
+from lora_grpo.sampling.growing_cache import SPARE_COLUMNS, cache_argument, has_full_attention
 
 _GPU_FRACTION = 0.8
 """Fraction of free memory to use. The rest is for allocator fragmentation and library workspace."""
@@ -78,12 +78,14 @@ def _cache_of_one_token(model: Any) -> list[dict[str, Any]]:
     from transformers import DynamicCache
 
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    argument = cache_argument(model)
+    empty_cache = {argument: DynamicCache(config=model.config)}
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        output = model(input_ids=token, past_key_values=DynamicCache(config=model.config), use_cache=True)
+        output = model(input_ids=token, use_cache=True, **empty_cache)
     model.train(was_training)
-    cache = output.past_key_values
+    cache = getattr(output, argument)
     if getattr(cache, "layers", None):
         return [vars(layer) for layer in cache.layers]
     return [{"keys": keys, "values": values} for keys, values in cache]  # Unsloth's

@@ -9,7 +9,7 @@ from lora_grpo import console
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.grading import Row
-from lora_grpo.hardware import driver_problem, nvidia_gpus, uses_vllm, vllm_available
+from lora_grpo.hardware import driver_problem, nvidia_gpus, uses_vllm, vllm_available, vllm_extra
 from lora_grpo.memory import estimate
 from lora_grpo.models import (
     TRAINABLE,
@@ -85,7 +85,9 @@ def choose_backend(requested: str) -> str:
         can_use_vllm = vllm_available() and gpus and not driver_problem(gpus[0])
         return "vllm" if can_use_vllm else "transformers"
     if requested == "vllm" and not vllm_available():
-        raise UserError("--backend vllm needs vllm; run `pip install 'lora-grpo[gpu]'` (on a CPU: `make engines`)")
+        raise UserError(
+            f"--backend vllm needs vllm; run `pip install 'lora-grpo[{vllm_extra()}]'` (on a CPU: `make engines`)"
+        )
     return requested
 
 

@@ -290,9 +290,8 @@ def _forward(
     Returns:
         (R, V) logits of the next tokens.
     """
-    output = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **options
-    )
+    options[growing_cache.cache_argument(model)] = cache
+    output = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **options)
     return output.logits[:, -1]
 
 

@@ -7,6 +7,8 @@ spare columns on the right, so that a new token is written in place.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,21 @@ def has_full_attention(config: Any) -> bool:
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name under which a model takes its cache, and under which its output has it.
+
+    transformers 5.24 renamed `past_key_values` to `cache`, and warns of the old name.
+    """
+    unwrapped = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    return _cache_argument(type(unwrapped))  # type: ignore[arg-type]  # a class is hashable
+
+
+@functools.cache
+def _cache_argument(model_class: type) -> str:
+    arguments = inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 def new_cache(config: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.models import NOT_IN_VLLM, base_model, engines, model_files
+from lora_grpo.hardware import check_vllm_quantizes
+from lora_grpo.models import base_model, engines, in_vllm, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.samples import Decoded
 
@@ -25,7 +26,9 @@ _SETTINGS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",  # otherwise vLLM connects to the internet to find it
-    "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",  # otherwise vLLM 0.27 fails on WSL2: "UVA is not available"
+    "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",  # otherwise vLLM fails on WSL2: "UVA is not available"
+    # The plan has CUDA graphs on top of vLLM's memory; vLLM 0.29 and newer would take them out of it.
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",
 }
 _CPU_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -158,8 +161,8 @@ def start_engine(
 
     on_cpu = not torch.cuda.is_available()
     family = model_files.read_config(settings).get("model_type")
-    if family in NOT_IN_VLLM or (family == "lfm2" and on_cpu):
-        problem = f"vLLM 0.27 does not compute the logits of a model of type {family}"
+    if not in_vllm(family) or (family == "lfm2" and on_cpu):
+        problem = f"this version of vLLM does not compute the logits of a model of type {family}"
         raise UserError(f"{problem} (docs/models.md); select the transformers backend")
     sleeps = sleeps and not on_cpu
     if on_cpu:
@@ -237,6 +240,7 @@ def _gpu_options(settings: ModelConfig, max_sequence_tokens: int, *, sleeps: boo
         "max_num_batched_tokens": max(4096, max_sequence_tokens),
     }
     if settings.bits == 4:
+        check_vllm_quantizes()
         options["quantization"] = "bitsandbytes"
     return options
 

@@ -77,6 +77,7 @@ class FastGRPOTrainer(GRPOTrainer):
 
     @functools.wraps(GRPOTrainer.__init__)  # type: ignore[misc]  # for `inspect.signature`
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        trl_compat.fit_fused_head_to_cpu()
         trained_adapter = trl_compat.trained_adapter(model)
         super().__init__(model, *args, **kwargs)
         # TRL keeps the adapter of a sharded model in the dtype of its base.
@@ -111,7 +112,7 @@ class FastGRPOTrainer(GRPOTrainer):
         try:
             reason = unsupported_reason(self) or sampling_fallback_reason(self)
             if not reason:
-                score = super()._get_per_token_logps_and_entropies
+                score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
                 with self.accelerator.autocast():
                     reason = padding_obstacle(self.model, score, self.processing_class)
         except self.fallback_errors as error:

@@ -4,15 +4,19 @@ A row's tokens are those of an evaluation: its rendered prompt, then the complet
 is the mean over the completion's tokens; in a conversation, over those of the model's turns.
 """
 
+import functools
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from lora_grpo.data import gold_episodes, prompt_order
+from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 from lora_grpo.loss import report_whole_logits, tiles_obstacle
 from lora_grpo.models import Policy
 from lora_grpo.runs import Run
 from lora_grpo.sampling import Sampler
+from lora_grpo.training import trl_compat
 from lora_grpo.training.trl_config import sft_arguments
 
 IGNORED = -100
@@ -32,14 +36,18 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
     num_prompts = config.train.max_steps * config.train.prompts_per_step
     order = prompt_order(len(rows), num_prompts, config.seed)
     examples = sft_examples(rows, sampler)
-    return RecipeSFTTrainer(
+    has_fused_head = trl_compat.has_fused_head()
+    trainer = RecipeSFTTrainer(
         run,
         model=policy.model,
         processing_class=tokenizer,
-        args=SFTConfig(**sft_arguments(config, run.checkpoints, _loss_type(policy))),
+        args=SFTConfig(**sft_arguments(config, run.checkpoints, "nll" if has_fused_head else _loss_type(policy))),
         train_dataset=Dataset.from_list(examples).select(order),
         data_collator=DataCollatorForLanguageModeling(tokenizer.pad_token_id),
     )
+    if has_fused_head:
+        _check_fused_head(policy)
+    return trainer
 
 
 def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[int]]]:
@@ -53,8 +61,19 @@ def sft_examples(rows: Sequence[Row], sampler: Sampler) -> list[dict[str, list[i
     return examples
 
 
+def _check_fused_head(policy: Policy) -> None:
+    """Raise a UserError if the loss of TRL 1.16, which never computes whole logits, would not be the model's."""
+    base = policy.model.get_base_model()
+    reason = tiles_obstacle(base, functools.partial(trl_compat.compare_fused_head, base))
+    if reason:
+        raise UserError(
+            f"TRL {version('trl')} cannot train this model with SFT: it computes the loss from the weights of the "
+            f"output head, and {reason}; install trl==1.14.2"
+        )
+
+
 def _loss_type(policy: Policy) -> str:
-    """Return TRL's name of a loss that needs little memory, if the model allows it."""
+    """Return TRL 1.14's name of a loss that needs little memory, if the model allows it."""
     if policy.engine == "unsloth":  # its own loss never materializes the logits
         return "nll"
     base = policy.model.get_base_model()

@@ -20,6 +20,7 @@ class RecipeSFTTrainer(AtomicCheckpoints, SFTTrainer):
         self.keep_checkpoints = run.config.train.keep_checkpoints
         self.max_completion_length = run.config.sampling.max_completion_tokens
         self._step_seconds = 0.0
+        trl_compat.fit_fused_head_to_cpu()
         trained_adapter = trl_compat.trained_adapter(arguments["model"])
         super().__init__(**arguments)
         trl_compat.use_float32_adapter(self.model, trained_adapter)

@@ -285,12 +285,50 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
 # Logits in tiles
 
 
-def has_fused_head(trainer: Any) -> bool:
+def has_fused_head() -> bool:
     """Return whether TRL patches the model's forward so that it returns logprobs, in tiles, in place of logits (1.16).
 
-    TRL 1.14 has two methods: one for whole logits, and one for tiles.
+    TRL 1.14 has methods of its trainers instead: one for whole logits, and one for tiles.
     """
-    return not hasattr(trainer, "_chunked_logps")
+    from trl.trainer import utils
+
+    return hasattr(utils, "add_fused_lm_head")
+
+
+CPU_TILE = (1024, 8192)
+"""Tokens and vocabulary entries of a tile of a fused head's logits on a CPU."""
+
+
+def fit_fused_head_to_cpu() -> None:
+    """Have TRL's fused head (1.16) compute less at a time on a CPU, and no logits that it throws away.
+
+    Call it before a trainer is built. It changes nothing on a GPU.
+    """
+    import torch
+
+    if torch.cuda.is_available() or not has_fused_head():
+        return
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    # TRL's tiles have 4096 tokens and 32,768 entries, and without Triton, nine tensors of a tile's size exist at once.
+    chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE
+    # The head asks this function whether to leave out prompts and padding. TRL includes them where Triton cannot run,
+    # because some accelerators would compile again for each number of tokens; PyTorch on a CPU does not compile.
+    utils._use_triton = lambda device: True
+
+
+def compare_fused_head(model: Any, ids: Any) -> tuple[Any, Any]:
+    """Return the logprobs of the tokens of rows from the fused head of a trainer's model, and from its own logits.
+
+    Args:
+        model: the base that TRL patched.
+        ids: token ids, shape (R, T).
+    """
+    fused_logprobs = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs  # (R, T - 1)
+    distributions = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+    logprobs = distributions.gather(2, ids[:, 1:, None]).squeeze(2)
+    return fused_logprobs, logprobs
 
 
 @dataclass(frozen=True)
@@ -310,13 +348,13 @@ class TrlTiles:
 
         trainer = self.trainer
         arguments = (trainer.model, ids, torch.ones_like(ids), 4)
-        if has_fused_head(trainer):
+        if has_fused_head():
             return self.score(*arguments)[0], _score_whole_logits(trainer, *arguments)[0]
         return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
 
     def enable(self) -> Score:
         """Use tiles from now on, and return the function that does."""
-        if not has_fused_head(self.trainer):
+        if not has_fused_head():
             from trl.models.utils import _ForwardRedirection
 
             self.trainer.use_liger_kernel = True
@@ -332,7 +370,7 @@ def tiles_of(trainer: Any, score: Score) -> TrlTiles | None:
     """
     model = trainer.model
     logits_scaling = getattr(model.config, "logits_scaling", None)  # Granite's
-    if logits_scaling and not has_fused_head(trainer):
+    if logits_scaling and not has_fused_head():
         if not hasattr(model, "get_base_model"):  # without an adapter, its configuration is saved
             return None
         model.config.logit_scale = 1 / logits_scaling  # the name that TRL 1.14 reads
@@ -345,7 +383,7 @@ def whole_logits_score(trainer: Any, score: Score) -> Score:
     Args:
         score: TRL's function for logprobs, which does so in TRL 1.14 as long as tiles are not enabled.
     """
-    if has_fused_head(trainer):
+    if has_fused_head():
         return functools.partial(score_in_slices, functools.partial(_score_whole_logits, trainer))
     return score
 

@@ -104,7 +104,7 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "max_grad_norm": settings.max_grad_norm,
         # prompt_order decides the order of rows.
         "shuffle_dataset": False,
-        "gradient_checkpointing": settings.gradient_checkpointing,
+        _checkpointing_field(): settings.gradient_checkpointing,
         "bf16": on_gpu and dtype == torch.bfloat16,
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,
@@ -121,3 +121,14 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "remove_unused_columns": False,
     }
+
+
+def _checkpointing_field() -> str:
+    """Return the name of the field that enables gradient checkpointing. transformers 5.24 renamed it.
+
+    The old name still exists as an alias, which TRL sets by default, and which is deprecated.
+    """
+    from transformers import TrainingArguments
+
+    fields = TrainingArguments.__dataclass_fields__
+    return "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"

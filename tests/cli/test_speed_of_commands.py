@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -31,3 +32,14 @@ def test_a_command_limits_spinning_before_it_imports_torch(command, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["1000"]), done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton comes with PyTorch's CUDA builds only")
+def test_a_command_that_loads_triton_ends_quietly():
+    script = (
+        "import sys\n"
+        "from lora_grpo.cli.main import run_command\n"
+        "sys.exit(run_command(lambda: __import__('triton._C.libtriton')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""

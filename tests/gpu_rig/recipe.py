@@ -108,7 +108,7 @@ def leak(model, packing):
 
 
 def record_logprob_functions():
-    """Return a set that fills with (variant, with gradients) of each call that computes logprobs in Unsloth's passes."""
+    """Return a set that fills with (variant, with gradients) of each call for logprobs in Unsloth's passes."""
     from unsloth_zoo import rl_replacements
     from unsloth_zoo.fused_losses import fused_linear
 

@@ -4,10 +4,13 @@
 
 A GPU is a name, the MiB that nvidia-smi lists, the GiB that torch reports, and a compute capability. FOLDER gets
 stand-ins for nvidia-smi and a CUDA toolkit, and a Hub cache of models without weights. For each GPU, the recipe's
-preset is planned for an old commit of its model, and its policy loaded, with Unsloth and with PEFT, until vLLM would
-start.
+preset is planned for an old commit of its model, and its policy loaded, with Unsloth if it is installed and with PEFT,
+until vLLM would start.
 """
 
+import dataclasses
+import importlib.util
+import inspect
 import json
 import os
 import runpy
@@ -44,7 +47,6 @@ def import_unsloth():
     """Import Unsloth as for a GPU."""
     from lora_grpo.models import unsloth_policy
 
-    sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
     run, os.system = os.system, lambda command: 1  # Unsloth runs ldconfig to find a driver
     unsloth_policy.import_unsloth()
     os.system = run
@@ -84,10 +86,19 @@ def main():
     os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", LIBRARY_PATH=str(folder), HF_HUB_CACHE=f"{folder}/hub")
     import card
 
+    from lora_grpo.models import engines
+
     card.pretend(gpus[0][0], *gpus[0][2:])
-    import_unsloth()
-    from unsloth_zoo import vllm_utils
+    sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
+    has_unsloth = importlib.util.find_spec("unsloth") is not None
+    if has_unsloth:
+        import_unsloth()
+    else:
+        engines.hide_flashinfer()  # as before vLLM is started
+    from vllm import plugins
+    from vllm.engine import arg_utils
     from vllm.entrypoints import llm
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
     from vllm.platforms import cuda
     from vllm.utils.flashinfer import has_flashinfer
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -107,11 +118,18 @@ def main():
         expected = approximate(*arguments, **options)
         return expected
 
+    arguments_of_vllm = {*inspect.signature(llm.LLM.__init__).parameters}
+    arguments_of_vllm |= {field.name for field in dataclasses.fields(arg_utils.EngineArgs)}
+    plugins.load_general_plugins()
     llm.LLM.__init__ = start
     topk_topp_sampler.current_platform = cuda.CudaPlatform()  # here, vLLM's is the CPU
-    approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
-    load = {"unsloth": load_policy, "peft": build._engine}
-    print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
+    load = {"peft": build._engine}
+    if has_unsloth:
+        from unsloth_zoo import vllm_utils
+
+        approximate, vllm_utils.approximate_vllm_memory_usage = vllm_utils.approximate_vllm_memory_usage, remember
+        load = {"unsloth": load_policy, **load}
+        print(json.dumps({"gpu": "WSL2", "engine": "unsloth", "pins_memory": pins_memory_on_wsl()}))
     os.environ.pop("VLLM_WSL2_ENABLE_PIN_MEMORY", None)
     for name, mebibytes, gibibytes, capability in gpus:
         card.pretend(name, gibibytes, capability)
@@ -130,6 +148,8 @@ def main():
                 "config": config.to_dict(),
                 "plan": plan.estimate.record(),
                 "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
+                "unknown": sorted(options.keys() - arguments_of_vllm),
+                "quantizes": options["quantization"] in QUANTIZATION_METHODS,
                 "has_flashinfer": has_flashinfer(),
                 "flashinfer_sampler": topk_topp_sampler.flashinfer_sampler_supported(),
                 "kv_cache_gib": expected and expected[3],

@@ -1,9 +1,12 @@
+import sys
+
 import pytest
 
 from lora_grpo.cli import parse
 from lora_grpo.config import RunConfig, replace, starter_preset
 from lora_grpo.errors import UserError
-from lora_grpo.hardware import choose_preset, nvidia_gpus, uses_vllm
+from lora_grpo.hardware import check_vllm_quantizes, choose_preset, nvidia_gpus, uses_vllm, vllm_extra
+from lora_grpo.models import check_model
 
 PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
 
@@ -132,3 +135,57 @@ def test_vllm_samples_where_it_computes_in_the_dtype_of_the_trainer(
     else:
         with pytest.raises(UserError, match=r"pass --sampling\.backend transformers or --model\.bits 16"):
             parse(flags, **names)
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Return a function that puts empty packages in front of the installed ones, such as vllm="0.28.0"."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [*sys.modules]:
+        if module.partition(".")[0] in ("vllm", "vllm_bnb_plugin", "unsloth"):
+            monkeypatch.delitem(sys.modules, module)
+
+    def add(**versions):
+        for name, version in versions.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").touch()
+            (tmp_path / f"{name}-{version}.dist-info").mkdir()
+            metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+            metadata.write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("versions", "bits", "refused"),
+    [
+        ({"vllm": "0.28.0"}, 4, True),
+        ({"vllm": "0.33.1rc1"}, 4, True),
+        ({"vllm": "0.28.0"}, 16, False),
+        ({"vllm": "0.28.0", "vllm_bnb_plugin": "0.0.3"}, 4, False),
+        ({"vllm": "0.27.1"}, 4, False),
+    ],
+)
+def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(
+    machine, packages, monkeypatch, versions, bits, refused
+):
+    machine(16_376)
+    if "vllm_bnb_plugin" not in versions:
+        monkeypatch.setitem(sys.modules, "vllm_bnb_plugin", None)
+    packages(**versions)
+    config = replace(RunConfig(), {"model": {"engine": "peft", "bits": bits}, "sampling": {"backend": "vllm"}})
+    if refused:
+        with pytest.raises(UserError, match=r"vllm-bnb-plugin.*select the transformers backend$"):
+            check_model(config)
+        with pytest.raises(UserError, match="pip install vllm-bnb-plugin"):
+            check_vllm_quantizes()
+    else:
+        check_model(config)
+
+
+def test_beside_unsloth_its_own_vllm_is_named(packages, monkeypatch):
+    monkeypatch.setitem(sys.modules, "unsloth", None)
+    assert vllm_extra() == "vllm"
+    monkeypatch.delitem(sys.modules, "unsloth")
+    packages(unsloth="2026.10.9")
+    assert vllm_extra() == "gpu"

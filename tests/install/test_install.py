@@ -157,12 +157,34 @@ def test_only_a_gpu_gets_the_lock(machine):
     assert log == [re.sub(r"fd/\d+", "", line) for line in (lock, project, lock, project)]
 
 
+def test_vllm_without_unsloth_has_a_lock_of_its_own_and_is_kept(machine):
+    machine.nvidia_smi(card("580.65.06"))
+    assert machine.make("install", extra="vllm").returncode == 0
+    lock, project = machine.log.read_text().splitlines()
+    version = next(line for line in locked("vllm") if line.startswith("torch==")).partition("==")[2]
+    assert re.search(rf"--no-deps -r /dev/fd/\d+ torch=={version},!={version}\+cpu$", lock)
+    assert machine.requirements.read_text().splitlines() == locked("vllm")
+    assert project.endswith("install --no-compile --no-deps -e .")
+    machine.outdate()
+    assert machine.make("install", extra=None).returncode == 0
+    assert machine.requirements.read_text().splitlines() == locked("vllm")
+    assert (machine.venv / "installed").read_text() == "vllm\n"
+
+
 def test_the_newest_packages_are_installed_without_a_lock(machine):
     environment = {**os.environ, "PYTHON": str(machine.python), "VENV": str(machine.venv), "EXTRA": "newest"}
     subprocess.run(["bash", "scripts/install.sh"], cwd=ROOT, env=environment, check=True)
     [call] = machine.log.read_text().splitlines()
     assert call.endswith("install --no-compile --upgrade --upgrade-strategy eager -e .[dev]")
     assert (machine.venv / "installed").read_text() == "newest\n"
+
+
+def test_the_lowest_versions_are_installed_from_their_lock(machine):
+    assert machine.make("install", extra="floor").returncode == 0
+    torch, project = machine.log.read_text().splitlines()
+    assert re.search(r"install --no-compile torch==[\d.]+\+cpu$", torch)
+    assert project.endswith("-e .[dev]")
+    assert machine.requirements.read_text().splitlines() == locked("floor")
 
 
 def locked(kind):
@@ -175,16 +197,17 @@ def card(driver):
 
 
 @pytest.mark.parametrize("driver", ["550.54.14", "570.211.01"])
-def test_an_old_driver_stops_the_download_and_can_be_overridden(machine, driver):
+@pytest.mark.parametrize("extra", [None, "vllm"])
+def test_an_old_driver_stops_the_download_and_can_be_overridden(machine, driver, extra):
     machine.nvidia_smi(card(driver))
-    stopped = machine.make("install", None)
+    stopped = machine.make("install", extra)
     errors = [line for line in stopped.stderr.splitlines() if line.startswith("error: ")]
     assert stopped.returncode == 2 and not machine.log.exists() and not machine.venv.exists()
     assert len(errors) == 1
     for word in (driver, "580", "EXTRA=cuda12", "ANY_DRIVER=1"):
         assert word in errors[0]
-    assert machine.make("install", None, "ANY_DRIVER=1").returncode == 0
-    assert machine.requirements.read_text().splitlines() == locked("gpu")
+    assert machine.make("install", extra, "ANY_DRIVER=1").returncode == 0
+    assert machine.requirements.read_text().splitlines() == locked(extra or "gpu")
 
 
 def test_cuda_12_runs_on_an_old_driver_and_is_kept(machine):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu")}
+LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu", "vllm")}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GPU = {"sys_platform": "linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
@@ -45,17 +46,27 @@ def moved(before, after):
 def test_every_requirement_is_locked_and_xformers_is_not(kind, python):
     locked = pins(LOCKS[kind], python)
     extras = PROJECT["optional-dependencies"]
-    for line in [*PROJECT["dependencies"], *extras["dev"], *(extras["gpu"] if kind == "gpu" else ())]:
+    for line in [*PROJECT["dependencies"], *extras["dev"], *extras.get(kind, [])]:
         wanted = Requirement(line)
         assert wanted.specifier.contains(locked[wanted.name.lower()]), f"{line}; run `make lock`"
     assert "xformers" not in locked  # its published builds need CUDA 12
     assert not [line for line in LOCKS[kind].read_text().splitlines() if "//" in line]
 
 
-def test_both_locks_have_the_packages_that_results_depend_on_in_one_version():
+def test_the_default_tests_run_with_the_versions_of_the_gpu_lock():
+    """Unsloth allows older versions than the CPU lock has: those of the floor."""
     cpu, gpu = (pins(LOCKS[kind], "3.11") for kind in ("cpu", "gpu"))
-    for name in ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets", "tokenizers"):
-        assert cpu[name] == gpu[name]
+    floor = pins(ROOT / "requirements-floor.lock", "3.11")
+    for name in ("torch", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "datasets"):
+        assert gpu[name] in (cpu[name], floor[name])
+
+
+def test_the_floor_lock_has_the_lowest_versions_that_are_allowed():
+    floor = pins(ROOT / "requirements-floor.lock", PYTHONS[0])
+    for line in PROJECT["dependencies"]:
+        wanted = Requirement(line)
+        lowest = [bound.version for bound in wanted.specifier if bound.operator in (">=", "==")]
+        assert [Version(version) for version in lowest] == [Version(floor[wanted.name])], f"{line}; run `make lock`"
 
 
 def resolve(arguments, folder):

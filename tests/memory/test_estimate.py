@@ -24,6 +24,7 @@ from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
 from lora_grpo.memory.step import Step
 from lora_grpo.models.base_model import attention_implementation
+from lora_grpo.training import trl_compat
 
 QWEN3_HALF = {
     **{"model_type": "qwen3", "hidden_size": 1024, "head_dim": 128, "num_attention_heads": 16},
@@ -252,25 +253,84 @@ def test_activations_are_those_that_torch_saves(config, on_cpu, checkpointing, r
     assert low <= (planned["activations"] + planned["one_layer"]) / most_held(config, step, monkeypatch) <= high
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "vocabulary"),
-    [(512, 896, 151_936), (4096, 3584, 151_936), (2048, 192, 768)],
-)
-def test_chunked_logits_take_what_trls_tiles_take(tokens, hidden, vocabulary, on_cpu):
-    from trl.trainer.utils import _ChunkedLogProbFunction
+# Logits
 
-    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1, "vocab_size": vocabulary})
-    dtype = torch.float32 if on_cpu else torch.bfloat16
+SIZES_OF_LOGITS = [(512, 896, 151_936), (4096, 3584, 40_000), (2048, 192, 768)]
+"""Tokens, hidden size and vocabulary."""
+WITH_FUSED_HEAD = trl_compat.has_fused_head()
+
+
+def held_by_trls_logprobs(tokens, hidden, vocabulary, dtype):
+    """Return the memory of TRL's logprobs of a whole micro-batch, forward and backward."""
+    from trl.trainer import utils
+
+    arguments = (1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE if WITH_FUSED_HEAD else 8192, None, 1.0)
+    outputs = [("log_probs", "entropy")] if WITH_FUSED_HEAD else []
     with FakeTensorMode():
-        head = torch.empty(shape.vocabulary, hidden, dtype=dtype)
-        states = torch.empty(tokens, hidden, dtype=dtype, requires_grad=True)
+        head = torch.empty(vocabulary, hidden, dtype=dtype)
+        layers_output = torch.empty(tokens, hidden, dtype=dtype, requires_grad=True)
         labels = torch.zeros(tokens, dtype=torch.long)
         with TensorMemory() as held:
-            logps, _ = _ChunkedLogProbFunction.apply(states, head, None, labels, 1.0, 8192, None, 1.0)
-            logps.backward(torch.ones_like(logps))
+            states = layers_output.clone() if WITH_FUSED_HEAD else layers_output  # those of completions
+            logprobs = utils._ChunkedLogProbFunction.apply(states, head, None, labels, *arguments, *outputs)[0]
+            logprobs.backward(torch.ones_like(logprobs))
+    return held
+
+
+def planned_for_logits(tokens, hidden, vocabulary, *, on_cpu):
+    shape = Shape.of({**QWEN25_HALF, "hidden_size": hidden, "num_hidden_layers": 1, "vocab_size": vocabulary})
     step = a_step(1, 0, tokens, on_cpu=on_cpu)
-    planned = memory_by_part(shape, step)["logits"] - (12 if on_cpu else 10) * tokens * hidden  # without the last norm
-    assert held.peak == pytest.approx(planned, rel=0.04)
+    last_norm = (12 if on_cpu else 10) * tokens * hidden
+    return memory_by_part(shape, step)["logits"] - last_norm
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("sizes", SIZES_OF_LOGITS)
+@pytest.mark.skipif(WITH_FUSED_HEAD, reason="TRL 1.14 has tiles without a fused head")
+def test_chunked_logits_take_what_trls_tiles_take(sizes, on_cpu):
+    held = held_by_trls_logprobs(*sizes, torch.float32 if on_cpu else torch.bfloat16)
+    assert held.peak == pytest.approx(planned_for_logits(*sizes, on_cpu=on_cpu), rel=0.04)
+    tokens, _, vocabulary = sizes
     if vocabulary > 8192:
-        assert held.largest < tokens * shape.vocabulary
+        assert held.largest < tokens * vocabulary
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_LOGITS)
+@pytest.mark.skipif(not WITH_FUSED_HEAD, reason="TRL 1.16 has a fused head")
+def test_a_fused_head_on_a_cpu_takes_what_is_planned(sizes, monkeypatch):
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 32_768)
+    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
+    trl_compat.fit_fused_head_to_cpu()
+    held = held_by_trls_logprobs(*sizes, torch.float32)
+    assert held.peak == pytest.approx(planned_for_logits(*sizes, on_cpu=True), rel=0.04)
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_LOGITS)
+@pytest.mark.skipif(not WITH_FUSED_HEAD, reason="TRL 1.16 has a fused head")
+def test_a_fused_head_on_a_gpu_takes_what_is_planned(sizes, monkeypatch):
+    """Functions that do nothing stand for kernels, which allocate nothing, and for products added in place."""
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: None
+
+    class Triton:
+        @staticmethod
+        def cdiv(a, b):
+            return -(-a // b)
+
+    monkeypatch.setattr(chunked_logprob, "triton", Triton, raising=False)
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 32_768)
+    monkeypatch.setattr(chunked_logprob, "_use_triton", lambda device: True)
+    for name in ("_forward_kernel", "_backward_kernel"):
+        monkeypatch.setattr(chunked_logprob, name, Kernel())
+    monkeypatch.setattr(chunked_logprob, "_addmm_fp32", lambda acc, a, b: None)
+    held = held_by_trls_logprobs(*sizes, torch.bfloat16)
+    assert held.peak == pytest.approx(planned_for_logits(*sizes, on_cpu=False), rel=0.04)

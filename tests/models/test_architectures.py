@@ -28,7 +28,7 @@ from lora_grpo.hub.push import prepare
 from lora_grpo.memory.shape import Shape, UnknownFamily
 from lora_grpo.merging import MergeOptions, merge
 from lora_grpo.merging.base_weights import empty_model
-from lora_grpo.models import ModelFlags, base_model, resolve, stop_tokens, with_start
+from lora_grpo.models import ModelFlags, architectures, base_model, resolve, stop_tokens, with_start
 from lora_grpo.models.architectures import TRAINABLE, check_architecture, with_supported
 from lora_grpo.models.policy import load_policy
 from lora_grpo.sampling.build import load_sampler, load_tokenizer
@@ -76,7 +76,7 @@ def test_a_model_is_trained_merged_and_exported(name, bits, tmp_path):
         expected = live(ids).logits
         with live.disable_adapter():
             before = live(ids).logits
-    assert (after - expected).abs().max() < 1e-5 < 1e-3 * (before - expected).abs().max()
+    assert (after - expected).abs().max() < 2e-5 < 2e-3 * (before - expected).abs().max()
 
     not_measured = json.loads((merged / "merge_report.json").read_text())["kl"]["not_measured"]
     # Gemma 4's layers have embeddings of their own, and Phi's head has a bias.
@@ -226,11 +226,23 @@ def test_sizes_that_published_gemma_3_leaves_out_are_those_of_transformers():
     assert Shape.of({"model_type": "gemma3", "text_config": text}).parameters == model.num_parameters()
 
 
-def test_auto_chooses_what_a_type_supports():
-    configs = {family: with_supported(RunConfig(), family) for family in ("qwen3_5", "mistral3", "llama")}
+@pytest.mark.parametrize(
+    ("vllm", "ministral3", "mistral3"),
+    [
+        (None, "transformers", "transformers"),
+        ((0, 27), "transformers", "transformers"),
+        ((0, 30), "auto", "transformers"),
+        ((0, 31), "auto", "auto"),
+    ],
+)
+def test_auto_chooses_what_a_type_supports(monkeypatch, vllm, ministral3, mistral3):
+    monkeypatch.setattr(architectures, "vllm_version", lambda: vllm)
+    families = ("qwen3_5", "ministral3", "mistral3", "llama")
+    configs = {family: with_supported(RunConfig(), family) for family in families}
     assert {family: (config.model.engine, config.sampling.backend) for family, config in configs.items()} == {
         "qwen3_5": ("peft", "auto"),
-        "mistral3": ("peft", "transformers"),
+        "ministral3": ("auto", ministral3),
+        "mistral3": ("peft", mistral3),
         "llama": ("auto", "auto"),
     }
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.merging import MergeOptions, merge
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, in_vllm
 from lora_grpo.sampling.sampler import SamplingParams
 from lora_grpo.sampling.vllm_engine import VllmEngine, start_engine
 from lora_grpo.sampling.vllm_sampler import request_options
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engines
 pytest.importorskip("vllm")
 IN_16_BITS = {"gpt_oss": 0.2, "qwen3_5": 0.05, "qwen3_5 text": 0.05}
 """vLLM computes experts and delta nets on a CPU in bfloat16 alone. A rate changes more than rounding does."""
-OTHER_LOGITS = ("lfm2", "ministral3")
+OTHER_LOGITS = ("lfm2",) if in_vllm("ministral3") else ("lfm2", "ministral3")
 FEW = ("qwen3", "llama", "gemma3", "phi3", "lfm2", "granite hybrid", "qwen3 moe")
 """Those that differ most."""
 LFM2 = {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 96, "block_multiple_of": 16}
@@ -97,8 +97,8 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
     config = widened(CONFIGS[name])
     if "vision_config" in config or name == "qwen3_5 text":  # vLLM's module of Qwen3.5 imports its image processor
         pytest.importorskip("torchvision", reason="published builds of torchvision need CUDA", exc_type=Exception)
-    if name == "mistral3":
-        pytest.skip("vLLM 0.27 imports PixtralRotaryEmbedding, which transformers 5.17 does not have")
+    if not in_vllm(name) and name not in OTHER_LOGITS:
+        pytest.skip("this version of vLLM imports PixtralRotaryEmbedding, which transformers 5.17 does not have")
     base = make_model(tmp_path / "base", config)
     if "gemma4" in name:  # published models have norms of keys, which are not used, in layers that share keys too
         weights = load_file(base / "model.safetensors")
@@ -118,7 +118,7 @@ def test_vllm_generates_what_transformers_does(name, tmp_path, monkeypatch):
             start_engine(ModelConfig(name=str(merged)), rank=None, max_sequence_tokens=256, seed=0)
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
     expected, logps = generated(merged, tokens)
-    tolerance = 0.1 if name in IN_16_BITS else 1e-5
+    tolerance = 0.1 if name in IN_16_BITS else 2e-5
     # An adapter that is ignored would be found.
     assert (next_logps(merged, tokens) - next_logps(base, tokens))[expected[0]].abs() > 3 * tolerance
     options = request_options(SamplingParams(1, 0.0, 1.0, max_tokens=8), [0], [], logprobs=True)
@@ -149,4 +149,5 @@ def test_the_documentation_names_the_families_that_vllm_does_not_serve():
     table, _, _ = (ROOT / "docs" / "models.md").read_text().partition("<!-- results")
     lines = [line for line in table.splitlines() if re.match(r"\| `\w+`", line)]
     served = {line.split("`")[1]: line.strip("| ").split(" | ")[-1] for line in lines if line.count(" | ") == 5}
-    assert {name for name, cell in served.items() if cell not in ("yes", "vLLM")} == {*OTHER_LOGITS, "mistral3"}
+    not_everywhere = {name for name, cell in served.items() if cell not in ("yes", "vLLM")}
+    assert not_everywhere == {"lfm2", "ministral3", "mistral3"}

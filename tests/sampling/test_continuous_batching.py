@@ -22,7 +22,7 @@ from lora_grpo import starter
 from lora_grpo.errors import RunError
 from lora_grpo.sampling import batch_memory
 from lora_grpo.sampling import sampler as sampler_module
-from lora_grpo.sampling.growing_cache import has_full_attention
+from lora_grpo.sampling.growing_cache import cache_argument, has_full_attention
 from lora_grpo.sampling.merged_copy import use_grouped_attention
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.samples import SamplingParams
@@ -92,7 +92,7 @@ def small_memory(model):
     def fail_if_large(module, args, inputs):
         memory.are_held += [cache() is not None for cache in memory.failed_caches]
         if len(inputs["input_ids"]) > memory.max_rows:
-            memory.failed_caches.append(weakref.ref(inputs["past_key_values"]))
+            memory.failed_caches.append(weakref.ref(inputs[cache_argument(module)]))
             raise type(memory.error)(*memory.error.args)
 
     hook = model.register_forward_pre_hook(fail_if_large, with_kwargs=True)
@@ -109,9 +109,8 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
-    output = model(
-        input_ids=input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-    )
+    cached = {cache_argument(model): cache}
+    output = model(input_ids=input_ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **cached)
     cache.reorder_cache(torch.arange(len(prompts)).repeat_interleave(samples))
     logits = output.logits[:, -1].repeat_interleave(samples, dim=0)
     mask = mask.repeat_interleave(samples, dim=0)
@@ -136,9 +135,7 @@ def reference(model, tokenizer, prompts, samples, *, max_tokens, temperature, to
             position = position[running]
             cache.reorder_cache(running)
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-        output = model(
-            input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache
-        )
+        output = model(input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], **cached)
         logits = output.logits[:, -1]
         position = position + 1
     return [ids[:length] for ids, length in zip(samples.tolist(), lengths.tolist(), strict=True)]

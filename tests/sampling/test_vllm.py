@@ -1,17 +1,19 @@
 """Evaluate with the real vLLM, which `make engines` installs."""
 
 import importlib.util
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.sampling import sample
+from safetensors.torch import load_file, save_file
 
 from lora_grpo.config.schema import ModelConfig
 from lora_grpo.errors import RunError
 from lora_grpo.hardware import vllm_available
-from lora_grpo.models import base_model, engines
+from lora_grpo.models import ADAPTER_WEIGHTS, base_model, engines
 from lora_grpo.prompts.chat import add_prompts, render_row
 from lora_grpo.sampling.merged_copy import MergedCopySampler
 from lora_grpo.sampling.sampler import Sampler
@@ -67,6 +69,14 @@ def adapter(tmp_path_factory):
         optimizer.zero_grad()
     folder = tmp_path_factory.mktemp("adapter")
     model.save_pretrained(folder)
+    return folder
+
+
+def changed_copy(adapter, folder, change):
+    """Copy an adapter to a folder, with other weights: `change(name, weight)` returns a name and a weight."""
+    shutil.copytree(adapter, folder)
+    weights = load_file(adapter / ADAPTER_WEIGHTS)
+    save_file(dict(change(name, weight) for name, weight in weights.items()), folder / ADAPTER_WEIGHTS)
     return folder
 
 
@@ -184,3 +194,35 @@ def test_an_ignored_adapter_is_an_error(pair, monkeypatch, adapter):
     monkeypatch.setattr(sampler.engine._engine, "add_request", lambda *requested, lora_request: add(*requested))
     with pytest.raises(RunError, match=r"ignores the adapter in"):
         sampler._load_saved(adapter)
+
+
+@PLAIN
+def test_an_adapter_for_other_modules_is_an_error(pair, adapter, tmp_path):
+    """vLLM loads it, finds none of its modules in the model, and answers with the base model."""
+    sampler = pair[0]
+    renamed = changed_copy(
+        adapter, tmp_path / "renamed", lambda name, weight: (name.replace(".layers.", ".blocks.layers."), weight)
+    )
+    with pytest.raises(RunError, match=r"ignores the adapter in"):
+        sampler._load_saved(renamed)
+
+
+@PLAIN
+def test_three_adapters_give_three_answers(pair, prompts, adapter, tmp_path):
+    """Each replaces the one before, as in training."""
+    from peft import PeftModel
+
+    sampler = pair[0]
+    answers = []
+    for scale in (1.0, 0.5, -1.0):
+        folder = changed_copy(
+            adapter,
+            tmp_path / str(scale),
+            lambda name, weight, scale=scale: (name, weight * scale if "lora_B" in name else weight),
+        )
+        model = PeftModel.from_pretrained(base_model.load_base(ModelConfig(bits=16)), folder).eval()
+        expected = greedy(Sampler(model, TOKENIZER, sampler.eos_token_ids), prompts[:20], adapter=True)
+        served = VllmSampler(sampler.engine, TOKENIZER, sampler.eos_token_ids, adapter=folder)
+        answers.append(greedy(served, prompts[:20], adapter=True))
+        assert answers[-1] == expected
+    assert answers[0] != answers[1] != answers[2] != answers[0]

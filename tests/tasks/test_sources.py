@@ -153,7 +153,7 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path):
 
     table = pyarrow.table([["a?"], ["1"], ["2"]], names=["question", "answer", "answer"])
     pyarrow.parquet.write_table(table, tmp_path / "m.parquet")
-    with pytest.raises(UserError, match=r"m\.parquet .* Multiple matches for .*answer"):
+    with pytest.raises(UserError, match=r"m\.parquet .*(Multiple matches|duplicate field)"):
         GSM8K.load("train", str(tmp_path / "m.parquet"))
     with pytest.raises(UserError, match="question is 'q' already"):
         columns_of(DataConfig("gsm8k", "m.csv", columns=("question=q", "question=p")), "train")

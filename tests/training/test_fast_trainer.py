@@ -346,6 +346,13 @@ class Engine:
         return prompts, [[5 + index % 3, 9] for index in range(count)], [[[-1.0], [-2.0]]] * count, None
 
 
+def with_images():
+    """Return arguments for a model with a processor in place of a tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    model.config.image_token_id = 7  # TRL 1.16 does not sample it
+    return {"model": model, "processing_class": TextProcessor(AutoTokenizer.from_pretrained(MODEL))}
+
+
 def fixed_rollouts(prompts, trainer):
     prompt_ids = trainer.processing_class(list(prompts))["input_ids"]
     completion_ids = [[5 + index % 3, 9] for index in range(len(prompts))]
@@ -395,7 +402,7 @@ PLAIN = {
     "`tools`": with_tools,
     "`top_k`": lambda: {"settings": {"top_k": 5}},
     "`generation_kwargs`": lambda: {"settings": {"generation_kwargs": {"typical_p": 0.9}}},
-    "images": lambda: {"processing_class": TextProcessor(AutoTokenizer.from_pretrained(MODEL))},
+    "images": with_images,
     "PEFT's LoRA": with_own_adapter,
     "several GPUs": on_two_devices,
     "`off_policy_mask_threshold`": lambda: {"settings": {"off_policy_mask_threshold": 0.1, "top_p": 0.9}},
@@ -570,7 +577,7 @@ def test_the_configuration_of_granite_is_saved_as_it_was(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     trainer = build(FastGRPOTrainer, tmp_path, model=model, peft_config=None, processing_class=tokenizer)
     assert "logit_scale" not in trainer.model.config.to_dict()
-    assert trainer.loss_pass.uses_tiles == trl_compat.has_fused_head(trainer)
+    assert trainer.loss_pass.uses_tiles == trl_compat.has_fused_head()
 
 
 def test_rollouts_of_one_step_differ(tmp_path):

@@ -95,7 +95,7 @@ def test_any_grpo_field_reaches_the_trainer(tmp_path):
 
 def test_what_only_trl_can_judge_is_one_line(tmp_path):
     with pytest.raises(UserError, match="TRL rejects the configuration") as caught:
-        run_tiny(tmp_path / "out", grpo=("delta=0.1", "use_liger_kernel=true"))
+        run_tiny(tmp_path / "out", grpo=("sync_ref_model=true",))
     assert "\n" not in str(caught.value)
 
 

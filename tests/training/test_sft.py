@@ -20,6 +20,7 @@ from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import get_task, grade_all
+from lora_grpo.training import trl_compat
 from lora_grpo.training.sft import IGNORED, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,6 +140,25 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
             of_solution = labels[1:] != IGNORED
             token_losses += (-logprobs[of_solution, ids[1:][of_solution]]).tolist()
     assert first["loss"] == pytest.approx(fmean(token_losses), abs=2e-3)
+
+
+def test_the_loss_is_not_computed_from_another_distribution_than_the_models(tmp_path, monkeypatch, capsys):
+    """This model scales its logits, which the weights of its output head do not show."""
+    model_class = type(base_model.load_base(ModelConfig()))
+    forward = model_class.forward
+
+    def doubling(model, *args, **kwargs):
+        output = forward(model, *args, **kwargs)
+        output.logits = 2 * output.logits
+        return output
+
+    monkeypatch.setattr(model_class, "forward", doubling)
+    if trl_compat.has_fused_head():
+        with pytest.raises(UserError, match=r"cannot train this model with SFT.* install trl==1\.14\.2"):
+            run_tiny(tmp_path / "out", **SFT)
+    else:
+        run_tiny(tmp_path / "out", **SFT)
+        assert "computing logits of the whole vocabulary" in capsys.readouterr().err
 
 
 def test_the_report_is_of_sft(trained):

@@ -154,6 +154,26 @@ def test_tiles_are_enabled_without_a_package_of_kernels_and_compute_the_same(tmp
         torch.testing.assert_close(*tiles.compare(ids))
 
 
+@pytest.mark.skipif(not trl_compat.has_fused_head(), reason="TRL 1.16 has a fused head")
+def test_a_fused_head_computes_logits_of_completions_alone(tmp_path, monkeypatch):
+    from trl.trainer import utils
+
+    computed = []
+    compute = utils._ChunkedLogProbFunction.apply
+
+    def recording(states, *args):
+        computed.append(len(states))
+        return compute(states, *args)
+
+    monkeypatch.setattr(utils._ChunkedLogProbFunction, "apply", recording)
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+    trainer.loss_pass.packing_disabled_reason = "padded rows have prompts, too"
+    inputs = micro_batch([2, 2])
+    computed.clear()
+    trainer.compute_loss(trainer.model, dict(inputs))
+    assert sum(computed) == inputs["completion_mask"].sum().item()
+
+
 def test_rewards_are_those_that_trl_calculates(tmp_path, monkeypatch):
     steps = []
     calculate_rewards = RecipeTrainer._calculate_rewards
