@@ -62,6 +62,7 @@ CONTRACTS = {
     "math-verify": ("tests/grading",),
     "matplotlib": ("tests/report",),
     "numpy": ("tests/data", "tests/evaluation", "tests/gguf"),
+    "packaging": ("tests/install", "tests/models/test_engine_failures.py"),
     "psutil": ("tests/hardware", "tests/memory"),
     "pyarrow": ("tests/data", "tests/tasks/test_sources.py"),
     "pydantic": ("tests/config", "tests/runs", "tests/tasks/test_tool_arguments.py"),
