@@ -54,7 +54,7 @@ _LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "tra
 def hide_deprecations() -> None:
     """Hide what libraries say of their future versions, unless Python is asked for warnings (`python -W`).
 
-    No user of a command can act on it, and much of it is about calls of one library by another. `make newest` shows
+    No user can act on it, and much of it is about calls of one library by another. `make newest` shows
     what is about this package.
     """
     if not sys.warnoptions:
@@ -64,7 +64,7 @@ def hide_deprecations() -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Put back what the block changes, and end the processes and threads that it starts."""
+    """Put back what the block changes, and end the processes and threads that it starts. Hide deprecations in it."""
     had_torch = "torch" in sys.modules
     had_sandbox = sandbox.describe() is not None
     with contextlib.ExitStack() as stack:
@@ -74,6 +74,7 @@ def restored() -> Iterator[None]:
         stack.enter_context(_environment())
         stack.enter_context(_logging())
         stack.enter_context(warnings.catch_warnings())
+        hide_deprecations()
         stack.enter_context(_torch_settings())
         stack.enter_context(_library_progress_bars())
         stack.enter_context(_accelerate_state())
