@@ -51,6 +51,11 @@ class VllmEngine:
         self._adapter_numbers = itertools.count(1)
         self._loaded_adapter: Any = None
 
+    @property
+    def adapter_dtype(self) -> Any:
+        """The dtype in which vLLM keeps adapters: the base's, which is 16 bits on a GPU."""
+        return self._engine.vllm_config.lora_config.lora_dtype
+
     def load_adapter(self, adapter: Path) -> Any:
         """Replace the adapter and return its LoRARequest, or raise a UserError if vLLM cannot serve it."""
         from vllm.lora.request import LoRARequest
