@@ -113,7 +113,7 @@ class VllmSampler(Sampler):
         self.engine.close()
 
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a file system in memory, on Linux
+_SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
 
 
 def _folder_in_memory(num_bytes: int) -> Path | None:

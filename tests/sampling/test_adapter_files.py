@@ -1,4 +1,4 @@
-"""How the trained adapter reaches vLLM: the file is PEFT's, in the engine's dtype, and in memory where there is room."""
+"""How the trained adapter reaches vLLM: the file is PEFT's, in the engine's dtype, and in memory if there is room."""
 
 import json
 from pathlib import Path
