@@ -81,6 +81,7 @@ _LARGER_FROM_GIB = 0.9 * 12
 """Smaller GPUs are tested with the model of the preset `8gb`, all others with that of `12gb` and `16gb`."""
 _FOLDER_PREFIX = ".check-"
 """Of the folder with the model and the runs of a check, within its output folder."""
+_TUNING_SECONDS = 300.0
 _POLL_SECONDS = 0.25
 """Seconds between two looks at the GPU's memory. Shorter peaks can be missed."""
 _TRY_TORCH = "import torch; torch.ones(1, device='cuda')"
@@ -129,6 +130,8 @@ def check_gpu(options: Options, recipe: Path | None = None) -> None:
             "git_revision": git_revision(),
             "started": now(),
         }
+        if not options.short:
+            _tune_kernels(options.output)
         cases = SHORT_CASES if options.short else CASES
         model = LARGER_QWEN if gpu.memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
@@ -153,6 +156,18 @@ def _try_torch(gpu: str, output: Path) -> None:
         torch = versions()["torch"]
         fix = "install torch's CUDA build or a newer driver"
         raise UserError(f"torch {torch} cannot use {gpu}: {measured.message}; {fix}")
+
+
+def _tune_kernels(output: Path) -> None:
+    """Find the fastest launch settings of vLLM's LoRA kernel, which the runs of this check and later ones use."""
+    if importlib.util.find_spec("vllm") is None:
+        return
+    _progress("LoRA kernels: ")
+    measured = run_measured(
+        [sys.executable, "-m", "lora_grpo.gpu_check.tune_kernels"], output / "kernels.log", _TUNING_SECONDS
+    )
+    outcome = "not tuned, " if measured.exit_code != 0 else "tuned, "
+    _progress(f"{outcome}{measured.message}\n")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from lora_grpo import console
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import RunError
-from lora_grpo.hardware import uses_vllm
+from lora_grpo.hardware import use_tables, uses_vllm
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION
 from lora_grpo.models.engines import hide_flashinfer, require_compiler
@@ -126,9 +126,10 @@ def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
 
 
 def _vllm_options(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments with which Unsloth starts vLLM, and set the variable that it reads for it."""
+    """Return the arguments with which Unsloth starts vLLM, and set the variables that both read then."""
     import torch
 
+    use_tables(torch.cuda.get_device_name(), reproducible=config.sampling.reproducible)
     # The plan decides whether vLLM sleeps, after `load_tokenizer` has imported Unsloth.
     os.environ["UNSLOTH_VLLM_STANDBY"] = "0" if config.sampling.engine_sleep is False else "1"
 

@@ -64,6 +64,7 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
             seed=config.seed,
             max_batch_size=batch_shape(config).parallel_samples,
             sleeps=config.sampling.engine_sleep is not False,
+            reproducible=config.sampling.reproducible,
         )
 
 
