@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.hardware import ShrinkKernel, ShrinkShape, save_tuned, vllm_default
+from lora_grpo.models import base_model
 
 Launch = Callable[[ShrinkKernel], Any]
 """Launches the kernel with given settings, and returns its products (slices, batch, rank)."""
@@ -60,6 +61,7 @@ def tune(
     shapes: Sequence[ShrinkShape] = SHAPES,
     prepare: Prepare | None = None,
     device: str = "cuda",
+    dtype: Any = None,
     seconds: float = 180.0,
 ) -> list[Timing]:
     """Time all candidates of each shape, and return them. Use a process of its own: vLLM's choice is replaced in it.
@@ -67,17 +69,19 @@ def tune(
     Args:
         prepare: by default, `prepare_vllm`.
         device: where the tensors are.
+        dtype: of inputs and matrices; by default, that of the base, which has 16 bits on a GPU.
         seconds: time limit. A shape that is not finished by then is left out.
     """
     import torch
 
     deadline = time.monotonic() + seconds
     prepare = prepare or prepare_vllm
+    dtype = dtype or base_model.compute_dtype()
     timings: list[Timing] = []
     for shape in shapes:
         torch.manual_seed(0)
-        inputs = torch.randn(shape.batch, shape.width, device=device).bfloat16()
-        matrices = [torch.randn(shape.rank, shape.width, device=device).bfloat16() for _ in range(shape.slices)]
+        inputs = torch.randn(shape.batch, shape.width, device=device).to(dtype)
+        matrices = [torch.randn(shape.rank, shape.width, device=device).to(dtype) for _ in range(shape.slices)]
         expected = torch.stack([inputs.float() @ matrix.float().T for matrix in matrices])
         launch = prepare(inputs, matrices)
         timings_of_shape = []

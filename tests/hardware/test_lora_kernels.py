@@ -64,7 +64,7 @@ def test_a_table_is_used_on_the_gpu_that_was_measured_unless_the_user_has_anothe
 
 
 def test_tuning_keeps_the_fastest_candidate_that_computes_the_product(monkeypatch):
-    """The kernel computes in parts here as on a GPU. Four parts are the fastest right ones, two the fastest of all."""
+    """The stand-in computes in parts. Four parts are the fastest right ones, two the fastest of all."""
     import torch
 
     shape = ShrinkShape(2, 4, 512, 8)
