@@ -157,6 +157,12 @@ class SamplingConfig:
     server_folder: str | None = None
     """Folder for each step's adapter, with the same path on this machine and on the server. By default, uses a
     temporary folder, which requires the server to run on this machine."""
+    reproducible: bool = False
+    """Have vLLM's LoRA kernels add in a fixed order on a GPU. Their default adds in an order that changes from run to
+    run, and with it the rounding."""
+    engine_sleep: bool | None = None
+    """Whether vLLM gives its GPU memory back while the model is trained. By default, only if training does not fit
+    beside it, because waking up takes time at every step."""
 
 
 @dataclass(frozen=True)

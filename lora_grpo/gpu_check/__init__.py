@@ -6,6 +6,7 @@ Each engine and backend runs in a separate process, with random weights and gene
 
 measure.py       runs the recipe on a random model with each engine and backend, and measures time and memory
 findings.py      the table, its conclusions, and the choice of the fastest engine
+tune_kernels.py  finds the fastest launch settings of vLLM's LoRA kernel, and saves them for all runs on this GPU
 random_model.py  builds a model with a published shape and random weights
 """
 

@@ -81,6 +81,8 @@ _LARGER_FROM_GIB = 0.9 * 12
 """Smaller GPUs are tested with the model of the preset `8gb`, all others with that of `12gb` and `16gb`."""
 _FOLDER_PREFIX = ".check-"
 """Of the folder with the model and the runs of a check, within its output folder."""
+_TUNING_SECONDS = 300.0
+"""Time limit of the search for the launch settings of vLLM's LoRA kernel; at most a quarter of the check's time."""
 _POLL_SECONDS = 0.25
 """Seconds between two looks at the GPU's memory. Shorter peaks can be missed."""
 _TRY_TORCH = "import torch; torch.ones(1, device='cuda')"
@@ -129,6 +131,10 @@ def check_gpu(options: Options, recipe: Path | None = None) -> None:
             "git_revision": git_revision(),
             "started": now(),
         }
+        if not options.short:
+            started = time.monotonic()
+            _tune_kernels(options.output, seconds=min(_TUNING_SECONDS, 60 * options.minutes / 4))
+            options = replace(options, minutes=options.minutes - (time.monotonic() - started) / 60)
         cases = SHORT_CASES if options.short else CASES
         model = LARGER_QWEN if gpu.memory_gib >= _LARGER_FROM_GIB else QWEN
         try:
@@ -153,6 +159,17 @@ def _try_torch(gpu: str, output: Path) -> None:
         torch = versions()["torch"]
         fix = "install torch's CUDA build or a newer driver"
         raise UserError(f"torch {torch} cannot use {gpu}: {measured.message}; {fix}")
+
+
+def _tune_kernels(output: Path, seconds: float) -> None:
+    """Find the fastest launch settings of vLLM's LoRA kernel, which the runs of this check and later ones use."""
+    if importlib.util.find_spec("vllm") is None:
+        return
+    _progress("LoRA kernels: ")
+    tuning = [sys.executable, "-m", "lora_grpo.gpu_check.tune_kernels"]
+    measured = run_measured(tuning, output / "kernels.log", seconds)
+    outcome = "not tuned, " if measured.exit_code != 0 else "tuned, "
+    _progress(f"{outcome}{measured.message}\n")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,19 @@
 
 machine.py          resolves `auto` to a preset, an engine and a sampling backend
 nvidia.py           the GPUs that nvidia-smi lists, and whether their driver can run the installed PyTorch
+lora_kernels.py     tables with which vLLM launches its LoRA kernels: measured, or reproducible
 measured_engine.py  the engine and backend that `check-gpu` measured as the fastest
 """
 
 from lora_grpo.hardware import machine
+from lora_grpo.hardware.lora_kernels import (
+    ShrinkKernel,
+    ShrinkShape,
+    save_reproducible,
+    save_tuned,
+    use_tables,
+    vllm_default,
+)
 from lora_grpo.hardware.machine import (
     check_vllm_quantizes,
     choose_engine,

@@ -62,6 +62,8 @@ def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Chan
         options.append([{"data.eval_limit": limit} for limit in rows])
     if uses_vllm and config.model.gpu_memory_share is not None:
         options.append([{"model.gpu_memory_share": None}])
+    if uses_vllm and config.sampling.engine_sleep is False:
+        options.append([{"sampling.engine_sleep": True}])
     requested = config.train.micro_batch_size or 0
     smaller = [size for size in micro_batches(config) if size < requested]
     options.append([{"train.micro_batch_size": size} for size in smaller])

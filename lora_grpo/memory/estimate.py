@@ -144,14 +144,18 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
     # It computes the old logprobs, which correct for vLLM's, and those of the reference, which are in the KL penalty.
     needs_logprobs = step.uses_vllm or step.config.train.beta > 0
     if step.unsloth_kernels and step.config.method == "grpo" and needs_logprobs:
-        allocated_before = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")
+        allocated_before = {"weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace"}
+        if not step.engine_sleeps:
+            allocated_before |= _ENGINE
         free = step.free - sum(sizes[name] for name in allocated_before)
         rows = batch_shape(step.config).parallel_samples
         sizes["scoring"] = unsloth.scoring_bytes(shape, rows, step.length, free)
     return sizes
 
 
-_ONLY_SAMPLING = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter", "vllm_workspace"}
+_ENGINE = {"kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace"}
+"""What a vLLM engine gives back while it sleeps."""
+_ONLY_SAMPLING = _ENGINE | {"token_selection"}
 _ONLY_TRAINING = {"gradients", "activations", "fragmentation"}
 _ABSENT = {
     "sampling": _ONLY_TRAINING | {"logits", "one_layer", "scoring"},
@@ -162,18 +166,23 @@ _ABSENT = {
 """Phase -> the parts that do not exist in it."""
 
 
-def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
+def phases(sizes: Mapping[str, int], *, engine_sleeps: bool) -> dict[str, dict[str, int]]:
     """Return the parts that are allocated in each phase of a step, in bytes, from the result of `memory_by_part`.
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
     logits), `backward` (the backward pass through the layers) and, with Unsloth, `scoring` (logprobs of all completions
-    of the step, without gradients). The sampler frees its cache after sampling. A vLLM engine sleeps during training
-    (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the GPU.
+    of the step, without gradients). The sampler frees its cache after sampling. A vLLM engine may sleep during training
+    (level 1 in vLLM, standby mode in Unsloth): then only its CUDA graphs remain on the GPU.
+
+    Args:
+        engine_sleeps: whether a vLLM engine sleeps; True without one.
     """
     by_phase = {}
     for phase, absent in _ABSENT.items():
         if phase == "scoring" and not sizes["scoring"]:
             continue
+        if not engine_sleeps:
+            absent = absent - _ENGINE
         by_phase[phase] = {name: size for name, size in sizes.items() if size and name not in absent}
     return by_phase
 
@@ -190,7 +199,7 @@ def host_bytes(shape: Shape, step: Step, sizes: Mapping[str, int]) -> int:
     total = 0
     if step.offloads:
         total += unsloth.host_bytes(shape, step.tokens)
-    if step.sampler == "vllm":
+    if step.sampler == "vllm" and step.engine_sleeps:
         total += sizes["vllm_weights"] + sizes["vllm_adapter"]
     return total
 

@@ -26,6 +26,10 @@ from lora_grpo.memory.step import SamplerKind, Step
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
 
+AWAKE_FRACTION = 0.75
+"""Fraction of the free memory that a plan may use if vLLM does not sleep. Lower, because a higher peak than planned
+would end the run to save seconds. An estimate, not measured."""
+
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
 
@@ -71,11 +75,13 @@ class MemoryEstimate:
     """vLLM's `gpu_memory_utilization`, a fraction of the GPU's total memory. None without vLLM."""
     min_gpu_memory_share: float = 0.0
     """The smallest `gpu_memory_share` with room for the parallel completions."""
+    engine_sleeps: bool = True
+    """Whether a vLLM engine gives its memory back while the model is trained. True without an engine."""
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
         """The parts that exist in each phase of a step, in bytes."""
-        return estimate.phases(self.parts)
+        return estimate.phases(self.parts, engine_sleeps=self.engine_sleeps)
 
     @property
     def sampling(self) -> int:
@@ -112,6 +118,7 @@ class MemoryEstimate:
             "max_num_seqs": self.max_num_seqs,
             "sampler": self.sampler,
             "gpu_memory_share": self.gpu_memory_share,
+            "engine_sleeps": self.engine_sleeps,
             "gpu": self.device.name,
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
@@ -161,7 +168,17 @@ class Planner:
             usable = [candidate for candidate in estimates if candidate.sampling_fits]
             if not usable:
                 usable = [estimates[-1]]  # the fewest parallel completions
-        return max(usable, key=lambda candidate: (candidate.micro_batch_size, candidate.max_num_seqs), default=None)
+        largest = max(usable, key=lambda candidate: (candidate.micro_batch_size, candidate.max_num_seqs), default=None)
+        return largest and self._all_at_once(config, largest)
+
+    def _all_at_once(self, config: RunConfig, chosen: MemoryEstimate) -> MemoryEstimate:
+        """Return the memory with an engine that does not sleep if training fits beside it with room, else `chosen`."""
+        if config.sampling.engine_sleep is not None or chosen.sampler not in ("vllm", "shared"):
+            return chosen
+        awake_config = replace(config, {"sampling": {"engine_sleep": False}})
+        awake = self.memory(awake_config, chosen.micro_batch_size, chosen.max_num_seqs)
+        has_room = awake.fits and awake.needed <= AWAKE_FRACTION * self.device.free
+        return awake if has_room else chosen
 
     def smallest(self, config: RunConfig) -> MemoryEstimate:
         """Return the memory with the batch sizes that need the least."""
@@ -231,6 +248,7 @@ class Planner:
             host_bytes=host_bytes,
             gpu_memory_share=share,
             min_gpu_memory_share=min_share,
+            engine_sleeps=step.engine_sleeps or not step.uses_vllm,
         )
 
     def _candidates(self, config: RunConfig) -> list[_BatchSizes]:

@@ -152,8 +152,9 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     try:
         shape = Shape.of(model.values)
     except UnknownFamily as error:
-        if derived:
-            raise UserError(f"{error}; pass {' and '.join(map(flag, derived))}") from None
+        needed = [name for name in derived if name != "sampling.engine_sleep"]  # an engine can always sleep
+        if needed:
+            raise UserError(f"{error}; pass {' and '.join(map(flag, needed))}") from None
         return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
     planner = Planner(
@@ -201,7 +202,10 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         return config, plan  # no setting depends on the memory
     train = {"micro_batch_size": estimate.micro_batch_size}
     model = {"gpu_memory_share": estimate.gpu_memory_share}
-    return replace(config, {"train": train, "model": model}), plan
+    sampling: dict[str, Any] = {}
+    if estimate.sampler in ("vllm", "shared"):
+        sampling = {"engine_sleep": estimate.engine_sleeps}
+    return replace(config, {"train": train, "model": model, "sampling": sampling}), plan
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,8 @@ def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[
         derived.append("train.micro_batch_size")
     if config.model.gpu_memory_share is None and sampler != "transformers":
         derived.append("model.gpu_memory_share")
+    if config.sampling.engine_sleep is None and sampler != "transformers":
+        derived.append("sampling.engine_sleep")
     return tuple(derived)
 
 

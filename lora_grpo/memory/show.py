@@ -94,6 +94,11 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
     yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
     needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
     yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}")
+    if estimate.sampler in ("vllm", "shared"):
+        if estimate.engine_sleeps:
+            yield _line("vLLM", "gives its memory back while the model is trained, and takes time to wake up")
+        else:
+            yield _line("vLLM", "keeps its memory while the model is trained: both fit at once")
     if estimate.host_bytes:
         available = "" if device.host is None else f"; {_gib(device.host)} are available"
         yield _line("host memory", f"{_gib(estimate.host_bytes)} for what leaves the GPU{available}")

@@ -34,6 +34,11 @@ class Step:
     """The lengths of the run's rows; None if every row has the maximum length."""
 
     @property
+    def engine_sleeps(self) -> bool:
+        """Whether a vLLM engine gives its memory back while the model is trained."""
+        return self.config.sampling.engine_sleep is not False
+
+    @property
     def uses_vllm(self) -> bool:
         """Whether a vLLM engine samples, on its own copy of the base or on the trainer's."""
         return self.sampler in ("vllm", "shared")

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from lora_grpo import console
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.errors import RunError
-from lora_grpo.hardware import uses_vllm
+from lora_grpo.hardware import use_tables, uses_vllm
 from lora_grpo.models import base_model
 from lora_grpo.models.architectures import ATTENTION
 from lora_grpo.models.engines import hide_flashinfer, require_compiler
@@ -30,8 +30,9 @@ def import_unsloth() -> None:
     Unsloth reads the variables that are set here on import. A variable that the user has set stays.
     """
     # In standby mode, training uses vLLM's memory between rollouts, and the override keeps Unsloth from changing
-    # gpu_memory_utilization.
-    os.environ.setdefault("UNSLOTH_VLLM_STANDBY", "1")
+    # gpu_memory_utilization. `_vllm_options` ends this mode if vLLM shall not sleep. It cannot begin later, because
+    # without it Unsloth sets up torch's allocator in a way that excludes it.
+    os.environ["UNSLOTH_VLLM_STANDBY"] = "1"
     os.environ.setdefault("UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE", "1")
     # Where nvcc is installed, Unsloth forces FlashInfer's sampler, which makes vLLM 0.27 fail below compute capability
     # 8.0 (T4). That sampler is never used, because requests have seeds or logprobs.
@@ -125,8 +126,12 @@ def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
 
 
 def _vllm_options(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments with which Unsloth starts vLLM."""
+    """Return the arguments with which Unsloth starts vLLM, and set the variables that both read then."""
     import torch
+
+    use_tables(torch.cuda.get_device_name(), reproducible=config.sampling.reproducible)
+    # The plan decides whether vLLM sleeps, after `load_tokenizer` has imported Unsloth.
+    os.environ["UNSLOTH_VLLM_STANDBY"] = "0" if config.sampling.engine_sleep is False else "1"
 
     # Otherwise Unsloth decodes 8 or 16 completions at once on most GPUs. It treats its default of 256 as not set.
     parallel_completions = batch_shape(config).parallel_samples

@@ -15,7 +15,8 @@ class StepMetrics:
     """Collects values of a step. The trainer logs the mean of each metric, and clears them.
 
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
-      process.
+      process. With PEFT and vLLM, `time/rollouts` includes `time/engine_wake_up`, in which the engine takes its memory
+      back, and `time/adapter_sync`, in which it gets the adapter.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
       (A loss that logs it has this estimate only for completions that it leaves out, see `loss/zero_advantage.py`.)
     - `LOGPROB_MISMATCH`, when rollouts are used for the first time. It compares the sampler's logprobs with those of

@@ -26,6 +26,7 @@ _MAY_CHANGE = frozenset(
         "train.report_to",
         "sampling.server_url",
         "sampling.server_folder",
+        "sampling.engine_sleep",
         "monitor.stop_on",
         "monitor.early_stopping",
     }

@@ -63,7 +63,8 @@ def _engine(config: RunConfig) -> VllmEngine | VllmServer:
             max_sequence_tokens=max_sequence_tokens,
             seed=config.seed,
             max_batch_size=batch_shape(config).parallel_samples,
-            sleeps=True,
+            sleeps=config.sampling.engine_sleep is not False,
+            reproducible=config.sampling.reproducible,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,8 @@ class Sampler:
     """True if `stream` yields the completions of a prompt as soon as they are finished."""
     adds_bos = False
     """True if the BOS token must be added to a prompt that a chat template rendered."""
+    phase_seconds: Mapping[str, float] = {}
+    """Seconds of the phases of the last `wake_up`, which are logged as metrics `time/PHASE`; {} if it takes none."""
     batch_size: int | None = None
     """Maximum number of completions that are decoded at once. None decodes all completions of a call together."""
 

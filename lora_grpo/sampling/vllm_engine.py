@@ -15,7 +15,7 @@ from typing import Any
 from lora_grpo import distributed
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.hardware import check_vllm_quantizes
+from lora_grpo.hardware import check_vllm_quantizes, use_tables
 from lora_grpo.models import base_model, engines, in_vllm, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.samples import Decoded
@@ -50,6 +50,11 @@ class VllmEngine:
         self._call_numbers = itertools.count()
         self._adapter_numbers = itertools.count(1)
         self._loaded_adapter: Any = None
+
+    @property
+    def adapter_dtype(self) -> Any:
+        """The dtype in which vLLM keeps adapters: the base's, which is 16 bits on a GPU."""
+        return self._engine.vllm_config.lora_config.lora_dtype
 
     def load_adapter(self, adapter: Path) -> Any:
         """Replace the adapter and return its LoRARequest, or raise a UserError if vLLM cannot serve it."""
@@ -146,6 +151,7 @@ def start_engine(
     seed: int,
     max_batch_size: int | None = None,
     sleeps: bool = False,
+    reproducible: bool = False,
 ) -> VllmEngine:
     """Load a base model into vLLM, with space for one adapter. On a CPU, a 4-bit base is dequantized.
 
@@ -156,6 +162,7 @@ def start_engine(
         seed: of vLLM's global random generators. Completions have their own seeds.
         max_batch_size: completions decoded together. None uses vLLM's default.
         sleeps: on a GPU, allow `VllmEngine.sleep` to release memory.
+        reproducible: on a GPU, add in a fixed order in the kernels of adapters; see `use_tables`.
     """
     import torch
 
@@ -171,6 +178,7 @@ def start_engine(
     else:
         engines.require_compiler(feature="the vllm backend", otherwise="select the transformers backend")
         options = _gpu_options(settings, max_sequence_tokens, sleeps=sleeps)
+        use_tables(torch.cuda.get_device_name(), reproducible=reproducible)
     if max_batch_size:
         options["max_num_seqs"] = max_batch_size
     if distributed.world_size() > 1:  # one engine per process, in the existing process group

@@ -5,12 +5,15 @@ The frozen base model is loaded once, and only its adapter is replaced, which is
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import RunError
+from lora_grpo.files import disk
 from lora_grpo.memory import estimate
 from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, read_adapter
 from lora_grpo.sampling.sampler import Sampler
@@ -74,15 +77,21 @@ class VllmSampler(Sampler):
 
     def wake_up(self, *, adapter: bool) -> None:
         """Load the policy's current adapter, or select the saved adapter or the base model."""
+        started = time.perf_counter()
         self.engine.wake_up()
+        awake = time.perf_counter()
         self._adapter = self._saved_adapter if adapter else None
         if adapter and self.model is not None:
-            with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-") as folder:
-                # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
-                self.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-                # safetensors makes the file private, but a server may run as another user.
-                Path(folder, ADAPTER_WEIGHTS).chmod(0o644)
-                self._adapter = self.engine.load_adapter(Path(folder))
+            self._adapter = self._load_policy()
+        self.phase_seconds = {"engine_wake_up": awake - started, "adapter_sync": time.perf_counter() - awake}
+
+    def _load_policy(self) -> Any:
+        """Load the policy's current adapter, and return the engine's name for it."""
+        weights = adapter_weights(self.model, self.engine.adapter_dtype)
+        num_bytes = sum(weight.nbytes for weight in weights.values())
+        with tempfile.TemporaryDirectory(prefix="lora_grpo-adapter-", dir=_folder_in_memory(num_bytes)) as folder:
+            write_adapter(self.model, weights, Path(folder))
+            return self.engine.load_adapter(Path(folder))
 
     def sleep(self) -> None:
         """Release GPU memory until the next `wake_up`."""
@@ -102,6 +111,48 @@ class VllmSampler(Sampler):
     def close(self) -> None:
         """Shut down the engine."""
         self.engine.close()
+
+
+_SHARED_MEMORY = Path("/dev/shm")  # a file system in memory, on Linux
+
+
+def _folder_in_memory(num_bytes: int) -> Path | None:
+    """Return the folder whose files are in memory if it has room for an adapter, else None: the temporary folder.
+
+    A container's may be small: Docker's default is 64 MiB.
+    """
+    can_write = os.access(_SHARED_MEMORY, os.W_OK)
+    if can_write and disk.free_space(_SHARED_MEMORY).num_bytes > 2 * num_bytes:
+        return _SHARED_MEMORY
+    return None
+
+
+def adapter_weights(model: Any, dtype: Any) -> dict[str, Any]:
+    """Return the trained adapter of a PEFT model by the names of its file, on the CPU.
+
+    Args:
+        dtype: of the weights. vLLM rounds float32 weights to its own dtype when it loads them, so weights in that dtype
+            give the same results.
+    """
+    from peft import get_peft_model_state_dict
+
+    # Otherwise PEFT queries the Hub to find out whether the vocabulary was resized.
+    weights = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    return {name: weight.detach().to(dtype).cpu().contiguous() for name, weight in weights.items()}
+
+
+def write_adapter(model: Any, weights: dict[str, Any], folder: Path) -> None:
+    """Write an adapter to a folder, as PEFT does except for its model card.
+
+    Args:
+        weights: the result of `adapter_weights`.
+    """
+    from safetensors.torch import save_file
+
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    # safetensors makes the file private, but a server may run as another user.
+    (folder / ADAPTER_WEIGHTS).chmod(0o644)
+    model.peft_config["default"].save_pretrained(folder)
 
 
 def request_options(

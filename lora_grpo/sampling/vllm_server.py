@@ -50,6 +50,13 @@ class VllmServer:
         self._folder.chmod(0o755)  # the server may run as another user
         atexit.register(self.close)
 
+    @property
+    def adapter_dtype(self) -> Any:
+        """The dtype of adapters: the trained one, because a server does not tell its own."""
+        import torch
+
+        return torch.float32
+
     def load_adapter(self, adapter: Path) -> str:
         """Make the server replace its adapter, and return the name of the new one on the server."""
         return distributed.once(lambda: self._load_adapter(adapter))

@@ -166,6 +166,9 @@ class FastGRPOTrainer(GRPOTrainer):
             generated = super()._generate(prompts)
         token_ids, logprobs = trl_compat.sampled_tokens(generated)
         self.step_metrics.add_rollouts(token_ids, logprobs)
+        if self.sampler:
+            for phase, seconds in self.sampler.phase_seconds.items():
+                self.step_metrics.add(f"time/{phase}", seconds)
         return generated
 
     def _generate_single_turn(

@@ -124,6 +124,8 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
             )
     arguments = grpo_arguments(config, run.checkpoints, [reward.weight for reward in scorer.rewards])
     arguments["use_vllm"] = isinstance(sampler, SharedVllmSampler)
+    if arguments["use_vllm"]:
+        arguments["generation_kwargs"] = trl_compat.without_text(arguments.get("generation_kwargs") or {})
     # Unsloth's trainer renders the prompts itself.
     arguments["chat_template_kwargs"] = template_variables.variables(policy.tokenizer.chat_template)
     num_prompts = config.train.max_steps * config.train.prompts_per_step

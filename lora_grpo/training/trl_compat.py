@@ -257,6 +257,16 @@ def enable_importance_sampling(trainer: Any) -> None:
     trainer._last_loaded_step = -1
 
 
+def without_text(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `generation_kwargs` for TRL's vLLM mode with which vLLM does not decode the tokens of completions.
+
+    TRL reads only token ids and logprobs. Stop strings are found in the text, so they keep it.
+    """
+    if generation_kwargs.get("stop"):
+        return dict(generation_kwargs)
+    return {"detokenize": False, **generation_kwargs}
+
+
 def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) -> list[Decoded]:
     """Sample a completion of each of R prompts as a step with TRL's own vLLM does, but from the whole distribution.
 
@@ -269,7 +279,7 @@ def sample_rollouts(trainer: Any, prompt_ids: list[list[int]], max_tokens: int) 
         "top_k": 0,
         "min_p": None,
         "repetition_penalty": 1.0,
-        "generation_kwargs": {},
+        "generation_kwargs": without_text({}),
     }
     settings = {name: getattr(generation, name) for name in whole_distribution}
     last_loaded_step = trainer._last_loaded_step

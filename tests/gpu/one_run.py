@@ -77,7 +77,9 @@ def compared_log_probs(trainer, sampler, prompts, max_tokens):
 
 def main():
     presets = runpy.run_path(str(RECIPE))["PRESETS"]
-    config, how = parse(sys.argv[1:], recipe="gsm8k_lora", description="", presets=presets)
+    # A test measures what an engine gives back when it sleeps.
+    flags = [*sys.argv[1:], "--sampling.engine-sleep"]
+    config, how = parse(flags, recipe="gsm8k_lora", description="", presets=presets)
     data = load_data(config)
     config, plan = make_plan(config, how)
     run = open_run(config, how, "gsm8k_lora", data.record, plan.record())

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS = """--preset starter --model.engine unsloth --sampling.backend vllm --model.bits 16 --data.eval-limit 4
     --sampling.max-completion-tokens 8 --train.max-steps 2 --train.prompts-per-step 2
     --train.micro-batch-size 2 --monitor.rows 16 --monitor.every-steps 1"""
-CASES = ("whole", "sft", "injection", "stale", "asleep", "evaluation")
+CASES = ("whole", "stop", "sft", "injection", "stale", "asleep", "evaluation")
 
 
 class Engine:
@@ -88,6 +88,7 @@ class Engine:
         rows = [list(each["prompt_token_ids"]) for each in prompts]
         params = sampling_params[0] if isinstance(sampling_params, list) else sampling_params
         assert params.temperature > 0 and params.top_p == 1
+        assert params.detokenize == bool(params.stop)  # text is decoded only for stop strings
         sampled = [[] for _ in rows]
         with self.serving(self.load(lora_request)):
             for _ in range(params.max_tokens):
@@ -143,6 +144,8 @@ def run(case, folder):
         VLLMGeneration.generate = VLLMGeneration.generate.__wrapped__
     recipe = "sft_lora.py" if case == "sft" else "gsm8k_lora.py"
     more = "--sampling.max-completion-tokens 48" if case == "sft" else "--sampling.num-generations 2"
+    if case == "stop":
+        more += """ --grpo generation_kwargs={"stop":["~~"]}"""
     sys.argv = [str(ROOT / "recipes" / recipe), *ARGUMENTS.split(), *more.split(), "--output-dir", str(folder / case)]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -35,10 +35,18 @@ def ended(runs, case):
 
 
 @pytest.mark.parametrize(
-    ("case", "names"), [("whole", ["difference", "evaluation_difference"]), ("sft", ["difference"])]
+    ("case", "names"),
+    [
+        ("whole", ["difference", "evaluation_difference"]),
+        ("stop", ["difference", "evaluation_difference"]),  # with stop strings, which vLLM finds in the text
+        ("sft", ["difference"]),
+    ],
 )
 def test_a_whole_engine_passes_and_sleeps_while_the_model_is_trained(runs, case, names):
-    """shared_vllm.py asserts that it sleeps before each optimizer step. Validation passes wake it up."""
+    """shared_vllm.py asserts that it sleeps before each optimizer step. Validation passes wake it up.
+
+    It also asserts that rollouts come without text, unless they have stop strings.
+    """
     code, output = ended(runs, case)
     assert code == 0, output[-4000:]
     record = json.loads((runs / case / "run.json").read_text())

@@ -63,7 +63,10 @@ def test_vllm_gets_what_the_plan_says(started, gpu, capability, engine):
     assert vllm["quantization"] == "bitsandbytes" and line["quantizes"]
     assert vllm["max_lora_rank"] == config["lora"]["rank"] and vllm["max_loras"] == 1
     assert vllm["logprobs_mode"] == "processed_logprobs"
-    assert vllm["enable_lora"] and vllm["enable_prefix_caching"] and vllm["enable_sleep_mode"]
+    assert vllm["enable_lora"] and vllm["enable_prefix_caching"]
+    assert vllm["enable_sleep_mode"] is plan["engine_sleeps"] is config["sampling"]["engine_sleep"]
+    largest_gpu = GPUS[-1][0]
+    assert not (gpu == largest_gpu and plan["engine_sleeps"])  # there, everything fits at once
 
 
 def test_vllm_loads_the_commit_of_the_revision(started):

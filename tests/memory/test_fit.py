@@ -12,7 +12,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.hardware import machine
 from lora_grpo.memory import GIB, KNOWN_MODELS, Shape
 from lora_grpo.memory.advice import refusal
-from lora_grpo.memory.fit import USABLE_FRACTION, Device, Planner
+from lora_grpo.memory.fit import AWAKE_FRACTION, USABLE_FRACTION, Device, Planner
 from lora_grpo.settings import check
 
 
@@ -131,9 +131,51 @@ def test_what_unsloth_moves_to_host_memory_must_fit_there():
     assert re.search(r"or pass --train\.micro-batch-size 8 \(needs ", refusal(planner, requested))
 
     # Without Unsloth, only the weights of a sleeping vLLM leave the GPU.
-    plan = plan_for(SHAPE, CONFIG, device, sampler="vllm")
+    sleeping = replace(CONFIG, {"sampling": {"engine_sleep": True}})
+    plan = plan_for(SHAPE, sleeping, device, sampler="vllm")
     assert plan.host_bytes == plan.parts["vllm_weights"] + plan.parts["vllm_adapter"]
     assert plan_for(SHAPE, CONFIG, device, sampler="transformers").host_bytes == 0
+
+
+@pytest.mark.parametrize("sampler", ["vllm", "shared"])
+def test_vllm_keeps_its_memory_if_training_fits_beside_it(sampler):
+    """Then no phase ends before the engine's memory is counted, and nothing waits in host memory for it."""
+    unsloth_kernels = sampler == "shared"
+    large = plan_for(SHAPE, CONFIG, card(80), sampler=sampler, unsloth_kernels=unsloth_kernels)
+    assert not large.engine_sleeps and large.fits
+    engine_parts = {"kv_cache", "vllm_adapter", "vllm_workspace"} | ({"vllm_weights"} if sampler == "vllm" else set())
+    assert all(engine_parts <= phase.keys() for phase in large.phases.values())
+    if sampler == "vllm":
+        assert large.host_bytes == 0
+
+    # On smaller cards it sleeps, and the batches are as large as with an engine that always sleeps.
+    sleeping = replace(CONFIG, {"sampling": {"engine_sleep": True}})
+    choices = []
+    for gigabytes in range(80, 7, -1):
+        plan = plan_for(SHAPE, CONFIG, card(gigabytes), sampler=sampler, unsloth_kernels=unsloth_kernels)
+        expected = plan_for(SHAPE, sleeping, card(gigabytes), sampler=sampler, unsloth_kernels=unsloth_kernels)
+        choices.append(plan.engine_sleeps)
+        assert (plan.micro_batch_size, plan.max_num_seqs) == (expected.micro_batch_size, expected.max_num_seqs)
+        if plan.engine_sleeps:
+            assert plan == expected
+        else:
+            assert plan.needed <= AWAKE_FRACTION * plan.device.free
+    assert not choices[0] and any(choices)
+
+
+def test_whether_vllm_sleeps_can_be_requested():
+    for engine_sleep in (True, False):
+        config = replace(CONFIG, {"sampling": {"engine_sleep": engine_sleep}})
+        assert plan_for(SHAPE, config, card(80), sampler="vllm").engine_sleeps is engine_sleep
+
+    # If it is requested that vLLM does not sleep, and only this does not fit, the advice is to let it sleep.
+    needed = {}
+    for engine_sleep in (True, False):
+        settings = {"sampling": {"engine_sleep": engine_sleep}, "train": {"micro_batch_size": 16}}
+        config = replace(CONFIG, settings)
+        needed[engine_sleep] = Planner(SHAPE, card(24), "vllm").smallest(config).needed
+    free = int((needed[True] + needed[False]) / 2 / USABLE_FRACTION)
+    assert "pass --sampling.engine-sleep (needs " in refusal(Planner(SHAPE, Device("Card", free, free), "vllm"), config)
 
 
 @pytest.mark.parametrize(("taken", "helps"), [(20, True), (0.3, False)])

@@ -226,3 +226,37 @@ def test_three_adapters_give_three_answers(pair, prompts, adapter, tmp_path):
         answers.append(greedy(served, prompts[:20], adapter=True))
         assert answers[-1] == expected
     assert answers[0] != answers[1] != answers[2] != answers[0]
+
+
+def test_an_adapter_in_16_bits_gives_the_logprobs_of_one_in_float32(prompts, adapter, monkeypatch):
+    """On a GPU, the base and vLLM's adapters have 16 bits, to which vLLM rounds the float32 file of the adapter."""
+    from peft import PeftModel
+
+    settings = ModelConfig(bits=16)
+    model = PeftModel.from_pretrained(base_model.load_base(settings), adapter).eval()
+    monkeypatch.setattr(base_model, "compute_dtype", lambda: torch.bfloat16)
+    in_16_bits = engine(settings, served_rank(adapter))
+    assert in_16_bits.adapter_dtype == torch.bfloat16
+    eos = [TOKENIZER.eos_token_id]
+    saved_in_float32 = VllmSampler(in_16_bits, TOKENIZER, eos, adapter=adapter)
+    saved_in_float32.serves_training = True  # with logprobs
+    in_training = VllmSampler(in_16_bits, TOKENIZER, eos, policy=model)
+
+    def completions(sampler, *, adapter=True):
+        sampler.wake_up(adapter=adapter)
+        return sample(sampler, prompts[:20], 2, **SAMPLED)
+
+    try:
+        expected = completions(saved_in_float32)
+        assert completions(in_training) == expected
+        assert in_training.phase_seconds["adapter_sync"] > 0
+
+        # The adapter is used, and also its next version.
+        assert completions(in_training, adapter=False) != expected
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_B" in name:
+                    weight.mul_(0.5)
+        assert completions(in_training) != expected
+    finally:
+        in_16_bits.close()

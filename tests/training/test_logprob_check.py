@@ -284,6 +284,8 @@ def test_a_step_whose_adapter_was_not_handed_over_stops_the_run(prepared, monkey
     assert all(torch.equal(weight, base_weights_after[name]) for name, weight in prepared.base_weights.items())
     if run.config.sampling.backend == "vllm":
         assert all("sampling/importance_sampling_ratio/mean" in step for step in steps)
+        assert all(0 < step["time/adapter_sync"] < step["time/rollouts"] for step in steps)
+        assert all(0 <= step["time/engine_wake_up"] < step["time/rollouts"] for step in steps)
 
 
 def test_a_nucleus_makes_log_probs_differ_and_does_not_stop_a_run(tmp_path):
