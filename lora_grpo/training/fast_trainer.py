@@ -274,8 +274,7 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if isinstance(sampler, VllmSampler):
             trl_compat.enable_importance_sampling(self)
         if self.engine == "unsloth":
-            unsloth_compat.use_logprobs_of_loss_as_old(GRPOTrainer)
-            self.weights_in_loss = True
+            self.weights_in_loss = unsloth_compat.use_logprobs_of_loss_as_old(GRPOTrainer)
 
     def find_fallback_reason(self) -> str:
         """Return the reason if Unsloth's trainer samples and computes the loss, else ""."""

@@ -13,7 +13,7 @@ _FIRST_ARGUMENTS = ["ref", "new", "old", "sampling_per_token_logps"]
 """Logprobs: of the reference, of the loss, of the policy that sampled, and of the sampler."""
 
 
-def use_logprobs_of_loss_as_old(trainer_class: type) -> None:
+def use_logprobs_of_loss_as_old(trainer_class: type) -> bool:
     """Have Unsloth's loss take its own logprobs as the old ones if TRL has not computed any.
 
     Unsloth computes the importance weights in the loss, but from old logprobs, and fails without them.
@@ -22,9 +22,14 @@ def use_logprobs_of_loss_as_old(trainer_class: type) -> None:
     Args:
         trainer_class: the GRPOTrainer that Unsloth has generated, whose module has the function of the loss.
 
+    Returns:
+        False if the trainer is TRL's, as with Unsloth's CPU backend.
+
     Raises:
         RunError: the function is not the one of the tested version.
     """
+    if trainer_class.__name__ != "UnslothGRPOTrainer":
+        return False
     module = inspect.unwrap(trainer_class.compute_loss).__globals__  # type: ignore[attr-defined]
     compute_loss = module.get("grpo_compute_loss")
     arguments = list(inspect.signature(compute_loss).parameters) if compute_loss else []
@@ -41,3 +46,4 @@ def use_logprobs_of_loss_as_old(trainer_class: type) -> None:
         return compute_loss(ref, new, old, sampled, *args, **kwargs)
 
     module["grpo_compute_loss"] = compute_loss_without_old
+    return True

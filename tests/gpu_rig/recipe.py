@@ -163,6 +163,7 @@ def main():
         if packing != "exact":
             leak(policy.model, packing)
         training = prepare_training(run, policy, *args)
+        logprob_functions.clear()  # those of the logprob check
         training.trainer.add_callback(RecordGradients(run.folder / "gradients"))
         trainers.append(training.trainer)
         return training
