@@ -168,8 +168,8 @@ def phases(sizes: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
     logits), `backward` (the backward pass through the layers) and, with Unsloth and a KL penalty or `num_iterations`,
-    `scoring` (logprobs of all completions of the step, without gradients). The sampler frees its cache after sampling. A
-    vLLM engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the
+    `scoring` (logprobs of all completions of the step, without gradients). The sampler frees its cache after sampling.
+    A vLLM engine sleeps during training (level 1 in vLLM, standby mode in Unsloth): only its CUDA graphs remain on the
     GPU.
     """
     by_phase = {}
