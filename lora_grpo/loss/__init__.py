@@ -14,7 +14,7 @@ importance_sampling.py  weights that correct for the difference between sampler 
 sampler_comparison.py   that difference, over a step
 micro_batch.py          the completions whose loss is computed, with values for the ones that are left out
 packing.py              layout of a packed micro-batch: the position of each token, and what it attends to
-attention.py            the attention of that layout, as an implementation for transformers
+attention.py            the attention of that layout, as implementations for transformers
 shared_prompts.py       hooks that pack what the backbone reads, and the test that a model allows it
 tiles.py                the test that a model allows logits in tiles, and scoring one slice of rows at a time
 padding.py              the test that a model does not count padding, without which nothing here is exact
@@ -25,6 +25,7 @@ With LoRA dropout, the completions of a group share one dropout mask for their p
 draws one for each completion.
 """
 
+from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.exact_pass import ExactLossPass
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.padding import padding_obstacle

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
+from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
@@ -39,6 +40,7 @@ class ExactLossPass:
         tiles: the trainer's tiles; None if the model cannot use them.
         autocast: the context in which the trainer computes.
         longest_row: maximum number of tokens of a prompt and its completion.
+        packed_attention: how packed tokens attend, see `attention.py`.
         has_router_loss: whether the loss has a term for the router of experts.
         has_entropy_bonus: whether entropies need a gradient.
         fallback_reason: the reason why TRL's pass computes everything, or "".
@@ -60,6 +62,7 @@ class ExactLossPass:
         tiles: Tiles | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         longest_row: float = math.inf,
+        packed_attention: PackedAttention = "sdpa",
         has_router_loss: bool = False,
         has_entropy_bonus: bool = False,
         fallback_reason: str = "",
@@ -83,7 +86,7 @@ class ExactLossPass:
                 self._disable_packing("the loss of the router is computed from padded rows")
                 return
             try:
-                reason = packing_obstacle(model, self._score_rows, tokenizer, longest_row)
+                reason = packing_obstacle(model, self._score_rows, tokenizer, longest_row, packed_attention)
             except fallback_errors as error:
                 reason = one_line(error)
         if reason:

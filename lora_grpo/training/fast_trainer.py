@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
-from lora_grpo.loss import ExactLossPass, SamplerComparison, padding_obstacle
+from lora_grpo.loss import ExactLossPass, PackedAttention, SamplerComparison, padding_obstacle
 from lora_grpo.models import Policy
 from lora_grpo.monitoring import (
     IMPORTANCE_WEIGHT,
@@ -73,6 +73,8 @@ class FastGRPOTrainer(GRPOTrainer):
     are raised. With (), all are."""
     longest_row: float = math.inf
     """Maximum number of tokens of a prompt and its completion, if it is known."""
+    packed_attention: PackedAttention = "sdpa"
+    """How packed tokens attend in the loss pass: with `flex`, by FlexAttention, which was not measured on a GPU."""
     weights_in_loss: bool
     """Whether importance weights are computed in the loss. TRL computes them before, with logprobs of another pass."""
     step_inputs: Sequence[Mapping[str, Any]] = ()
@@ -138,6 +140,7 @@ class FastGRPOTrainer(GRPOTrainer):
             tiles=trl_compat.tiles_of(self, score),
             autocast=self.accelerator.autocast,
             longest_row=self.longest_row,
+            packed_attention=self.packed_attention,
             has_router_loss=self.aux_loss_enabled,
             has_entropy_bonus=trl_compat.has_entropy_bonus(self),
             fallback_errors=self.fallback_errors,

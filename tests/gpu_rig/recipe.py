@@ -141,6 +141,7 @@ def write_overrides(trainer, calls, logprob_functions):
         "rejected": rejected,
         "called": dict(calls),
         "logprobs": sorted(logprob_functions),
+        "inputs of the loss": sorted(trainer._buffered_inputs[0]),
     }
     (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(report, indent=1))
 
@@ -163,7 +164,6 @@ def main():
         if packing != "exact":
             leak(policy.model, packing)
         training = prepare_training(run, policy, *args)
-        logprob_functions.clear()  # those of the logprob check
         training.trainer.add_callback(RecordGradients(run.folder / "gradients"))
         trainers.append(training.trainer)
         return training

@@ -134,16 +134,18 @@ def test_overrides_fit_the_generated_trainer_and_are_called(unsloth, peft):
         assert ours["entropy"] == pytest.approx(theirs["entropy"], abs=0.3)  # about 50 sampled tokens
 
 
-def test_completions_are_scored_without_gradients_only_for_the_reference(unsloth, default):
-    """Importance weights come from the pass with gradients. The default precision has a KL penalty here."""
-    assert unsloth.overrides["logprobs"] == [["fused", True]]
-    assert default.overrides["logprobs"] == [["fused", False], ["fused", True]]
-
-
-def test_all_passes_take_the_fused_logprobs(unsloth, default):
+def test_both_passes_take_the_fused_logprobs(unsloth, default):
     """The other way compiles one graph with all chunks of a batch, for minutes, and keeps the logits of all of them."""
     for run in (unsloth, default):
-        assert {variant for variant, _ in run.overrides["logprobs"]} == {"fused"}
+        assert run.overrides["logprobs"] == [["fused", False], ["fused", True]]
+
+
+def test_completions_are_scored_before_the_loss_only_for_the_kl_penalty(unsloth, default):
+    """The loss computes the importance weights from its own logprobs. The default precision has a KL penalty here."""
+    tensors = {name for name in unsloth.overrides["inputs of the loss"] if name.endswith("logps")}
+    assert tensors == {"sampling_per_token_logps"}
+    tensors = {name for name in default.overrides["inputs of the loss"] if name.endswith("logps")}
+    assert tensors == {"sampling_per_token_logps", "ref_per_token_logps"}
 
 
 def test_packed_rows_that_attend_to_each_other_are_noticed(train, peft, tmp_path):
