@@ -9,7 +9,8 @@ number of completions. They take turns, each in its own process, so that other l
 sides have the same seed.
 
 Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples before each question, so that prompts are
-about nine times as long as completions. `long` samples up to 512 tokens at temperature 4, at which the model rarely
+about nine times as long as completions. `vllm` is the default recipe with vLLM's CPU build (after `make engines`), for
+the sides `before` and `now`. `long` samples up to 512 tokens at temperature 4, at which the model rarely
 ends a completion, and rewards their length, so that all completions have different rewards. `laptop` is the recipe of
 docs/laptop.md with the model that `make laptop-model` writes, and `tools` is recipes/sql_lora.py, whose conversations
 `plain` samples with TRL's `environment_factory`. All sides of these two continue from an adapter that SFT first trains
@@ -51,6 +52,7 @@ LAPTOP = ("--preset", "laptop", "--model.name", str(ROOT / "models" / "SmolLM2-1
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "starter": STARTER,
     "few-shot": (*STARTER, "--data.few-shot", "4"),
+    "vllm": (*STARTER, "--sampling.backend", "vllm"),
     "long": (
         *(*STARTER, "--sampling.max-completion-tokens", "512", "--sampling.temperature", "4"),
         *("--rewards", "longer_is_better", "--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),

@@ -8,23 +8,28 @@ completions with advantage zero  ──► left out     ┐
 prompts of a group               ──► read once    ├──► backbone ──► hidden states ──► tiles of logits ──► logprobs
 padding                          ──► not read     ┘
 
-exact_pass.py      ExactLossPass: the order of the steps below, and what to do if one of them is not possible
-zero_advantage.py  which completions have no gradient, because their advantage is zero
-micro_batch.py     the completions whose loss is computed, with values for the ones that are left out
-packing.py         layout of a packed micro-batch: the position of each token, and what it attends to
-attention.py       the attention of that layout, as an implementation for transformers
-shared_prompts.py  hooks that pack what the backbone reads, and the test that a model allows it
-tiles.py           the test that a model allows logits in tiles, and scoring one slice of rows at a time
-padding.py         the test that a model does not count padding, without which nothing here is exact
-probes.py          tokens and tolerance of the tests of a model
-scoring.py         what the pass needs from a trainer
+exact_pass.py           ExactLossPass: the order of the steps below, and what to do if one of them is not possible
+zero_advantage.py       which completions have no gradient, because their advantage is zero
+importance_sampling.py  weights that correct for the difference between sampler and trainer
+sampler_comparison.py   that difference, over a step
+micro_batch.py          the completions whose loss is computed, with values for the ones that are left out
+packing.py              layout of a packed micro-batch: the position of each token, and what it attends to
+attention.py            the attention of that layout, as implementations for transformers
+shared_prompts.py       hooks that pack what the backbone reads, and the test that a model allows it
+tiles.py                the test that a model allows logits in tiles, and scoring one slice of rows at a time
+padding.py              the test that a model does not count padding, without which nothing here is exact
+probes.py               tokens and tolerance of the tests of a model
+scoring.py              what the pass needs from a trainer
 
 With LoRA dropout, the completions of a group share one dropout mask for their prompt, because it is read once. TRL
 draws one for each completion.
 """
 
+from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.exact_pass import ExactLossPass
+from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.padding import padding_obstacle
 from lora_grpo.loss.probes import base_of
+from lora_grpo.loss.sampler_comparison import SamplerComparison
 from lora_grpo.loss.scoring import Score, Scored
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle

@@ -1,25 +1,33 @@
-"""The attention of a packed micro-batch, as an implementation that transformers can call by name."""
+"""The attention of a packed micro-batch, as implementations that transformers can call by name."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lora_grpo.loss.packing import Packing
 
 if TYPE_CHECKING:
     import torch
 
+PackedAttention: TypeAlias = Literal["sdpa", "flex"]
+"""How packed tokens attend: `attend` below, or `attend_in_blocks`."""
+
 ATTENTION = "shared_prompts"
-"""Name of the attention implementation in transformers."""
+"""Name of the attention implementation `sdpa` in transformers."""
+ATTENTIONS: dict[PackedAttention, str] = {"sdpa": ATTENTION, "flex": "shared_prompts_in_blocks"}
+"""The names of all."""
 
 
 def register_attention() -> None:
-    """Register the implementation. Without a packing, it is the one named `sdpa`."""
+    """Register the implementations. Without a packing, both are transformers' `sdpa`."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(ATTENTION, attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    AttentionInterface.register(ATTENTIONS["sdpa"], attend)
+    AttentionInterface.register(ATTENTIONS["flex"], attend_in_blocks)
+    for name in ATTENTIONS.values():
+        AttentionMaskInterface.register(name, sdpa_mask)
 
 
 def attend(
@@ -80,3 +88,41 @@ def attend(
         bias = packing.bias(query.dtype)
         parts.append(attend_rows(packing.completion_slots, packing.context, bias, packing.completion_entries))
     return torch.cat(parts)[None], None
+
+
+def attend_in_blocks(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    packing: Packing | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Do the same as `attend` with FlexAttention, which takes the whole sequence and skips blocks that are masked.
+
+    It neither copies keys and values of a prompt for its completions nor stores a mask for every pair of tokens. On a
+    CPU it runs without its kernel, and is slower.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packing is None:
+        options = {"scaling": scaling, "dropout": dropout, **kwargs}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    if dropout:
+        raise ValueError("FlexAttention has no dropout of attention weights")
+    output = _flex_attention(query.device.type)(
+        query, key, value, block_mask=packing.block_mask(), scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+@functools.cache
+def _flex_attention(device: str) -> Any:
+    """Return PyTorch's function. Only compiled is it a kernel; on a CPU, the compiled one has no gradient."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)

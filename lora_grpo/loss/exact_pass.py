@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
+from lora_grpo.loss.attention import PackedAttention
+from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
 from lora_grpo.loss.scoring import Score, Scored, Tiles
@@ -38,6 +40,7 @@ class ExactLossPass:
         tiles: the trainer's tiles; None if the model cannot use them.
         autocast: the context in which the trainer computes.
         longest_row: maximum number of tokens of a prompt and its completion.
+        packed_attention: how packed tokens attend, see `attention.py`.
         has_router_loss: whether the loss has a term for the router of experts.
         has_entropy_bonus: whether entropies need a gradient.
         fallback_reason: the reason why TRL's pass computes everything, or "".
@@ -59,6 +62,7 @@ class ExactLossPass:
         tiles: Tiles | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         longest_row: float = math.inf,
+        packed_attention: PackedAttention = "sdpa",
         has_router_loss: bool = False,
         has_entropy_bonus: bool = False,
         fallback_reason: str = "",
@@ -82,24 +86,31 @@ class ExactLossPass:
                 self._disable_packing("the loss of the router is computed from padded rows")
                 return
             try:
-                reason = packing_obstacle(model, self._score_rows, tokenizer, longest_row)
+                reason = packing_obstacle(model, self._score_rows, tokenizer, longest_row, packed_attention)
             except fallback_errors as error:
                 reason = one_line(error)
         if reason:
             self._disable_packing(reason)
 
     @contextlib.contextmanager
-    def micro_batch(self, inputs: Mapping[str, Any], *, may_skip_rows: bool) -> Iterator[MicroBatch]:
+    def micro_batch(
+        self,
+        inputs: MutableMapping[str, Any],
+        *,
+        may_skip_rows: bool,
+        importance_sampling: ImportanceSampling | None = None,
+    ) -> Iterator[MicroBatch]:
         """Restrict `logprobs` to the rows that matter for the loss of a micro-batch, inside the block.
 
         Args:
-            inputs: tensors of TRL's loss.
+            inputs: tensors of TRL's loss. With `importance_sampling`, its weights are added when the logprobs exist.
             may_skip_rows: whether completions whose advantage is zero have no effect on the loss.
+            importance_sampling: corrects the loss for the sampler; None if TRL does, or nothing.
         """
         read_rows = None
         if may_skip_rows and not self._fallback_reason:
             read_rows = rows_with_advantage(inputs)
-        self._micro_batch = MicroBatch(inputs, read_rows)
+        self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling)
         try:
             yield self._micro_batch
         finally:
@@ -137,7 +148,7 @@ class ExactLossPass:
             return scored
         # TRL's loss asks once, for the trained model. A trainer's subclass may ask again, perhaps for another model.
         if micro_batch.logprobs is None:
-            micro_batch.logprobs = scored[0].detach()
+            micro_batch.keep_logprobs(scored[0])
         if micro_batch.read_rows is None:
             return scored
         return micro_batch.with_skipped_rows(scored)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.scoring import Scored
 
 if TYPE_CHECKING:
@@ -13,18 +14,38 @@ if TYPE_CHECKING:
 
 SAMPLER_LOGPROBS = "sampling_per_token_logps"
 """TRL's name for the logprobs of the sampler, shape (R, completion width)."""
+OLD_LOGPROBS = "old_per_token_logps"
+"""TRL's name for the logprobs of the policy that sampled, of the same shape. They are those of the loss if missing."""
+IMPORTANCE_WEIGHTS = "importance_sampling_ratio"
+"""TRL's name for the weights of the loss, see `ImportanceSampling`."""
 
 
 @dataclass
 class MicroBatch:
     """The R completions whose loss is computed, and which of them the model has to read."""
 
-    inputs: Mapping[str, Any]
+    inputs: MutableMapping[str, Any]
     """TRL's tensors, by name. The first dimension of most is R."""
     read_rows: torch.Tensor | None
     """Indices of the K completions that the model reads, shape (K,); None for all."""
+    importance_sampling: ImportanceSampling | None = None
+    """How the loss is corrected for the sampler; None if it is not, or if TRL has computed the weights."""
     logprobs: torch.Tensor | None = None
     """Logprobs of the K completions without a gradient, shape (K, completion width); None until they are computed."""
+
+    def keep_logprobs(self, logprobs: torch.Tensor) -> None:
+        """Keep the logprobs of the K completions, and give TRL's loss the importance weights that follow from them."""
+        self.logprobs = logprobs.detach()
+        if self.importance_sampling is None:
+            return
+        weights = self.importance_sampling.weights(
+            self._logprobs_of_sampling_policy(), self._of_read_rows(SAMPLER_LOGPROBS), self._loss_mask()
+        )
+        if self.read_rows is not None:
+            # Those that were left out have no gradient, whatever their weights are.
+            all_weights = weights.new_ones(len(self.inputs[SAMPLER_LOGPROBS]), weights.shape[1])
+            weights = all_weights.index_copy(0, self.read_rows, weights)
+        self.inputs[IMPORTANCE_WEIGHTS] = weights
 
     def with_skipped_rows(self, scored: Scored) -> Scored:
         """Return values for all R completions from those of the K that the model has read.
@@ -37,23 +58,44 @@ class MicroBatch:
         # The sampler's logprobs are NaN where vLLM returns none. Without old logprobs, TRL's ratio is relative to the
         # values returned here, so any finite number gives 1.
         sampler_logprobs = self.inputs[SAMPLER_LOGPROBS].nan_to_num()
-        old_logprobs = self.inputs.get("old_per_token_logps", sampler_logprobs)
+        old_logprobs = self.inputs.get(OLD_LOGPROBS, sampler_logprobs)
 
         all_logprobs = old_logprobs.to(logprobs.dtype).index_copy(0, self.read_rows, logprobs)
         if entropies is not None:
             entropies = (-sampler_logprobs).to(entropies.dtype).index_copy(0, self.read_rows, entropies)
         return all_logprobs, entropies, router_loss
 
-    def sampler_difference(self) -> torch.Tensor | None:
-        """Compare the logprobs of the pass with the sampler's.
+    def sampler_differences(self) -> torch.Tensor | None:
+        """Compare the logprobs of the policy that sampled with the sampler's.
 
         Returns:
-            Sum of the absolute differences in nats, and the number of tokens: shape (2,). None without both logprobs.
+            The absolute differences in nats of the tokens that have a loss and both logprobs, shape (tokens,). None
+            without logprobs of the sampler or of the pass.
         """
         if self.logprobs is None or SAMPLER_LOGPROBS not in self.inputs:
             return None
-        rows = slice(None) if self.read_rows is None else self.read_rows
-        # As in the loss, tokens that the model did not write do not count.
-        has_loss = (self.inputs["completion_mask"] * self.inputs.get("tool_mask", 1))[rows].bool()
-        differences = (self.logprobs - self.inputs[SAMPLER_LOGPROBS][rows]).abs()[has_loss]
-        return differences.new_tensor([differences.sum(), differences.numel()])
+        differences = (self._logprobs_of_sampling_policy() - self._of_read_rows(SAMPLER_LOGPROBS)).abs()
+        return differences[self._loss_mask().bool() & ~differences.isnan()]
+
+    def importance_weights(self) -> torch.Tensor | None:
+        """Return the weights of the tokens that have a loss, or of the K completions, shape (values,); None without."""
+        if self.importance_sampling is None or self.logprobs is None:
+            return None
+        weights = self._of_read_rows(IMPORTANCE_WEIGHTS)
+        mask = self._loss_mask().bool()
+        has_weight_per_token = weights.shape == mask.shape
+        return weights[mask] if has_weight_per_token else weights.flatten()
+
+    def _logprobs_of_sampling_policy(self) -> torch.Tensor:
+        """Return the trainer's logprobs of the K completions, from before any update on them."""
+        assert self.logprobs is not None
+        return self._of_read_rows(OLD_LOGPROBS) if OLD_LOGPROBS in self.inputs else self.logprobs
+
+    def _loss_mask(self) -> torch.Tensor:
+        """Return 1 for the tokens of the K completions that have a loss: not those that the model did not write."""
+        mask = self._of_read_rows("completion_mask")
+        return mask * self._of_read_rows("tool_mask") if "tool_mask" in self.inputs else mask
+
+    def _of_read_rows(self, name: str) -> torch.Tensor:
+        values: torch.Tensor = self.inputs[name]
+        return values if self.read_rows is None else values[self.read_rows]

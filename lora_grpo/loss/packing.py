@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Packing:
     predecessors: torch.Tensor
     """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
     _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
+    _block_masks: list[BlockMask] = field(default_factory=list, repr=False)
 
     def bias(self, dtype: torch.dtype) -> torch.Tensor:
         """Return `visible` as a mask to add to attention scores. One tensor serves all layers."""
@@ -67,6 +69,29 @@ class Packing:
             zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
             self._biases[dtype] = zeros.masked_fill_(~self.visible, torch.finfo(dtype).min)
         return self._biases[dtype]
+
+    def block_mask(self) -> BlockMask:
+        """Return what attends to what in the sequence, as FlexAttention takes it. One mask serves all layers."""
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        if self._block_masks:
+            return self._block_masks[0]
+
+        # A prompt has the number of its first slot, a completion that of its row. Tokens of prompts have no row.
+        prompts = self.prompt_entries // self.prompt_slots.shape[1]
+        rows = self.completion_entries // max(1, self.completion_slots.shape[1])
+        prompt_of_slot = torch.cat([self.prompt_slots[prompts, 0], self.context[rows, 0]])
+        row_of_slot = torch.cat([torch.full_like(prompts, -1), rows])
+
+        def is_visible(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            is_same_prompt = prompt_of_slot[query] == prompt_of_slot[key]
+            is_prompt_or_same_row = (row_of_slot[key] == -1) | (row_of_slot[key] == row_of_slot[query])
+            return is_same_prompt & is_prompt_or_same_row & (key <= query)  # slots of a row are in its order
+
+        length = self.ids.shape[1]
+        self._block_masks.append(create_block_mask(is_visible, None, None, length, length, device=self.ids.device))
+        return self._block_masks[0]
 
 
 def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from lora_grpo.loss.attention import ATTENTION, register_attention
+from lora_grpo.loss.attention import ATTENTIONS, PackedAttention, register_attention
 from lora_grpo.loss.packing import Packing, pack
 from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
@@ -82,7 +82,9 @@ def labels_of_completions(base: Any, completion_width: int) -> Iterator[None]:
         base.forward = fused_forward
 
 
-def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf) -> str:
+def packing_obstacle(
+    model: Any, score: Score, tokenizer: Any, longest_row: float = math.inf, attention: PackedAttention = "sdpa"
+) -> str:
     """Return why a model must read padded rows, or "" if a test with packed rows gives the same logprobs.
 
     After "", the model keeps this package's attention. It is left in eval mode. Call this in the trainer's autocast.
@@ -90,12 +92,13 @@ def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: floa
     Args:
         score: TRL's function, which computes the logprobs of padded rows.
         longest_row: maximum number of tokens of a prompt and its completion.
+        attention: how packed tokens attend.
     """
     import torch
 
     base = base_of(model)
     config = base.config.get_text_config()
-    if config._attn_implementation not in ("sdpa", ATTENTION):
+    if config._attn_implementation not in ("sdpa", *ATTENTIONS.values()):
         return f"the model uses the attention implementation {config._attn_implementation}, not sdpa"
     layer_types = set(getattr(config, "layer_types", None) or ())
     other_layers = layer_types - {"full_attention", "sliding_attention"}
@@ -118,7 +121,7 @@ def packing_obstacle(model: Any, score: Score, tokenizer: Any, longest_row: floa
     with torch.no_grad():
         expected = score(model, padded, mask, 3)[0]
         register_attention()
-        text_model.set_attn_implementation(ATTENTION)
+        text_model.set_attn_implementation(ATTENTIONS[attention])
         try:
             with packed_rows(model, completion_width=3):
                 logprobs = score(model, padded, mask, 3)[0]

@@ -10,7 +10,7 @@ and of the key heads, i inner size of the feed-forward block, V vocabulary size,
 
 from collections.abc import Mapping
 
-from lora_grpo.config import batch_shape
+from lora_grpo.config import batch_shape, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.memory import unsloth
 from lora_grpo.memory.activations import activation_bytes, logit_bytes
@@ -141,8 +141,9 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
         sizes["workspace"] = WORKSPACE
 
     # scoring: Unsloth's pass without gradients, over as many rows at once as fit into the memory that is free by then.
-    # It computes the old logprobs, which correct for vLLM's, and those of the reference, which are in the KL penalty.
-    needs_logprobs = step.uses_vllm or step.config.train.beta > 0
+    # It computes the logprobs of the reference for the KL penalty, and old ones if rollouts are used more than once.
+    uses_of_rollouts = parse_grpo_overrides(step.config.grpo).get("num_iterations", 1)
+    needs_logprobs = step.config.train.beta > 0 or uses_of_rollouts > 1
     if step.unsloth_kernels and step.config.method == "grpo" and needs_logprobs:
         allocated_before = {"weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace"}
         if not step.engine_sleeps:
@@ -170,9 +171,10 @@ def phases(sizes: Mapping[str, int], *, engine_sleeps: bool) -> dict[str, dict[s
     """Return the parts that are allocated in each phase of a step, in bytes, from the result of `memory_by_part`.
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
-    logits), `backward` (the backward pass through the layers) and, with Unsloth, `scoring` (logprobs of all completions
-    of the step, without gradients). The sampler frees its cache after sampling. A vLLM engine may sleep during training
-    (level 1 in vLLM, standby mode in Unsloth): then only its CUDA graphs remain on the GPU.
+    logits), `backward` (the backward pass through the layers) and, with Unsloth and a KL penalty or `num_iterations`,
+    `scoring` (logprobs of all completions of the step, without gradients). The sampler frees its cache after sampling.
+    A vLLM engine may sleep during training (level 1 in vLLM, standby mode in Unsloth): then only its CUDA graphs remain
+    on the GPU.
 
     Args:
         engine_sleeps: whether a vLLM engine sleeps; True without one.

@@ -19,7 +19,13 @@ trackers.py        --train.report-to: metrics, final table and report
 from lora_grpo.monitoring.alarms import Alarms
 from lora_grpo.monitoring.completion_log import completion_lines, write_completions
 from lora_grpo.monitoring.monitor import Monitor
-from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH, StepMetrics, conversation_metrics
+from lora_grpo.monitoring.step_metrics import (
+    IMPORTANCE_WEIGHT,
+    LARGEST_LOGPROB_MISMATCH,
+    LOGPROB_MISMATCH,
+    StepMetrics,
+    conversation_metrics,
+)
 from lora_grpo.monitoring.time_budget import TimeBudget
 from lora_grpo.monitoring.trackers import Trackers
 from lora_grpo.monitoring.validation import Validation

@@ -36,11 +36,14 @@ _MAX_OVERFLOWS = 2
 _MAX_CLIPPED = 0.02
 """Largest accepted fraction of clipped tokens before the first update.
 
-With vLLM, the ratio compares the pass with gradients and the pass without. Both have the same policy, so only rounding
-clips tokens. By the comments of unsloth_zoo 2026.10.9, rounding in 16 bits changes the logprob of a batch's worst token
-by about 0.25 nats; clipping starts at 0.18 (epsilon 0.2). Completions that attend to each other change some by 2.4 or
-more: 10% were clipped in tests/gpu_rig. Smaller errors are not noticed, nor is any without vLLM, where the ratio is 1
-by construction. The importance sampling correction is not a part of the ratio."""
+With vLLM and `num_iterations`, the ratio compares the pass with gradients and the pass without. Both have the same
+policy, so only rounding clips tokens. By the comments of unsloth_zoo 2026.10.9, rounding in 16 bits changes the logprob
+of a batch's worst token by about 0.25 nats; clipping starts at 0.18 (epsilon 0.2). Completions that attend to each
+other change some by 2.4 or more: 10% were clipped in tests/gpu_rig. Smaller errors are not noticed. The importance
+sampling correction is not a part of the ratio.
+
+In other runs there is one pass, and the ratio is 1 by construction. With vLLM, the alarm `logprob_mismatch` compares
+that pass with the sampler."""
 
 # Names of TRL's metrics
 _CLIP_RATIO = "clip_ratio/region_mean"

@@ -9,6 +9,10 @@ from lora_grpo.rollouts import Episode
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
 """TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
+LARGEST_LOGPROB_MISMATCH = "sampling/sampling_logp_difference/max"
+"""TRL's name for the largest one, in nats."""
+IMPORTANCE_WEIGHT = "sampling/importance_sampling_ratio"
+"""TRL's name for the weights that correct the loss for this difference, with `/min`, `/mean` and `/max`."""
 
 
 class StepMetrics:
@@ -19,8 +23,9 @@ class StepMetrics:
       back, and `time/adapter_sync`, in which it gets the adapter.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
       (A loss that logs it has this estimate only for completions that it leaves out, see `loss/zero_advantage.py`.)
-    - `LOGPROB_MISMATCH`, when rollouts are used for the first time. It compares the sampler's logprobs with those of
-      the loss. TRL compares them only for vLLM, with logprobs from another forward pass over all completions.
+    - `LOGPROB_MISMATCH` and `LARGEST_LOGPROB_MISMATCH`, when rollouts are used for the first time, and with vLLM
+      `IMPORTANCE_WEIGHT`. They compare the sampler's logprobs with those of the loss, over the completions that the
+      loss pass reads: those with an advantage. TRL has them only for vLLM, from another pass over all completions.
 
     Args:
         values: the trainer's lists of values, by metric.

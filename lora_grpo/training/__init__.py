@@ -18,6 +18,7 @@ fast_trainer.py   FastGRPOTrainer: overrides of TRL's methods, each of which cal
 step_sampling.py  samples the completions of a step, with seeds; TRL samples if it fails
 fallback.py       arguments and models that only TRL's own code supports
 trl_compat.py     code that depends on private attributes of TRL
+unsloth_compat.py code that depends on the trainer that Unsloth generates
 logprob_check.py  before training: checks that the sampler samples from the policy being trained
 prepare.py        prepare_training: the trainer of a run, its monitor and its trackers
 run.py            train: from the newest checkpoint to the saved adapter

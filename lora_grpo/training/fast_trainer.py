@@ -20,9 +20,11 @@ from trl import GRPOTrainer
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
-from lora_grpo.loss import ExactLossPass, padding_obstacle
+from lora_grpo.loss import ExactLossPass, PackedAttention, SamplerComparison, padding_obstacle
 from lora_grpo.models import Policy
 from lora_grpo.monitoring import (
+    IMPORTANCE_WEIGHT,
+    LARGEST_LOGPROB_MISMATCH,
     LOGPROB_MISMATCH,
     StepMetrics,
     completion_lines,
@@ -33,7 +35,7 @@ from lora_grpo.rewards import ScoredBatch, Scorer
 from lora_grpo.rollouts import Episode, play_all
 from lora_grpo.runs import AtomicCheckpoints, Run
 from lora_grpo.sampling import Sampler, VllmSampler
-from lora_grpo.training import trl_compat
+from lora_grpo.training import trl_compat, unsloth_compat
 from lora_grpo.training.fallback import sampling_fallback_reason, unsupported_reason
 from lora_grpo.training.step_sampling import StepSampling, print_fallback
 
@@ -71,6 +73,10 @@ class FastGRPOTrainer(GRPOTrainer):
     are raised. With (), all are."""
     longest_row: float = math.inf
     """Maximum number of tokens of a prompt and its completion, if it is known."""
+    packed_attention: PackedAttention = "sdpa"
+    """How packed tokens attend in the loss pass: with `flex`, by FlexAttention, which was not measured on a GPU."""
+    weights_in_loss: bool
+    """Whether importance weights are computed in the loss. TRL computes them before, with logprobs of another pass."""
     step_inputs: Sequence[Mapping[str, Any]] = ()
     """The rows of the completions that are sampled, one for each completion of this process."""
     _new_rollouts: dict[str, Any] | None = None
@@ -85,9 +91,11 @@ class FastGRPOTrainer(GRPOTrainer):
             trl_compat.use_float32_adapter(self.model, trained_adapter)
 
         self.step_metrics = StepMetrics(trl_compat.step_values(self))
+        self.sampler_comparison = SamplerComparison()
         self.step_sampling = StepSampling(self)
         self.fallback_reason = self.find_fallback_reason()
         self.loss_pass = self._build_loss_pass()
+        self.weights_in_loss = not self.fallback_reason
 
     @property
     def sampler(self) -> Sampler | None:
@@ -132,6 +140,7 @@ class FastGRPOTrainer(GRPOTrainer):
             tiles=trl_compat.tiles_of(self, score),
             autocast=self.accelerator.autocast,
             longest_row=self.longest_row,
+            packed_attention=self.packed_attention,
             has_router_loss=self.aux_loss_enabled,
             has_entropy_bonus=trl_compat.has_entropy_bonus(self),
             fallback_errors=self.fallback_errors,
@@ -155,7 +164,8 @@ class FastGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Remember the rows for the sampler of a run, and the rollouts for `_prepare_inputs`."""
         self.step_inputs = inputs
-        self._new_rollouts = super()._generate_and_score_completions(inputs)
+        with trl_compat.no_importance_weights(self) if self.weights_in_loss else contextlib.nullcontext():
+            self._new_rollouts = super()._generate_and_score_completions(inputs)
         return self._new_rollouts
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -200,12 +210,20 @@ class FastGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Tell the loss pass which completions the loss is for, and compare its logprobs with the sampler's."""
         may_skip_rows = not trl_compat.loss_depends_on_all_tokens(self)
-        with self.loss_pass.micro_batch(inputs, may_skip_rows=may_skip_rows) as micro_batch:
+        importance_sampling = trl_compat.importance_sampling(self)
+        trl_has_compared = importance_sampling is not None and not self.weights_in_loss
+        if trl_has_compared:
+            importance_sampling = None
+        with self.loss_pass.micro_batch(
+            inputs, may_skip_rows=may_skip_rows, importance_sampling=importance_sampling
+        ) as micro_batch:
             loss = super()._compute_loss(model, inputs)
+
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
-        # With its importance sampling, TRL logs the difference itself.
-        if is_first_use and not trl_compat.has_importance_sampling(self):
-            self._add_mismatch(micro_batch.sampler_difference())
+        if is_first_use and not trl_has_compared:
+            self.sampler_comparison.add(micro_batch)
+        if self.accelerator.sync_gradients:  # the last micro-batch of a step
+            self._add_sampler_comparison()
         return loss
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,14 +241,17 @@ class FastGRPOTrainer(GRPOTrainer):
             return contextlib.nullcontext()
         return self.step_metrics.timed(phase)
 
-    def _add_mismatch(self, difference: Any) -> None:
-        """Add the mean difference between sampler and trainer. `difference`: sum in nats and number of tokens, (2,)."""
-        if difference is None:
-            return
-        totals = self.accelerator.gather(difference).view(-1, 2).sum(dim=0)
-        total, num_tokens = totals.tolist()
-        if num_tokens:  # zero when the whole micro-batch is masked
-            self.step_metrics.add(LOGPROB_MISMATCH, total / num_tokens)
+    def _add_sampler_comparison(self) -> None:
+        """Add how the sampler differs from the loss in the tokens of a step, under TRL's names."""
+        differences = self.sampler_comparison.differences(self.accelerator.gather)
+        if differences:
+            self.step_metrics.add(LOGPROB_MISMATCH, differences.mean)
+            self.step_metrics.add(LARGEST_LOGPROB_MISMATCH, differences.largest)
+        weights = self.sampler_comparison.weights(self.accelerator.gather)
+        if weights:
+            self.step_metrics.add(f"{IMPORTANCE_WEIGHT}/min", weights.smallest)
+            self.step_metrics.add(f"{IMPORTANCE_WEIGHT}/mean", weights.mean)
+            self.step_metrics.add(f"{IMPORTANCE_WEIGHT}/max", weights.largest)
 
 
 class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
@@ -258,6 +279,8 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             self.rollout_func = self._play_episodes  # the constructor's argument would make TRL print a warning
         if isinstance(sampler, VllmSampler):
             trl_compat.enable_importance_sampling(self)
+        if self.engine == "unsloth":
+            self.weights_in_loss = unsloth_compat.use_logprobs_of_loss_as_old(GRPOTrainer)
 
     def find_fallback_reason(self) -> str:
         """Return the reason if Unsloth's trainer samples and computes the loss, else ""."""

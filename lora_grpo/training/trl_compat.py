@@ -5,16 +5,17 @@ attributes of TRL's trainers is here. Its tests, in tests/training, are test_trl
 only scripts use.
 """
 
+import contextlib
 import functools
 import itertools
 import math
 import re
 import types
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.loss import Score, Scored, score_in_slices
+from lora_grpo.loss import ImportanceSampling, Score, Scored, score_in_slices
 from lora_grpo.sampling import Decoded
 
 # The state of a step
@@ -23,6 +24,38 @@ from lora_grpo.sampling import Decoded
 def has_importance_sampling(trainer: Any) -> bool:
     """Return whether TRL corrects the loss for the difference between sampler and trainer (importance sampling)."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def importance_sampling(trainer: Any) -> ImportanceSampling | None:
+    """Return how TRL corrects the loss for the difference between sampler and trainer, or None if it does not."""
+    if not has_importance_sampling(trainer):
+        return None
+    smallest = trainer.vllm_importance_sampling_clip_min
+    largest = trainer.vllm_importance_sampling_clip_max
+    return ImportanceSampling(
+        trainer.vllm_importance_sampling_mode,
+        smallest=0.0 if smallest is None else smallest,
+        largest=math.inf if largest is None else largest,
+    )
+
+
+@contextlib.contextmanager
+def no_importance_weights(trainer: Any) -> Iterator[None]:
+    """Keep TRL from computing importance weights in the block, and the logprobs that it needs for nothing else.
+
+    For the weights, TRL's `_generate_and_score_completions` runs the model over all completions once more. The policy
+    is still the one that sampled, so the loss computes the same logprobs, and can compute the weights itself.
+
+    This leaves the passes without gradients that are needed: TRL computes old logprobs if the policy is updated before
+    the last loss of the completions (`num_iterations`, or more `steps_per_generation` than accumulation steps), and
+    logprobs of the reference for the KL term (`beta`).
+    """
+    correction = trainer.vllm_importance_sampling_correction
+    trainer.vllm_importance_sampling_correction = False
+    try:
+        yield
+    finally:
+        trainer.vllm_importance_sampling_correction = correction
 
 
 def takes_images(trainer: Any) -> bool:

@@ -141,6 +141,7 @@ def write_overrides(trainer, calls, logprob_functions):
         "rejected": rejected,
         "called": dict(calls),
         "logprobs": sorted(logprob_functions),
+        "inputs of the loss": sorted(trainer._buffered_inputs[0]),
     }
     (Path(trainer.args.output_dir).parent / "overrides.json").write_text(json.dumps(report, indent=1))
 

@@ -140,18 +140,35 @@ def test_both_passes_take_the_fused_logprobs(unsloth, default):
         assert run.overrides["logprobs"] == [["fused", False], ["fused", True]]
 
 
-def test_packed_rows_that_attend_to_each_other_are_noticed(train, peft, tmp_path):
-    """By Unsloth's check, which compares the first packed rows with single rows, or by the alarm if that check passed.
+def test_completions_are_scored_before_the_loss_only_for_the_kl_penalty(unsloth, default):
+    """The loss computes the importance weights from its own logprobs. The default precision has a KL penalty here."""
+    tensors = {name for name in unsloth.overrides["inputs of the loss"] if name.endswith("logps")}
+    assert tensors == {"sampling_per_token_logps"}
+    tensors = {name for name in default.overrides["inputs of the loss"] if name.endswith("logps")}
+    assert tensors == {"sampling_per_token_logps", "ref_per_token_logps"}
 
-    The check accepts 0.7 nats. The first two rows here differ by 0.24, so it notices in the second micro-batch.
+
+def test_packed_rows_that_attend_to_each_other_are_noticed(train, peft, tmp_path):
+    """By Unsloth's check, which compares the first packed rows with single rows, and by the alarm.
+
+    The check accepts 0.7 nats. The first two rows here differ by 0.24, so it notices in the second micro-batch. With
+    `num_iterations`, old logprobs come from another pass, which the alarm compares with the sampler. A second alarm
+    compares the two passes.
     """
-    flags = ("unsloth", "float32", tmp_path / "caught", "--model.bits", "16", "--train.max-steps", "1")
-    caught = train(*flags, card=T4, packing="leaking", UNSLOTH_ENABLE_LOGGING="1")
+    flags = ("--model.bits", "16", "--train.max-steps", "2", "--grpo", "num_iterations=2")
+    flags += ("--monitor.stop-on", "policy_ratio")
+    caught = train(
+        "unsloth", "float32", tmp_path / "caught", *flags, card=T4, packing="leaking", UNSLOTH_ENABLE_LOGGING="1"
+    )
     for phase in ("grad", "no-grad"):
         assert f"GRPO seq-packing ({phase}) verify: T=" in caught.printed
         assert f"GRPO seq-packing ({phase}) fell back at T=" in caught.printed
-    missed = train(*flags[:2], tmp_path / "missed", *flags[3:], card=T4, packing="trusted", code=1)
+    missed = train("unsloth", "float32", tmp_path / "reused", *flags, card=T4, packing="trusted", code=1)
     assert [(alarm["name"], alarm["step"]) for alarm in missed.record["alarms"]] == [("policy_ratio", 1)]
+
+    flags = ("--model.bits", "16", "--train.max-steps", "1")
+    missed = train("unsloth", "float32", tmp_path / "missed", *flags, card=T4, packing="trusted", code=1)
+    assert [(alarm["name"], alarm["step"]) for alarm in missed.record["alarms"]] == [("logprob_mismatch", 1)]
     assert abs(missed.steps[0]["loss"] - peft.steps[0]["loss"]) > 1e-3
 
 

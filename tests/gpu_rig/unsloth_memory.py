@@ -272,7 +272,8 @@ def main():
 
     alike = {}
     for name, mebibytes, gibibytes, capability in gpus:
-        flags = ("--model.engine", "unsloth", "--sampling.backend", "vllm")
+        # With a KL penalty, Unsloth scores all completions without gradients.
+        flags = ("--model.engine", "unsloth", "--sampling.backend", "vllm", "--train.beta", "0.04")
         config, plan = vllm_arguments.make_plan_on(name, mebibytes, folder, *flags)
         scored, is_old = scored_rows(config, plan), float(capability) < 8
         is_small = float(gibibytes) <= 24.5  # Unsloth cuts logits in another way on larger GPUs

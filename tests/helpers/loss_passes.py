@@ -19,8 +19,9 @@ class LossPassTrainer(FastGRPOTrainer):
         return ""
 
 
-def make_trainer(model, folder, longest_row=1000, **settings):
-    trainer_class = type("Trainer", (LossPassTrainer,), {"longest_row": longest_row})
+def make_trainer(model, folder, longest_row=1000, packed_attention="sdpa", **settings):
+    attributes = {"longest_row": longest_row, "packed_attention": packed_attention}
+    trainer_class = type("Trainer", (LossPassTrainer,), attributes)
     default = {"num_generations": 2, "per_device_train_batch_size": 4}
     default |= {"gradient_checkpointing": False, "router_aux_loss_coef": 0.0}
     settings = default | settings

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.loss_passes import distance, loss_and_gradients, make_trainer, micro_batch, random_model, with_adapter
 from helpers.tiny_models import CONFIGS, OTHERS
+from torch.nn.attention import flex_attention
 from transformers import AutoConfig
 
 from lora_grpo.config.schema import ModelConfig
@@ -60,6 +61,24 @@ def test_logprobs_and_gradients_are_those_of_padded_rows(family, tied, groups, t
     packed_logprobs = logprobs(trainer, inputs)
     with padded(trainer):
         torch.testing.assert_close(packed_logprobs, logprobs(trainer, inputs), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("groups", "checkpointing"), [([3, 1, 4], False), ([3, 1, 4], True), ([40, 1], False)], ids=str
+)
+def test_flex_attention_computes_the_same(groups, checkpointing, tmp_path, monkeypatch):
+    """Without its kernel, which needs a GPU: what attends to what, and the gradients. 41 rows are several blocks.
+
+    PyTorch has the gradient for a CPU, from the full scores, but refuses it.
+    """
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    model = with_adapter(random_model("qwen3", num_key_value_heads=1))
+    settings = {"max_completion_length": 12, "gradient_checkpointing": checkpointing}
+    trainer = make_trainer(model, tmp_path, packed_attention="flex", **settings)
+    (loss, gradients, metrics), (padded_loss, padded_gradients, padded_metrics) = both(trainer, micro_batch(groups))
+    assert loss == pytest.approx(padded_loss, rel=1e-5, abs=1e-6)
+    assert metrics == pytest.approx(padded_metrics, rel=1e-5)
+    assert distance(gradients, padded_gradients) < 1e-5
 
 
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_dropout": 0.0, "modules_to_save": ["embed_tokens"]}])

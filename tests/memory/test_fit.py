@@ -116,6 +116,18 @@ def test_unsloth_gets_at_most_16_completions_unless_more_are_asked_for():
         assert plan_for(SHAPE, config, card(24), sampler="shared", unsloth_kernels=True).micro_batch_size == micro
 
 
+def test_unsloth_scores_completions_without_gradients_only_for_other_policies():
+    """The reference of the KL penalty, and the policy before the update if rollouts are used again."""
+
+    def phases(**changes):
+        config = replace(CONFIG, changes)
+        return plan_for(SHAPE, config, card(24), sampler="shared", unsloth_kernels=True).phases.keys()
+
+    assert "scoring" not in phases()
+    assert "scoring" in phases(train={"beta": 0.04})
+    assert "scoring" in phases(grpo=("num_iterations=2",))
+
+
 def test_what_unsloth_moves_to_host_memory_must_fit_there():
     device = card(24)
     plan = plan_for(SHAPE, CONFIG, device, sampler="shared", unsloth_kernels=True)

@@ -124,10 +124,9 @@ def test_tokens_of_the_environment_have_no_effect_after_the_last_turn(loss_type,
     metrics = metrics_with_changes(inputs, ["sampling_per_token_logps"])
     assert {LOGPROB_MISMATCH, "kl"} <= metrics.keys()
 
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True  # TRL then applies the weights
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
     inputs["old_per_token_logps"] = logprobs.clone()
-    inputs["importance_sampling_ratio"] = logprobs.exp()
-    names = ["old_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio"]
+    names = ["old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"]
     assert "kl" in metrics_with_changes(inputs, names)
 
 

@@ -129,8 +129,8 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
     assert not trl_compat.has_importance_sampling(trainer)
     trl_compat.enable_importance_sampling(trainer)
     assert trl_compat.has_importance_sampling(trainer)
-    inputs = micro_batch([2, 2]) | {"importance_sampling_ratio": torch.zeros(4, 12)}
-    assert trainer.compute_loss(trainer.model, inputs).item() == 0  # the loss is weighted
+    trainer.vllm_importance_sampling_clip_max = 0.0
+    assert trainer.compute_loss(trainer.model, micro_batch([2, 2])).item() == 0  # all weights are zero
 
     def enable(training):
         trl_compat.enable_importance_sampling(training.trainer)
