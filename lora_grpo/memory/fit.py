@@ -12,6 +12,7 @@ If none fits, `advice.refusal` says which change of settings helps.
 import bisect
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +30,10 @@ USABLE_FRACTION = 0.9
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
 
-_UNSLOTH_MICRO_BATCH = 16
-"""Largest default micro-batch size with Unsloth, in completions. Its gradient checkpointing holds the inputs of all
-layers in pinned host memory: 2.3 GiB for 16 completions of a 3B model, 9 GiB for 64. 16 completions of 1,024 tokens
-keep a GPU busy, and Unsloth's notebooks use 4 to 8."""
+BUSY_MICRO_BATCH = 16
+"""Completions of a micro-batch that keep a GPU busy: 16 of 1,024 tokens; Unsloth's notebooks use 4 to 8. With Unsloth's
+gradient checkpointing, it is the largest default, because the inputs of all layers are in pinned host memory: 2.3 GiB
+for 16 completions of a 3B model, 9 GiB for 64."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class MemoryEstimate:
     def fits(self) -> bool:
         return self.sampling_fits and self.training <= self.device.usable and self.host_fits
 
+    def leaves(self, room: int) -> bool:
+        """Return whether the run fits and leaves so many of the usable bytes free."""
+        return self.fits and self.needed + room <= self.device.usable
+
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
         return {
@@ -150,9 +155,7 @@ class Planner:
         A requested micro-batch is the only one to choose from. If it does not fit, but a smaller one would, it is
         returned all the same: the user decides, and gets a warning (`Plan.too_large`).
         """
-        estimates = []
-        for sizes in self._candidates(config):
-            estimates.append(self.memory(config, sizes.micro_batch_size, sizes.sequences))
+        estimates = self._estimates(config)
         usable = [candidate for candidate in estimates if candidate.fits]
 
         is_requested = config.train.micro_batch_size is not None
@@ -161,7 +164,27 @@ class Planner:
             usable = [candidate for candidate in estimates if candidate.sampling_fits]
             if not usable:
                 usable = [estimates[-1]]  # the fewest parallel completions
-        return max(usable, key=lambda candidate: (candidate.micro_batch_size, candidate.max_num_seqs), default=None)
+        return _largest(usable)
+
+    def choose_with_room(self, config: RunConfig, room: int) -> MemoryEstimate | None:
+        """Return the memory of the fastest batch sizes that leave room; None if those of `smallest_fast` do not."""
+        least = self.smallest_fast(config)
+        usable = []
+        for candidate in self._estimates(config):
+            is_fast = candidate.max_num_seqs == least.max_num_seqs
+            is_fast = is_fast and candidate.micro_batch_size >= least.micro_batch_size
+            if is_fast and candidate.leaves(room):
+                usable.append(candidate)
+        return _largest(usable)
+
+    def smallest_fast(self, config: RunConfig) -> MemoryEstimate:
+        """Return the memory with a micro-batch that keeps a GPU busy, and all completions of the step in parallel."""
+        candidates = self._candidates(config)
+        sequences = candidates[0].sequences
+        sizes = [sizes.micro_batch_size for sizes in candidates if sizes.sequences == sequences]  # largest first
+        busy_sizes = [size for size in sizes if size <= BUSY_MICRO_BATCH]
+        micro_batch_size = busy_sizes[0] if busy_sizes else sizes[-1]
+        return self.memory(config, micro_batch_size, sequences)
 
     def smallest(self, config: RunConfig) -> MemoryEstimate:
         """Return the memory with the batch sizes that need the least."""
@@ -233,6 +256,13 @@ class Planner:
             min_gpu_memory_share=min_share,
         )
 
+    def _estimates(self, config: RunConfig) -> list[MemoryEstimate]:
+        """Return the memory with all batch sizes to choose from, the smallest last."""
+        estimates = []
+        for sizes in self._candidates(config):
+            estimates.append(self.memory(config, sizes.micro_batch_size, sizes.sequences))
+        return estimates
+
     def _candidates(self, config: RunConfig) -> list[_BatchSizes]:
         """Return the batch sizes to choose from, the smallest last."""
         batch = batch_shape(config)
@@ -246,8 +276,8 @@ class Planner:
         sizes = micro_batches(config)  # largest first
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
-        elif self.unsloth_kernels:
-            sizes = [size for size in sizes if size <= _UNSLOTH_MICRO_BATCH]
+        elif self.unsloth_kernels and config.train.gradient_checkpointing:
+            sizes = [size for size in sizes if size <= BUSY_MICRO_BATCH]
 
         # All completions of the step in parallel, half of them, and so on, each with every micro-batch size.
         candidates = []
@@ -280,6 +310,11 @@ class Planner:
         is_within_window = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
         has_plain_attention = not any(layer.delta or layer.capped for layer in self.shape.kinds)
         return self.packs and config.method == "grpo" and is_within_window and has_plain_attention
+
+
+def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate | None:
+    """Return the memory with the largest micro-batch and, of these, the most parallel completions."""
+    return max(estimates, key=lambda estimate: (estimate.micro_batch_size, estimate.max_num_seqs), default=None)
 
 
 def _round_up_to_thousandth(fraction: float) -> float:
