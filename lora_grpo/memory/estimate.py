@@ -147,7 +147,9 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
         allocated_before = ("weights", "adapter", "gradients", "optimizer", "cuda_graphs", "context", "workspace")
         free = step.free - sum(sizes[name] for name in allocated_before)
         rows = batch_shape(step.config).parallel_samples
-        sizes["scoring"] = unsloth.scoring_bytes(shape, rows, step.length, free)
+        # It saves nothing for a backward pass, but the buffers of the gradient passes are still there.
+        buffers = layers.saved if step.offloads else step.float_bytes * shape.largest_matrix
+        sizes["scoring"] = buffers + unsloth.scoring_bytes(shape, rows, step.length, free)
     return sizes
 
 
@@ -155,7 +157,7 @@ _ONLY_SAMPLING = {"kv_cache", "token_selection", "vllm_weights", "vllm_adapter",
 _ONLY_TRAINING = {"gradients", "activations", "fragmentation"}
 _ABSENT = {
     "sampling": _ONLY_TRAINING | {"logits", "one_layer", "scoring"},
-    "scoring": _ONLY_SAMPLING | {"logits", "one_layer"},
+    "scoring": _ONLY_SAMPLING | {"activations", "logits", "one_layer"},
     "loss": _ONLY_SAMPLING | {"one_layer", "scoring"},
     "backward": _ONLY_SAMPLING | {"logits", "scoring"},
 }

@@ -43,7 +43,7 @@ def choose(planner: Planner, config: RunConfig, *, can_be_16_bits: bool) -> Choi
     for option in faster_options:
         estimate = planner.choose_with_room(option, ROOM)
         if estimate:
-            reason = f"{_gib(estimate.needed)} and {_gib(ROOM)} of room fit into {_gib(planner.device.usable)}"
+            reason = f"the fastest, {_with_room(planner, estimate)}"
             if rejected:
                 reason = _why_rejected(planner, rejected)
             return Choice(option, estimate, f"{_name(option)}: {reason}")
@@ -93,9 +93,12 @@ def _why_rejected(planner: Planner, rejected: list[RunConfig]) -> str:
     share = estimate.gpu_memory_share
     if share is not None and estimate.min_gpu_memory_share > share:
         return f"{name} would need --model.gpu-memory-share {estimate.min_gpu_memory_share:g}"
-    needed = f"{_gib(estimate.needed)} and {_gib(ROOM)} of room"
-    return f"{name} would need {needed}, {_gib(planner.device.usable)} are usable"
+    return f"{name} would need {_with_room(planner, estimate)}"
+
+
+def _with_room(planner: Planner, estimate: MemoryEstimate) -> str:
+    return f"{_gib(estimate.needed)} and {ROOM / GIB:g} of room, {_gib(planner.device.usable)} are usable"
 
 
 def _gib(size: int) -> str:
-    return f"{size / GIB:.4g} GiB"
+    return f"{size / GIB:.2f} GiB"
