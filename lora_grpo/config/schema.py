@@ -65,8 +65,8 @@ class ModelConfig:
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
     selects unsloth if it is installed and a GPU is available, else peft, unless `check-gpu` measured otherwise."""
     bits: Literal["auto", 4, 16] = "auto"
-    """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16. `auto` selects 16 on a GPU
-    with room for them, which is faster and merges without rounding twice, else 4; `--plan` says which and why."""
+    """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16. `auto` selects 16 on a
+    GPU with room for them, into which an adapter is merged without more rounding, else 4; `--plan` says why."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""

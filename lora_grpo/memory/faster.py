@@ -13,9 +13,9 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
 
 ROOM = 6 * GIB
-"""Usable memory that stays free if memory is used only to save time. The largest error of a plan that is known is 5.3
-GiB: Unsloth with vLLM on an H200 (docs/results-archive.md). There, a step took 7.3 s in 16 bits and 7.8 s in 4 bits, and
-for so little no run should end out of memory."""
+"""Usable memory that stays free if memory is used only to save time. The largest known error of a plan is 5.3 GiB:
+Unsloth with vLLM on an H200 (docs/results-archive.md). There, a step took 7.3 s in 16 bits and 7.8 s in 4 bits, and for
+so little no run should end out of memory."""
 
 
 @dataclass(frozen=True)

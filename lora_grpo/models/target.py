@@ -224,7 +224,7 @@ def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
         label=label,
         base_name=model["name"],
         revision=flags.revision or policy.get("revision"),
-        bits=policy.get("bits") or model["bits"],
+        bits=16 if policy.get("bits", model["bits"]) == 16 else 4,
         fingerprint=policy.get("fingerprint"),
         record=record,
         start=run / START if started_from and label != START else None,

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 
+from lora_grpo.monitoring.phase_peaks import PhasePeaks
 from lora_grpo.rollouts import Episode
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -14,6 +15,7 @@ LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
 class StepMetrics:
     """Collects values of a step. The trainer logs the mean of each metric, and clears them.
 
+    - `memory/PHASE`, in GiB, if `peaks` measures them.
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
@@ -27,6 +29,8 @@ class StepMetrics:
 
     def __init__(self, values: MutableMapping[str, list[float]]) -> None:
         self._values = values
+        self.peaks = PhasePeaks()
+        """The GPU memory of the step's phases; a run replaces it."""
         self._surprisals: Sequence[float] = ()  # -logprob of each token sampled in this step, in nats
 
     def add(self, name: str, value: float) -> None:
@@ -52,7 +56,12 @@ class StepMetrics:
         self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
 
     def complete(self) -> None:
-        """Estimate the entropy if the loss has not logged it. Call it before the step is logged."""
+        """Add the peaks of memory, and estimate the entropy if the loss has not logged it.
+
+        Call it before the step is logged.
+        """
+        for name, value in self.peaks.end_step().items():
+            self.add(name, value)
         if self._surprisals and not self._values.get("entropy"):
             self.add("entropy", statistics.fmean(self._surprisals))
         self._surprisals = ()
