@@ -1,7 +1,6 @@
 """The peaks of GPU memory by phase, from counters of a GPU that does not exist."""
 
 import pytest
-
 from helpers.tiny_runs import run_tiny
 
 from lora_grpo.config import RunConfig, replace
@@ -138,7 +137,7 @@ def test_a_run_logs_its_phases_and_warns_once_of_each_that_exceeds_its_plan(meth
         training.run.record["memory"] = {"planned_phases_gib": planned, "free_gib": 7.5}
 
     phases = {"loss", "backward"} if method == "sft" else {"sampling", "scoring", "loss", "backward"}
-    run, _ = run_tiny(tmp_path / "run", before=count, method=method, monitor={"rows": 0})
+    run, _ = run_tiny(tmp_path / "run", before=count, method=method, train={"micro_batch_size": 2, "max_steps": 2})
     for line in read_metrics(run.folder):
         assert {name for name in line if name.startswith("memory/") and "_" not in name} == {
             f"memory/{phase}" for phase in phases
