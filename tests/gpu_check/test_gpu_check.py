@@ -388,7 +388,7 @@ def results(card, stand_in, tmp_path):
 
 
 def test_the_fastest_engine_is_saved(results):
-    assert "stay with 4 bits" in conclude(results, "Card")[-1]
+    assert "pass --model.bits 4" in conclude(results, "Card")[-1]
     assert json.loads(measured_engine_file().read_text())["engine"] == "peft"
 
 

@@ -24,6 +24,7 @@ from lora_grpo.data import fit_data, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.memory import KNOWN_MODELS, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.memory.estimate import GIB
+from lora_grpo.runs import check_settings
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -130,6 +131,22 @@ def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path
     assert config.train.micro_batch_size and reread.train.micro_batch_size is None
     assert reread.model.gpu_memory_share is None
     assert (config.model.bits, reread.model.bits) == (4, "auto")
+
+
+def test_a_resumed_run_keeps_the_bits_that_its_plan_chose_and_plans_the_rest_anew(machine, model, tmp_path):
+    machine(81559)
+    open_settings = {"train": {"gradient_checkpointing": None}, "output_dir": str(tmp_path / "run")}
+    config, record = planned(config_for(model, preset="starter", **open_settings))
+    assert (config.model.bits, config.train.gradient_checkpointing) == (16, False)
+    assert record["derived"] == ["model.bits", "train.gradient_checkpointing", "train.micro_batch_size"]
+    begin_run(tmp_path / "run", config, memory=record)
+    machine(8188)  # another card
+    flags = ["--resume", "--plan", "--output-dir", str(tmp_path / "run"), "--preset", "starter"]
+    resumed, invocation = parse(flags, recipe="x", description="", presets={"starter": {}})
+    assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, None)
+    check_settings(resumed)
+    resumed, _ = make_plan(resumed, invocation)
+    assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, True)
 
 
 # What --plan says
