@@ -109,7 +109,7 @@ def metric_changes(run: RunFiles) -> MetricChanges:
 
 def memory_by_phase(run: RunFiles) -> list[tuple[str, str, str, str]]:
     """Return phase, planned GiB, highest measured GiB, and GiB that torch held at most, of a run on a GPU."""
-    planned = run.record.get("memory", {}).get("planned_phases_gib", {})
+    planned = (run.record.get("memory") or {}).get("planned_phases_gib", {})
     rows = []
     if is_number(run.record.get("peak_start_gib")):
         rows.append(("start", "", f"{run.record['peak_start_gib']:.2f}", ""))
