@@ -137,7 +137,13 @@ def test_a_run_logs_its_phases_and_warns_once_of_each_that_exceeds_its_plan(meth
         training.run.record["memory"] = {"planned_phases_gib": planned, "free_gib": 7.5}
 
     phases = {"loss", "backward"} if method == "sft" else {"sampling", "scoring", "loss", "backward"}
-    run, _ = run_tiny(tmp_path / "run", before=count, method=method, train={"micro_batch_size": 2, "max_steps": 2})
+    run, _ = run_tiny(
+        tmp_path / "run",
+        before=count,
+        method=method,
+        train={"micro_batch_size": 2, "max_steps": 2},
+        sampling={"max_completion_tokens": 8},
+    )
     for line in read_metrics(run.folder):
         assert {name for name in line if name.startswith("memory/") and "_" not in name} == {
             f"memory/{phase}" for phase in phases
