@@ -311,8 +311,8 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
             reward_weights=None if environment else [reward.weight for reward in rewards],
             max_tool_calling_iterations=environment and environment.constants.MAX_TURNS - 1,
             shuffle_dataset=False,
-            gradient_checkpointing=config.train.gradient_checkpointing,  # TRL's default is True
-            bf16=config.model.bits == 16,
+            gradient_checkpointing=bool(config.train.gradient_checkpointing),  # TRL's default is True
+            bf16=config.model.loaded_bits == 16,
             use_cpu=True,
             logging_steps=1,
             save_steps=config.train.checkpoint_steps,
@@ -380,7 +380,7 @@ def load_model(config: Any) -> Any:
     )
     model = AutoModelForCausalLM.from_pretrained(
         model_files.source(config.model.name),
-        quantization_config=quantization if config.model.bits == 4 else None,
+        quantization_config=quantization if config.model.loaded_bits == 4 else None,
         dtype=torch.float32,
     )
     start = start_folder(config)
@@ -397,7 +397,7 @@ def load_unsloth(config: Any) -> Any:
     model, _ = FastLanguageModel.from_pretrained(
         model_files.source(config.model.name),
         max_seq_length=config.model.max_sequence_tokens,
-        load_in_4bit=config.model.bits == 4,
+        load_in_4bit=config.model.loaded_bits == 4,
         dtype=torch.float32,
         use_exact_model_name=True,
     )
@@ -406,7 +406,7 @@ def load_unsloth(config: Any) -> Any:
         r=config.lora.rank,
         lora_alpha=config.lora.alpha,
         lora_dropout=0,
-        use_gradient_checkpointing=config.train.gradient_checkpointing,
+        use_gradient_checkpointing=bool(config.train.gradient_checkpointing),
         random_state=config.seed,
     )
 

@@ -10,7 +10,7 @@ _GPU: ConfigChanges = {
     "model": {"max_sequence_tokens": 1024},
     "lora": {"rank": 32, "alpha": 64},
     "sampling": {"num_generations": 8, "max_completion_tokens": 512},
-    "train": {"prompts_per_step": 8, "learning_rate": 2e-5, "optimizer": "adamw_8bit", "gradient_checkpointing": True},
+    "train": {"prompts_per_step": 8, "learning_rate": 2e-5, "optimizer": "adamw_8bit"},
 }
 """One GPU: LoRA on all linear layers, 8-bit AdamW, 64 completions of up to 512 tokens per step."""
 

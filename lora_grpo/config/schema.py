@@ -64,8 +64,9 @@ class ModelConfig:
     engine: Literal["auto", "peft", "unsloth"] = "auto"
     """Training engine: `peft` (transformers, bitsandbytes and PEFT) or `unsloth` (the same with faster kernels). `auto`
     selects unsloth if it is installed and a GPU is available, else peft, unless `check-gpu` measured otherwise."""
-    bits: Literal[4, 16] = 4
-    """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16."""
+    bits: Literal["auto", 4, 16] = "auto"
+    """Bits per weight of the frozen base model: 4 (bitsandbytes NF4, double-quantized) or 16. `auto` selects 16 on a
+    GPU with room for them, into which an adapter is merged without more rounding, else 4; `--plan` says why."""
     max_sequence_tokens: Annotated[int, Field(ge=2)] = 1024
     """Maximum length of prompt plus completion, in tokens. Rows whose prompt leaves no room for the longest
     completion are dropped; their number is printed."""
@@ -80,6 +81,11 @@ class ModelConfig:
     chat_template_kwargs: tuple[str, ...] = ()
     """Variables of the model's chat template as KEY=VALUE, e.g. enable_thinking=false. By default, a model with this
     switch thinks if max_completion_tokens is at least 2048."""
+
+    @property
+    def loaded_bits(self) -> Literal[4, 16]:
+        """The bits with which the base is loaded. A run's plan replaces `auto`; without a plan, it means 4."""
+        return 16 if self.bits == 16 else 4
 
 
 @dataclass(frozen=True)
@@ -188,8 +194,9 @@ class TrainConfig:
     """Maximum gradient norm; larger gradients are scaled down."""
     optimizer: Optimizer = "adamw_torch"
     """Optimizer, by its name in transformers."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: uses less memory and takes about a third longer."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: uses less memory and takes about a third longer. By default, only on
+    a GPU without room for all activations; `--plan` says why."""
     checkpoint_steps: PositiveInt = 20
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 2

@@ -131,7 +131,7 @@ def _compare_bits(in_4_bits: Result, in_16_bits: Result) -> str:
         if in_4_bits[peak] and in_16_bits[peak]:
             memory = f" for {in_16_bits[peak] - in_4_bits[peak]:.1f} GiB more"
             break
-    advice = "pass --model.bits 16" if step_speedup > 1 else "stay with 4 bits"
+    advice = "pass --model.bits 16" if step_speedup > 1 else "pass --model.bits 4"
     return f"16 bits: {token_speedup:.1f}x the tokens per second, {step_speedup:.1f}x the steps{memory}; {advice}"
 
 

@@ -2,7 +2,7 @@
 
     show_plan(make_plan(config, invocation)[1])            # --plan; exit 2 if the run does not fit
     draft = draft_plan(config, invocation)                 # a run: chooses the engine and the sampling backend
-    config, plan = complete_plan(draft, data.row_lengths)  # sets micro-batch size and vLLM's memory fraction
+    config, plan = complete_plan(draft, data.row_lengths)  # sets bits, micro-batch size, vLLM's memory fraction
 
     shape, step ──► estimate ──► bytes of each part ──► fit ──► micro-batch size, parallel completions ──► plan ──► show
 
@@ -17,6 +17,7 @@ activations.py the bytes of a micro-batch's activations and logits
 unsloth.py     the terms of Unsloth's loss pass and gradient checkpointing
 batches.py     limits of the batch of the built-in sampler
 fit.py         searches the micro-batch size, parallel completions and vLLM's fraction; the longest context
+faster.py      chooses 16 bits and no gradient checkpointing where they fit with room
 advice.py      the error message if a run does not fit, with the cheapest change that makes it fit
 work.py        the steps and completions of a run, and the bytes of its checkpoints and adapters
 plan.py        the plan of a run: device, engine, model, memory

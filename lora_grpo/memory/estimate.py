@@ -90,7 +90,7 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
     # weights: 4 bits per weight of a linear layer, with a scale per 64 weights; the rest in 16 bits, on a CPU in 32.
     # vLLM dequantizes the scales on load, and Unsloth's trainer shares vLLM's weights.
     sizes["weights"] = weight_bytes(
-        shape, model.bits, double_quantized=step.sampler != "shared", float_bytes=step.float_bytes
+        shape, model.loaded_bits, double_quantized=step.sampler != "shared", float_bytes=step.float_bytes
     )
     # adapter: float32, see `trl_compat.use_float32_adapter`. A KL penalty for a run that starts from an adapter needs a
     # copy of that adapter as its reference.
@@ -125,7 +125,7 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
         sizes["merged_copy"] = _FLOAT32_BYTES * (shape.parameters + shape.adapted_parameters(lora.targets))
     if step.sampler == "vllm":
         # vllm_weights: the engine's own copy of the base.
-        sizes["vllm_weights"] = weight_bytes(shape, model.bits, double_quantized=False)
+        sizes["vllm_weights"] = weight_bytes(shape, model.loaded_bits, double_quantized=False)
     if step.uses_vllm:
         # vllm_adapter: 16 bits. vLLM reserves memory for an adapter on all linear layers, whatever the targets are.
         reserved = sum(shape.adapter_tensors(reserved_rank(lora.rank)))
@@ -150,7 +150,9 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
             allocated_before |= _ENGINE
         free = step.free - sum(sizes[name] for name in allocated_before)
         rows = batch_shape(step.config).parallel_samples
-        sizes["scoring"] = unsloth.scoring_bytes(shape, rows, step.length, free)
+        # It saves nothing for a backward pass, but the buffers of the gradient passes are still there.
+        buffers = layers.saved if step.offloads else step.float_bytes * shape.largest_matrix
+        sizes["scoring"] = buffers + unsloth.scoring_bytes(shape, rows, step.length, free)
     return sizes
 
 
@@ -160,7 +162,7 @@ _ONLY_SAMPLING = _ENGINE | {"token_selection"}
 _ONLY_TRAINING = {"gradients", "activations", "fragmentation"}
 _ABSENT = {
     "sampling": _ONLY_TRAINING | {"logits", "one_layer", "scoring"},
-    "scoring": _ONLY_SAMPLING | {"logits", "one_layer"},
+    "scoring": _ONLY_SAMPLING | {"activations", "logits", "one_layer"},
     "loss": _ONLY_SAMPLING | {"one_layer", "scoring"},
     "backward": _ONLY_SAMPLING | {"logits", "scoring"},
 }

@@ -12,6 +12,7 @@ If none fits, `advice.refusal` says which change of settings helps.
 import bisect
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +27,19 @@ from lora_grpo.memory.step import SamplerKind, Step
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
 
-AWAKE_FRACTION = 0.75
-"""Fraction of the free memory that a plan may use if vLLM does not sleep. Lower, because a higher peak than planned
-would end the run to save seconds. An estimate, not measured."""
+ROOM = 6 * GIB
+"""Usable memory that stays free if memory is used only to save time: for a base in 16 bits, no gradient checkpointing,
+or a vLLM engine that does not sleep. The largest known error of a plan is 5.3 GiB: Unsloth with vLLM on an H200
+(docs/results-archive.md). There, a step took 7.3 s in 16 bits and 7.8 s in 4 bits, and for so little no run should end
+out of memory."""
 
 _MAX_CONTEXT = 1 << 24
 """Upper limit of the search for the longest context, in tokens."""
 
-_UNSLOTH_MICRO_BATCH = 16
-"""Largest default micro-batch size with Unsloth, in completions. Its gradient checkpointing holds the inputs of all
-layers in pinned host memory: 2.3 GiB for 16 completions of a 3B model, 9 GiB for 64. 16 completions of 1,024 tokens
-keep a GPU busy, and Unsloth's notebooks use 4 to 8."""
+BUSY_MICRO_BATCH = 16
+"""Completions of a micro-batch that keep a GPU busy: 16 of 1,024 tokens; Unsloth's notebooks use 4 to 8. With Unsloth's
+gradient checkpointing, it is the largest default, because the inputs of all layers are in pinned host memory: 2.3 GiB
+for 16 completions of a 3B model, 9 GiB for 64."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class MemoryEstimate:
     def fits(self) -> bool:
         return self.sampling_fits and self.training <= self.device.usable and self.host_fits
 
+    def leaves(self, room: int) -> bool:
+        """Return whether the run fits and leaves so many of the usable bytes free."""
+        return self.fits and self.needed + room <= self.device.usable
+
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""
         return {
@@ -157,9 +164,7 @@ class Planner:
         A requested micro-batch is the only one to choose from. If it does not fit, but a smaller one would, it is
         returned all the same: the user decides, and gets a warning (`Plan.too_large`).
         """
-        estimates = []
-        for sizes in self._candidates(config):
-            estimates.append(self.memory(config, sizes.micro_batch_size, sizes.sequences))
+        estimates = self._estimates(config)
         usable = [candidate for candidate in estimates if candidate.fits]
 
         is_requested = config.train.micro_batch_size is not None
@@ -168,17 +173,35 @@ class Planner:
             usable = [candidate for candidate in estimates if candidate.sampling_fits]
             if not usable:
                 usable = [estimates[-1]]  # the fewest parallel completions
-        largest = max(usable, key=lambda candidate: (candidate.micro_batch_size, candidate.max_num_seqs), default=None)
-        return largest and self._all_at_once(config, largest)
+        return self._all_at_once(config, _largest(usable))
 
-    def _all_at_once(self, config: RunConfig, chosen: MemoryEstimate) -> MemoryEstimate:
+    def choose_with_room(self, config: RunConfig) -> MemoryEstimate | None:
+        """Return the memory of the fastest batch sizes that leave ROOM; None if those of `smallest_fast` do not."""
+        least = self.smallest_fast(config)
+        usable = []
+        for candidate in self._estimates(config):
+            is_fast = candidate.max_num_seqs == least.max_num_seqs
+            is_fast = is_fast and candidate.micro_batch_size >= least.micro_batch_size
+            if is_fast and candidate.leaves(ROOM):
+                usable.append(candidate)
+        return self._all_at_once(config, _largest(usable))
+
+    def smallest_fast(self, config: RunConfig) -> MemoryEstimate:
+        """Return the memory with a micro-batch that keeps a GPU busy, and all completions of the step in parallel."""
+        candidates = self._candidates(config)
+        sequences = candidates[0].sequences
+        sizes = [sizes.micro_batch_size for sizes in candidates if sizes.sequences == sequences]  # largest first
+        busy_sizes = [size for size in sizes if size <= BUSY_MICRO_BATCH]
+        micro_batch_size = busy_sizes[0] if busy_sizes else sizes[-1]
+        return self.memory(config, micro_batch_size, sequences)
+
+    def _all_at_once(self, config: RunConfig, chosen: MemoryEstimate | None) -> MemoryEstimate | None:
         """Return the memory with an engine that does not sleep if training fits beside it with room, else `chosen`."""
-        if config.sampling.engine_sleep is not None or chosen.sampler not in ("vllm", "shared"):
+        if not chosen or config.sampling.engine_sleep is not None or chosen.sampler not in ("vllm", "shared"):
             return chosen
         awake_config = replace(config, {"sampling": {"engine_sleep": False}})
         awake = self.memory(awake_config, chosen.micro_batch_size, chosen.max_num_seqs)
-        has_room = awake.fits and awake.needed <= AWAKE_FRACTION * self.device.free
-        return awake if has_room else chosen
+        return awake if awake.leaves(ROOM) else chosen
 
     def smallest(self, config: RunConfig) -> MemoryEstimate:
         """Return the memory with the batch sizes that need the least."""
@@ -251,6 +274,13 @@ class Planner:
             engine_sleeps=step.engine_sleeps or not step.uses_vllm,
         )
 
+    def _estimates(self, config: RunConfig) -> list[MemoryEstimate]:
+        """Return the memory with all batch sizes to choose from, the smallest last."""
+        estimates = []
+        for sizes in self._candidates(config):
+            estimates.append(self.memory(config, sizes.micro_batch_size, sizes.sequences))
+        return estimates
+
     def _candidates(self, config: RunConfig) -> list[_BatchSizes]:
         """Return the batch sizes to choose from, the smallest last."""
         batch = batch_shape(config)
@@ -264,8 +294,8 @@ class Planner:
         sizes = micro_batches(config)  # largest first
         if config.train.micro_batch_size is not None:
             sizes = [config.train.micro_batch_size]
-        elif self.unsloth_kernels:
-            sizes = [size for size in sizes if size <= _UNSLOTH_MICRO_BATCH]
+        elif self.unsloth_kernels and config.train.gradient_checkpointing:
+            sizes = [size for size in sizes if size <= BUSY_MICRO_BATCH]
 
         # All completions of the step in parallel, half of them, and so on, each with every micro-batch size.
         candidates = []
@@ -298,6 +328,11 @@ class Planner:
         is_within_window = self.shape.window is None or config.model.max_sequence_tokens <= self.shape.window
         has_plain_attention = not any(layer.delta or layer.capped for layer in self.shape.kinds)
         return self.packs and config.method == "grpo" and is_within_window and has_plain_attention
+
+
+def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate | None:
+    """Return the memory with the largest micro-batch and, of these, the most parallel completions."""
+    return max(estimates, key=lambda estimate: (estimate.micro_batch_size, estimate.max_num_seqs), default=None)
 
 
 def _round_up_to_thousandth(fraction: float) -> float:

@@ -3,7 +3,8 @@
 A run is planned in two stages, because the lengths of its rows are known only after its data is loaded:
 
 1. `draft_plan` finds the device, reads the model's dimensions, and chooses the engine and the sampling backend.
-2. `complete_plan` gets the lengths, and chooses the micro-batch size and vLLM's memory fraction.
+2. `complete_plan` gets the lengths, and chooses the bits of the base, gradient checkpointing, the micro-batch size and
+   vLLM's memory fraction.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from lora_grpo.hardware import (
     uses_vllm,
     with_gpu_defaults,
 )
+from lora_grpo.memory import faster
 from lora_grpo.memory.advice import refusal
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planner
@@ -58,8 +60,10 @@ class Plan:
     """The lengths of the run's rows; None if the memory is planned for rows of the maximum length."""
     estimate: MemoryEstimate | None = None
     """The chosen batch sizes and their memory; None in a draft, or if the memory is not planned."""
-    can_unquantize: bool = False
-    """Whether a base in 16 bits is an alternative on a GPU."""
+    can_be_16_bits: bool = False
+    """Whether the base can be loaded in 16 bits on a GPU; False for a checkpoint that is quantized."""
+    choice: str | None = None
+    """The bits and the checkpointing that the plan chose, and why, in one line; None in a draft and on a CPU."""
     disk_bytes: int | None = None
     """The size of checkpoints and adapters; None if the memory is not planned: the adapter's size is then unknown."""
     vocabulary: int | None = None
@@ -74,20 +78,15 @@ class Plan:
     @property
     def longest_context(self) -> int:
         """The most tokens of prompt plus completion that fit; 0 if the memory is not planned."""
-        return self.planner.longest_context(self.config) if self.planner else 0
+        if not self.planner:
+            return 0
+        return self.planner.longest_context(faster.with_least_memory(self.config))
 
     @property
     def length(self) -> int:
         """Tokens of the longest row in training that the memory is planned for."""
         step = Step(self.config, micro_batch_size=1, sequences=1, row_lengths=self.row_lengths)
         return step.trained_length  # does not depend on the batch sizes
-
-    def in_16_bits(self) -> MemoryEstimate | None:
-        """Return the memory with a base in 16 bits, if this is an alternative and fits."""
-        if not self.planner or not self.can_unquantize:
-            return None
-        estimate = self.planner.choose(replace(self.config, {"model": {"bits": 16}}))
-        return estimate if estimate and estimate.fits else None
 
     def check_disk(self) -> None:
         """Raise a UserError if the disk is too small for the files that the run has not written yet."""
@@ -97,6 +96,8 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
         memory = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
+        if self.choice:
+            memory["choice"] = self.choice
         return {"memory": {"derived": list(self.derived), "length": self.length, **memory}}
 
 
@@ -136,6 +137,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
 
     # What is known without the model's dimensions.
     derived = _derived_settings(config, device, sampler)
+    if device.on_cpu:
+        config = faster.on_cpu(config)
     plan = Plan(
         config=config,
         engine=engine,
@@ -152,9 +155,11 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     try:
         shape = Shape.of(model.values)
     except UnknownFamily as error:
-        needed = [name for name in derived if name != "sampling.engine_sleep"]  # an engine can always sleep
-        if needed:
-            raise UserError(f"{error}; pass {' and '.join(map(flag, needed))}") from None
+        without_default = [name for name in derived if name in _WITHOUT_DEFAULT]
+        if without_default:
+            raise UserError(f"{error}; pass {' and '.join(map(flag, without_default))}") from None
+        if not device.on_cpu:
+            plan = dataclasses.replace(plan, config=faster.with_least_memory(config))
         return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
     planner = Planner(
@@ -164,9 +169,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         unsloth_kernels=engine == "unsloth" and not device.on_cpu,
         packs=engine == "peft",
     )
-    is_quantized = "quantization_config" in model.values
-    can_unquantize = config.model.bits == 4 and not device.on_cpu and not is_quantized
-    return dataclasses.replace(plan, planner=planner, can_unquantize=can_unquantize)
+    can_be_16_bits = not device.on_cpu and "quantization_config" not in model.values
+    return dataclasses.replace(plan, planner=planner, can_be_16_bits=can_be_16_bits)
 
 
 def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[RunConfig, Plan]:
@@ -186,7 +190,13 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         return config, plan
 
     planner = dataclasses.replace(plan.planner, row_lengths=row_lengths)
-    estimate = planner.choose(config)
+    choice = None
+    if planner.device.on_cpu:
+        estimate = planner.choose(config)
+    else:
+        choice = faster.choose(planner, config, can_be_16_bits=plan.can_be_16_bits)
+        config = choice.config
+        estimate = choice.estimate
     if estimate is None:
         raise UserError(refusal(planner, config))
     adapter = estimate.parts["adapter"]
@@ -195,6 +205,7 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         plan,
         planner=planner,
         estimate=estimate,
+        choice=choice.line if choice else None,
         disk_bytes=disk_bytes(config, adapter, optimizer, planner.shape.vocabulary),
         too_large=None if estimate.fits else refusal(planner, config),
     )
@@ -276,11 +287,19 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
     return Device("this machine", total, free, on_cpu=True)
 
 
+_WITHOUT_DEFAULT = ("train.micro_batch_size", "model.gpu_memory_share")
+"""Settings that cannot be resolved if the memory is not planned."""
+
+
 def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[str, ...]:
-    """Return the names of the settings that the plan resolves by the GPU's memory."""
-    if device.on_cpu:
-        return ()
+    """Return the names of the settings that the plan resolves by the device and its memory."""
     derived = []
+    if config.model.bits == "auto":
+        derived.append("model.bits")
+    if config.train.gradient_checkpointing is None:
+        derived.append("train.gradient_checkpointing")
+    if device.on_cpu:
+        return tuple(derived)
     if config.train.micro_batch_size is None:
         derived.append("train.micro_batch_size")
     if config.model.gpu_memory_share is None and sampler != "transformers":

@@ -35,8 +35,6 @@ def show_plan(plan: Plan) -> None:
         console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     for line in _settings(plan):
         console.result(line)
-    if alternative := plan.in_16_bits():
-        console.result(_line("16 bits", f"also fit: {_gib(alternative.needed)}; check-gpu measures which is faster"))
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -71,6 +69,8 @@ def engine_line(plan: Plan) -> str:
 def _settings(plan: Plan) -> Iterator[str]:
     """Yield the planned settings, memory, work and disk space."""
     config = plan.config
+    if plan.choice:
+        yield _line("base", plan.choice)
     if plan.estimate:
         yield from _memory_lines(plan.estimate, config)
     else:

@@ -52,7 +52,7 @@ class Step:
     def offloads(self) -> bool:
         """Whether the inputs of the layers wait for the backward pass in host memory."""
         is_long = self.config.model.max_sequence_tokens >= unsloth.LEAST_OFFLOADED
-        return self.unsloth_kernels and self.config.train.gradient_checkpointing and is_long
+        return self.unsloth_kernels and is_long and bool(self.config.train.gradient_checkpointing)
 
     @property
     def completion(self) -> int:

@@ -63,7 +63,7 @@ def measure_divergences(
             "base": base,
         }
         pairs = [("adapter", "merged"), ("adapter", "base")]
-        was_trained_in_4_bit = target.run is not None and target.run["config"]["model"]["bits"] == 4
+        was_trained_in_4_bit = target.run is not None and target.base.loaded_bits == 4
         if onto == "full" and was_trained_in_4_bit:
             four_bit_base = base_tensors(Path(target.base.name), "dequantized", model)
             weights["trained"] = plan_merge(four_bit_base, target.adapter, model).outputs

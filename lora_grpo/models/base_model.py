@@ -25,7 +25,7 @@ def load_base(settings: ModelConfig) -> Any:
 
     dtype = compute_dtype()
     quantization = None
-    if settings.bits == 4:
+    if settings.loaded_bits == 4:
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

@@ -105,7 +105,7 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
         "revision": folder.commit,
         "fingerprint": None if folder.commit else model_files.weights_fingerprint(folder.path),
         "engine": engine,
-        "bits": config.model.bits,
+        "bits": config.model.loaded_bits,
         "device": _device_name(device),
         "trust_remote_code": config.model.trust_remote_code,
         "chat_template_kwargs": template_variables,
@@ -124,7 +124,7 @@ def check_model(config: RunConfig) -> None:
         raise _not_installed("--sampling.backend", "vllm", extra)
     if config.model.engine == "unsloth" and not find_spec("unsloth"):
         raise _not_installed("--model.engine", "unsloth", "gpu")
-    if local_sampler(config) == "vllm" and config.model.bits == 4 and uses_gpu(config):
+    if local_sampler(config) == "vllm" and config.model.loaded_bits == 4 and uses_gpu(config):
         check_vllm_quantizes()
 
 

@@ -69,7 +69,7 @@ class ModelSpec:
             "revision": self.base.revision,
             "weights_sha256": None if is_from_hub else model_files.weights_fingerprint(base_folder),
             "config_sha256": model_files.digest(base_folder, ("config.json", model_files.GENERATION_CONFIG)),
-            "bits": self.base.bits,
+            "bits": self.base.loaded_bits,
             "adapter_sha256": adapter_sha256(self.adapter) if self.adapter else None,
             "tokenizer_sha256": self._tokenizer_sha256(),
         }
@@ -224,7 +224,7 @@ def _training_of(run: Path, adapter: Path, flags: ModelFlags) -> _Training:
         label=label,
         base_name=model["name"],
         revision=flags.revision or policy.get("revision"),
-        bits=model["bits"],
+        bits=16 if policy.get("bits", model["bits"]) == 16 else 4,
         fingerprint=policy.get("fingerprint"),
         record=record,
         start=run / START if started_from and label != START else None,

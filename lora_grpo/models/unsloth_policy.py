@@ -92,7 +92,7 @@ def load_unsloth(config: RunConfig) -> tuple[Any, Any]:
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=config.model.name,
         max_seq_length=config.model.max_sequence_tokens,
-        load_in_4bit=config.model.bits == 4,
+        load_in_4bit=config.model.loaded_bits == 4,
         dtype=base_model.compute_dtype(),
         trust_remote_code=config.model.trust_remote_code,
         use_exact_model_name=True,  # otherwise Unsloth looks for its own copy of the model on the internet

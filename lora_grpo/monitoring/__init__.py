@@ -8,6 +8,7 @@ The trainer hands values of all processes to these parts; `training/callbacks.py
 writes and prints.
 
 step_metrics.py    metrics of a step that TRL does not log: times, tokens per second, logprob mismatch, conversations
+phase_peaks.py     the highest GPU memory in each phase of a step, and a warning if it exceeds the plan's
 completion_log.py  one line for each completion: text, verdict, rewards
 validation.py      samples and grades the validation rows after some steps
 alarms.py          detects a run that goes wrong, and suggests a fix
@@ -19,6 +20,7 @@ trackers.py        --train.report-to: metrics, final table and report
 from lora_grpo.monitoring.alarms import Alarms
 from lora_grpo.monitoring.completion_log import completion_lines, write_completions
 from lora_grpo.monitoring.monitor import Monitor
+from lora_grpo.monitoring.phase_peaks import PhasePeaks, peaks_of_run
 from lora_grpo.monitoring.step_metrics import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,

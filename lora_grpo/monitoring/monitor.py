@@ -9,6 +9,7 @@ from lora_grpo import console
 from lora_grpo.errors import RunError
 from lora_grpo.models import Policy, save_adapter
 from lora_grpo.monitoring.alarms import Alarm, Alarms
+from lora_grpo.monitoring.phase_peaks import excess
 from lora_grpo.monitoring.step_metrics import StepMetrics
 from lora_grpo.monitoring.time_budget import TimeBudget
 from lora_grpo.monitoring.validation import Validation
@@ -66,6 +67,7 @@ class Monitor:
         self._passes_since_best = 0
         self._is_best_unsaved = False
         self._has_reported_ungraded = False
+        self._phases_over_plan: set[str] = set()
 
     def begin(self, step: int, trainer_state: Any) -> None:
         """Validate the base of a new run, or restore the state of a resumed one without repeating its alarms.
@@ -101,6 +103,10 @@ class Monitor:
             logs["time/training"] = logs["step_time"] - sampling_seconds - reward_seconds
         self.run.append_metrics({"step": step, **logs})
         self.progress.step(step, logs)
+        for phase, warning in excess(self.run.record, logs).items():
+            if phase not in self._phases_over_plan:
+                console.note(warning)
+            self._phases_over_plan.add(phase)
         # Times differ between processes, and alarms must not.
         shared_logs = self.run.once(lambda: logs)
         self._raise(self.alarms.step(step, shared_logs))
@@ -161,7 +167,7 @@ class Monitor:
 
     def _validate(self, validation: Validation, step: int, trainer_state: Any) -> None:
         """Run a validation pass, and add its means to the metrics of the step."""
-        with self.budget.validating():
+        with self.budget.validating(), self.step_metrics.peaks.phase("validation"):
             lines = validation.sample(step, trainer_state)
         self._raise(self._record_pass(step, lines))
         for name in ("reward", "accuracy"):

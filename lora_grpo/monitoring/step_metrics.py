@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 
+from lora_grpo.monitoring.phase_peaks import PhasePeaks
 from lora_grpo.rollouts import Episode
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -18,6 +19,7 @@ IMPORTANCE_WEIGHT = "sampling/importance_sampling_ratio"
 class StepMetrics:
     """Collects values of a step. The trainer logs the mean of each metric, and clears them.
 
+    - `memory/PHASE`, in GiB, if `peaks` measures them.
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process. With PEFT and vLLM, `time/rollouts` includes `time/engine_wake_up`, in which the engine takes its memory
       back, and `time/adapter_sync`, in which it gets the adapter.
@@ -33,6 +35,8 @@ class StepMetrics:
 
     def __init__(self, values: MutableMapping[str, list[float]]) -> None:
         self._values = values
+        self.peaks = PhasePeaks()
+        """The GPU memory of the step's phases; a run replaces it."""
         self._surprisals: Sequence[float] = ()  # -logprob of each token sampled in this step, in nats
 
     def add(self, name: str, value: float) -> None:
@@ -58,7 +62,12 @@ class StepMetrics:
         self._surprisals = [-logprob for row in logprobs for logprob in row if logprob is not None]
 
     def complete(self) -> None:
-        """Estimate the entropy if the loss has not logged it. Call it before the step is logged."""
+        """Add the peaks of memory, and estimate the entropy if the loss has not logged it.
+
+        Call it before the step is logged.
+        """
+        for name, value in self.peaks.end_step().items():
+            self.add(name, value)
         if self._surprisals and not self._values.get("entropy"):
             self.add("entropy", statistics.fmean(self._surprisals))
         self._surprisals = ()

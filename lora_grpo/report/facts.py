@@ -107,6 +107,30 @@ def metric_changes(run: RunFiles) -> MetricChanges:
     return MetricChanges(caption, rows)
 
 
+def memory_by_phase(run: RunFiles) -> list[tuple[str, str, str, str]]:
+    """Return phase, planned GiB, highest measured GiB, and GiB that torch held at most, of a run on a GPU."""
+    planned = (run.record.get("memory") or {}).get("planned_phases_gib", {})
+    rows = []
+    if is_number(run.record.get("peak_start_gib")):
+        rows.append(("start", "", f"{run.record['peak_start_gib']:.2f}", ""))
+    for phase in ("sampling", "scoring", "loss", "backward", "validation"):
+        measured = _highest(run, f"memory/{phase}")
+        if measured is None:
+            continue
+        reserved = _highest(run, f"memory/{phase}_reserved")
+        rows.append((phase, _gib_text(planned.get(phase)), _gib_text(measured), _gib_text(reserved)))
+    return rows
+
+
+def _highest(run: RunFiles, metric: str) -> float | None:
+    values = [line[metric] for line in run.metrics if is_number(line.get(metric))]
+    return max(values, default=None)
+
+
+def _gib_text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def settings(run: RunFiles) -> dict[str, str]:
     """Return every setting of the run by its dotted name, such as `train.learning_rate`."""
     values = flatten(run.record["config"])

@@ -22,6 +22,7 @@ _MAY_CHANGE = frozenset(
         "train.max_steps",
         "train.micro_batch_size",
         "train.checkpoint_steps",
+        "train.gradient_checkpointing",
         "train.keep_checkpoints",
         "train.report_to",
         "sampling.server_url",

@@ -134,7 +134,7 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
         raise UserError(f"{target.base_name} has a recurrent state, which was not tested; pass --backend vllm")
     if not target.adapter:
         if not torch.cuda.is_available():
-            if target.base.bits == 4:
+            if target.base.loaded_bits == 4:
                 base = plain_copy(base)
             base = use_grouped_attention(base)
         return Sampler(base.eval(), tokenizer, eos_token_ids)
@@ -172,7 +172,7 @@ def describe(target: ModelSpec, backend: str, sampler: Sampler) -> dict[str, Any
         "engine": f"{backend} {importlib.import_module(backend).__version__}",
         "torch": torch.__version__,
         "served": served,
-        "quantization": "nf4" if target.base.bits == 4 else "none",
+        "quantization": "nf4" if target.base.loaded_bits == 4 else "none",
         "dtype": str(base_model.compute_dtype()).removeprefix("torch."),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }

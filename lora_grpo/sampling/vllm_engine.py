@@ -198,7 +198,7 @@ def start_engine(
     with contextlib.ExitStack() as while_starting:
         source = model_files.source(settings.name)
         revision = settings.revision
-        if on_cpu and settings.bits == 4:
+        if on_cpu and settings.loaded_bits == 4:
             source = while_starting.enter_context(_dequantized(settings))
             revision = None
         while_starting.enter_context(_restoring_globals())
@@ -247,7 +247,7 @@ def _gpu_options(settings: ModelConfig, max_sequence_tokens: int, *, sleeps: boo
         # A few prompts saturate a GPU, and vLLM subtracts this batch from the cache (its default is 8192 or more).
         "max_num_batched_tokens": max(4096, max_sequence_tokens),
     }
-    if settings.bits == 4:
+    if settings.loaded_bits == 4:
         check_vllm_quantizes()
         options["quantization"] = "bitsandbytes"
     return options

@@ -201,6 +201,8 @@ def _settle_steps(config: RunConfig, layers: Sequence[Mapping[str, Any]]) -> Run
 def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
     """Return the settings in a YAML or JSON file. For a run.json, omit the settings that were planned for its GPU.
 
+    A run that is resumed keeps the bits of its base.
+
     Args:
         recipe: the recipe with which the run is resumed. It must be the one that began the run.
     """
@@ -224,6 +226,8 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
                 "with that recipe, or pass another --output-dir"
             )
         planned = (settings.get("memory") or {}).get("derived", [])
+        if recipe:
+            planned = [name for name in planned if name != "model.bits"]
         settings = settings["config"]
         _drop(settings, planned)
     if not isinstance(settings, dict):

@@ -172,7 +172,7 @@ class FastGRPOTrainer(GRPOTrainer):
         """Measure the sampling of a step."""
         if not self.model.training:  # TRL's `evaluate`
             return super()._generate(prompts)
-        with self._timed("rollouts"):
+        with self._timed("rollouts"), self.step_metrics.peaks.phase("sampling", then="scoring"):
             generated = super()._generate(prompts)
         token_ids, logprobs = trl_compat.sampled_tokens(generated)
         self.step_metrics.add_rollouts(token_ids, logprobs)
@@ -206,6 +206,11 @@ class FastGRPOTrainer(GRPOTrainer):
         """Measure the rewards of a step."""
         with self._timed("rewards"):
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure the memory of the loss, and then of the backward pass and the optimizer."""
+        with self.step_metrics.peaks.phase("loss", then="backward"):
+            return super().compute_loss(*args, **kwargs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Tell the loss pass which completions the loss is for, and compare its logprobs with the sampler's."""

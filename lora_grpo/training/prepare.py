@@ -8,8 +8,9 @@ from lora_grpo.config import UNREAD_FIELDS, parse_grpo_overrides
 from lora_grpo.data import prompt_order, sft_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.grading import Row
+from lora_grpo.memory import GIB
 from lora_grpo.models import Policy, base_model
-from lora_grpo.monitoring import Alarms, Monitor, TimeBudget, Trackers, Validation
+from lora_grpo.monitoring import Alarms, Monitor, TimeBudget, Trackers, Validation, peaks_of_run
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import chat, template_variables
 from lora_grpo.rewards import Reward, Scorer, parse_reward_specs, resolve, training_set
@@ -55,6 +56,10 @@ def prepare_training(
         RunError: the sampler does not sample from the policy being trained.
     """
     config = run.config
+    peaks = peaks_of_run(run.record)
+    start_peak = peaks.end_start()  # the base and the engines are loaded
+    if start_peak is not None:
+        run.record["peak_start_gib"] = round(start_peak / GIB, 2)
     is_sft = config.method == "sft"
     if not is_sft and not sampler.serves_training:
         _check_unsloth_prompts(rows)
@@ -63,6 +68,7 @@ def prepare_training(
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
 
     trainer = _build_trainer(run, policy, rows, sampler, scorer)
+    trainer.step_metrics.peaks = peaks
     if not run.is_trained:
         _check_sampler(run, policy, trainer, sampler, rows)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from lora_grpo import console
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
+from lora_grpo.memory import GIB
 from lora_grpo.models import load_adapter, save_adapter
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
@@ -96,9 +97,10 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
 
     seconds = run.record.get("seconds_training", 0) + time.monotonic() - started
     peak_memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak_gpu_memory_gib = None
-    if torch.cuda.is_available():
-        peak_gpu_memory_gib = round(torch.cuda.max_memory_allocated() / 1024**3, 2)
+    peak_gpu_memory_gib = run.record.get("peak_gpu_memory_gib")  # None on a CPU
+    peaks = trainer.step_metrics.peaks.highest
+    if peaks:
+        peak_gpu_memory_gib = max(peak_gpu_memory_gib or 0.0, round(max(peaks.values()) / GIB, 2))
     run.update(
         seconds_training=round(seconds, 1),
         peak_memory_gib=round(peak_memory_kib / 1024**2, 2),

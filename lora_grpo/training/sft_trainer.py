@@ -33,9 +33,15 @@ class RecipeSFTTrainer(AtomicCheckpoints, SFTTrainer):
         self._step_seconds += time.perf_counter() - started
         return loss
 
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure the memory of the loss, and then of the backward pass and the optimizer."""
+        with self.step_metrics.peaks.phase("loss", then="backward"):
+            return super().compute_loss(*args, **kwargs)
+
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Log the seconds of the step's micro-batches."""
+        """Log the seconds of the step's micro-batches, and its peaks of memory."""
         trl_compat.step_values(self).pop("num_tokens", None)  # counted from the last resume
         self.step_metrics.add("step_time", self._step_seconds)
         self._step_seconds = 0.0
+        self.step_metrics.complete()
         super().log(*args, **kwargs)

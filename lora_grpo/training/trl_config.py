@@ -104,7 +104,7 @@ def _arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "max_grad_norm": settings.max_grad_norm,
         # prompt_order decides the order of rows.
         "shuffle_dataset": False,
-        _checkpointing_field(): settings.gradient_checkpointing,
+        _checkpointing_field(): bool(settings.gradient_checkpointing),
         "bf16": on_gpu and dtype == torch.bfloat16,
         "fp16": on_gpu and dtype == torch.float16,
         "use_cpu": not on_gpu,

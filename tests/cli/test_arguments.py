@@ -112,7 +112,7 @@ def test_sft_has_the_model_and_the_limits_of_the_preset_in_the_task_file():
     mine = sft("--preset", "starter", "--task", "mine.py")
     assert (mine.model.bits, mine.sampling.max_completion_tokens) == (16, 9)
     assert mine.train == replace(bundled.train, {"micro_batch_size": 2})  # and its own steps
-    assert (mine.rewards, bundled.model.bits) == (bundled.rewards, 4)
+    assert (mine.rewards, bundled.model.bits) == (bundled.rewards, "auto")
     assert sft("--preset", "laptop", "--task", recipe_file("sql_lora"), "--plan").model.chat_template == "qwen2_5"
 
 
@@ -127,7 +127,7 @@ def test_a_flag_of_sft_goes_over_the_preset_in_the_task_file():
 def test_grpo_has_the_rewards_of_the_task_file_and_not_its_preset():
     Path("mine.py").write_text(TASK_WITH_A_PRESET)
     grpo = config("--preset", "starter", "--task", "mine.py")
-    assert (grpo.model.bits, grpo.rewards) == (4, ("coin_flip=2",))
+    assert (grpo.model.bits, grpo.rewards) == ("auto", ("coin_flip=2",))
 
 
 def test_micro_batches_that_do_not_divide_the_step_of_sft_are_smaller():

@@ -313,7 +313,7 @@ def test_from_the_card_to_the_table(card, stand_in, tmp_path, capsys):
 
 def test_from_the_card_to_the_choice_of_auto(card, stand_in, tmp_path, monkeypatch):
     before = planned(tmp_path)
-    assert (before.engine, before.backend) == ("auto", "auto") and before.first_line.startswith("micro-batch")
+    assert (before.engine, before.backend) == ("auto", "auto") and before.first_line.startswith("base ")
     check_gpu(Options(output=tmp_path / "out"), stand_in(UNSLOTH_IS_FASTER))
     after = planned(tmp_path)
     assert (after.engine, after.backend) == ("unsloth", "vllm")
@@ -390,7 +390,7 @@ def results(card, stand_in, tmp_path):
 
 
 def test_the_fastest_engine_is_saved(results):
-    assert "stay with 4 bits" in conclude(results, "Card")[-1]
+    assert "pass --model.bits 4" in conclude(results, "Card")[-1]
     assert json.loads(measured_engine_file().read_text())["engine"] == "peft"
 
 

@@ -181,6 +181,17 @@ def test_phases_and_the_logprob_mismatch_are_logged(unsloth, default):
             assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=off)
 
 
+def test_the_peak_of_each_phase_is_logged(unsloth, default, peft):
+    """The pretended counters never change, so only that each phase is entered and ended is shown."""
+    phases = ("sampling", "scoring", "loss", "backward")
+    names = {f"memory/{phase}{kind}" for phase in phases for kind in ("", "_reserved")}
+    for run in (unsloth, default):
+        assert all({name for name in step if name.startswith("memory/")} == names for step in run.steps)
+        assert run.record["peak_start_gib"] == run.record["peak_gpu_memory_gib"] == 0.5  # in use on the pretended GPU
+    assert not any(name.startswith("memory/") for name in peft.steps[0])
+    assert peft.record["peak_gpu_memory_gib"] is None and peft.record["peak_memory_gib"] > 0
+
+
 def test_the_adapter_is_trained_and_saved_in_float32(unsloth, default, peft):
     """recipe.py asserts the dtype of the trained parameters before every optimizer step."""
     for run in (unsloth, default):

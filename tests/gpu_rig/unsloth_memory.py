@@ -4,8 +4,9 @@
 
 Arguments as in vllm_arguments.py. The recipe's preset is planned for each GPU. Then Unsloth's own layers, gradient
 checkpointing and logprobs run with the planned model, micro-batch and lengths, on fake tensors, which have a size but
-no data: those on `cpu:0` stand for the GPU's, those on `cpu` are the host's. Two layers run, because each further one
-only adds a buffer of the host. What replaces compiled code allocates what that code allocates: Triton's kernels write
+no data: those on `cpu:0` stand for the GPU's, those on `cpu` are the host's. Two layers run, because with checkpointing
+each further one only adds a buffer of the host; without it, three run as well, and each further one adds as much as the
+third. What replaces compiled code allocates what that code allocates: Triton's kernels write
 into tensors that Unsloth makes, dequantization returns a matrix, and attention follows PyTorch's FlashAttention.
 """
 
@@ -60,7 +61,7 @@ def onto_gpu(model):
 
 
 def fake_policy(values, config, dtype):
-    """Return the policy that Unsloth makes of an NF4 base, with gradients of the adapter."""
+    """Return the policy that Unsloth makes of a base in NF4 or in 16 bits, with gradients of the adapter."""
     import torch
     import unsloth.models.llama
     import unsloth.models.qwen2
@@ -70,20 +71,21 @@ def fake_policy(values, config, dtype):
     patches = {"llama": unsloth.models.llama.FastLlamaModel, "qwen2": unsloth.models.qwen2.FastQwen2Model}
     {**patches, "qwen3": unsloth.models.qwen3.FastQwen3Model}[values["model_type"]].pre_patch()
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, dtype=dtype), dtype=dtype)
+    in_4_bits = config.model.bits == 4
     for name, module in list(model.named_modules()):
-        if type(module) is torch.nn.Linear and name != "lm_head":
+        if in_4_bits and type(module) is torch.nn.Linear and name != "lm_head":
             parent, _, key = name.rpartition(".")
             setattr(model.get_submodule(parent), key, fake_linear(module, dtype))
     onto_gpu(model)
     model.tie_weights()
-    model.is_loaded_in_4bit, model._saved_temp_tokenizer = True, types.SimpleNamespace()
+    model.is_loaded_in_4bit, model._saved_temp_tokenizer = in_4_bits, types.SimpleNamespace()
     model.max_seq_length = config.model.max_sequence_tokens
     model = unsloth.FastLanguageModel.get_peft_model(
         model,
         r=config.lora.rank,
         target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         lora_alpha=config.lora.alpha,
-        use_gradient_checkpointing="unsloth",
+        use_gradient_checkpointing="unsloth" if config.train.gradient_checkpointing else False,
         max_seq_length=config.model.max_sequence_tokens,
     )
     onto_gpu(model)
@@ -193,7 +195,7 @@ def scored_rows(config, plan):
     return -(-samples // (samples // rows)), chunks
 
 
-def count(config, plan, scored, dtype):
+def count(config, plan, scored, dtype, num_layers):
     """Return the bytes on the GPU in each phase, apart from weights, adapter, gradients, optimizer, and on the host."""
     import torch
     from helpers.tensor_memory import TensorMemory
@@ -204,7 +206,7 @@ def count(config, plan, scored, dtype):
 
     from lora_grpo.models import model_files
 
-    values = {**model_files.read_config(config.model), "num_hidden_layers": LAYERS}
+    values = {**model_files.read_config(config.model), "num_hidden_layers": num_layers}
     rows, length = plan.estimate.micro_batch_size, config.model.max_sequence_tokens
     completion, (together, chunks) = config.sampling.max_completion_tokens, scored
     scratch, sizes = {}, {}
@@ -247,17 +249,43 @@ def count(config, plan, scored, dtype):
                 found.sum().backward()
                 phase("backward")
                 del hidden, found
-        buffers = [*offload._allocated_slots(offload.GPU_BUFFERS), *offload._allocated_slots(offload.GPU_BUFFERS_B)]
-        kept = sum(each.untyped_storage().nbytes() for each in [*buffers, scratch["weight"]])
-        host = [offload._pinned_block_bytes(each.untyped_storage().nbytes()) for each in offload.CPU_BUFFERS]
+        kept = sum(each.untyped_storage().nbytes() for each in scratch.values())
+        on_host = 0
+        if config.train.gradient_checkpointing:
+            buffers = [*offload._allocated_slots(offload.GPU_BUFFERS), *offload._allocated_slots(offload.GPU_BUFFERS_B)]
+            kept += sum(each.untyped_storage().nbytes() for each in buffers)
+            host = [offload._pinned_block_bytes(each.untyped_storage().nbytes()) for each in offload.CPU_BUFFERS]
+            on_host = sum(host) + (len(plan.shape.layers) - num_layers) * (host[0] - host[-1])
         with TensorMemory(on_gpu) as held, torch.no_grad(), disable_gradient_checkpointing(policy), mixed:
             score(together, completion, chunks * together)
             phase("scoring")
-    on_host = sum(host) + (len(plan.shape.layers) - LAYERS) * (host[0] - host[-1])
     return {**{name: size + kept for name, size in sizes.items()}, "host": on_host}
 
 
-LAYERS = 2
+def count_all(config, plan, scored, dtype):
+    """Return the result of `count` for all layers of the model."""
+    with_two = in_own_process(count, config, plan, scored, dtype, 2)
+    if config.train.gradient_checkpointing:
+        return with_two
+    with_three = in_own_process(count, config, plan, scored, dtype, 3)
+    added = {name: with_three[name] - size for name, size in with_two.items()}
+    return {name: size + (len(plan.shape.layers) - 2) * added[name] for name, size in with_two.items()}
+
+
+def in_own_process(function, *arguments):
+    """Return the result of a function that a forked process calls, because Unsloth keeps buffers in its modules."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if not process:
+        os.write(writer, json.dumps(function(*arguments)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        result = pipe.read()
+    assert os.waitpid(process, 0)[1] == 0
+    return json.loads(result)
+
+
 FIXED = ("weights", "adapter", "gradients", "optimizer", "context", "workspace", "cuda_graphs")
 """Parts of the plan that are not counted here."""
 
@@ -277,20 +305,17 @@ def main():
         config, plan = vllm_arguments.make_plan_on(name, mebibytes, folder, *flags)
         scored, is_old = scored_rows(config, plan), float(capability) < 8
         is_small = float(gibibytes) <= 24.5  # Unsloth cuts logits in another way on larger GPUs
-        key = (config.model.name, plan.estimate.micro_batch_size, scored, is_old, is_small)
+        options = (config.model.bits, config.train.gradient_checkpointing)
+        key = (config.model.name, *options, plan.estimate.micro_batch_size, scored, is_old, is_small)
         alike.setdefault(key, []).append((name, gibibytes, capability, config, plan))
-    for (_, _, scored, is_old, _), group in alike.items():
-        if process := os.fork():  # Unsloth keeps buffers in its modules
-            assert os.waitpid(process, 0)[1] == 0
-            continue
+    for (*_, scored, is_old, _), group in alike.items():
         card.pretend(*group[0][:3])
-        counted = count(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
+        counted = count_all(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
         for name, _, _, _, plan in group:
             fixed = sum(plan.estimate.parts[part] for part in FIXED)
             planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.estimate.phases.items()}
             planned["host"] = plan.estimate.host_bytes
             print(json.dumps({"gpu": name, "fixed": fixed, "planned": planned, "counted": counted}), flush=True)
-        os._exit(0)
 
 
 if __name__ == "__main__":

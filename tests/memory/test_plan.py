@@ -24,6 +24,7 @@ from lora_grpo.data import fit_data, load_data
 from lora_grpo.errors import UserError
 from lora_grpo.memory import KNOWN_MODELS, RowLengths, complete_plan, draft_plan, make_plan, show_plan, summary
 from lora_grpo.memory.estimate import GIB
+from lora_grpo.runs import check_settings
 
 [GSM8K] = [path for path in RECIPES if path.stem == "gsm8k_lora"]
 
@@ -71,8 +72,8 @@ def test_a_target_that_is_no_linear_layer_is_refused_without_weights(machine, mo
 def test_without_a_gpu_a_configuration_stays_as_it_is(machine, model):
     config = config_for(model)
     resolved, record = planned(config)
-    assert resolved == config
-    assert record["derived"] == [] and record["gpu"] == "this machine"
+    assert resolved == replace(config, {"model": {"bits": 4}})
+    assert record["derived"] == ["model.bits"] and record["gpu"] == "this machine"
     lines = start_lines(config)
     assert [line.split()[0] for line in lines] == ["micro-batch", "sampling", "memory", "length", "work", "disk"]
     assert lines[0] == "micro-batch 8 completions"
@@ -84,11 +85,12 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
     config, record = planned(config_for(model))
     assert config.train.micro_batch_size in micro_batches(config)
     assert config.train.micro_batch_size > 1
-    lines = start_lines(config_for(model))
+    base, *lines = start_lines(config_for(model))
+    assert base == f"base        {record['choice']}" and config.model.bits == 4
     assert lines[0] == f"micro-batch {config.train.micro_batch_size} completions"
     assert lines[1].startswith("sampling    64 completions in parallel, with the built-in sampler")
     assert lines[2].endswith("; 7.51 GiB are free on Card 0")
-    assert record["derived"] == ["train.micro_batch_size"]
+    assert record["derived"] == ["model.bits", "train.micro_batch_size"]
     assert record["planned_gib"]["weights"] == pytest.approx(0.43, abs=0.01)
     assert set(record["planned_phases_gib"]) == {"sampling", "loss", "backward"}
     assert json.loads(json.dumps(record)) == record
@@ -105,9 +107,12 @@ def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     with pytest.raises(UserError, match=r"a model of type olmo cannot be planned; .*; pass --train\.micro-batch-size$"):
         planned(config_for(model))
     named = replace(config_for(model), {"train": {"micro_batch_size": 2}, "model": {"gpu_memory_share": 0.4}})
+    named = replace(named, {"train": {"gradient_checkpointing": None}})
     resolved, record = planned(named)
-    assert resolved == named
-    assert record["derived"] == [] and "of type olmo" in record["not_planned"]
+    least = {"model": {"bits": 4}, "train": {"gradient_checkpointing": True}}
+    assert resolved == replace(named, least)
+    assert record["derived"] == ["model.bits", "train.gradient_checkpointing"]
+    assert "of type olmo" in record["not_planned"]
     assert start_lines(named)[0].startswith("memory      not planned: the memory of a model of type olmo")
     assert "pass" not in start_lines(named)[0]
     (model / "config.json").unlink()
@@ -125,6 +130,23 @@ def test_a_record_taken_to_another_card_is_planned_anew(machine, model, tmp_path
     reread, _ = parse(flags, recipe="x", description="", presets={"starter": {}})
     assert config.train.micro_batch_size and reread.train.micro_batch_size is None
     assert reread.model.gpu_memory_share is None
+    assert (config.model.bits, reread.model.bits) == (4, "auto")
+
+
+def test_a_resumed_run_keeps_the_bits_that_its_plan_chose_and_plans_the_rest_anew(machine, model, tmp_path):
+    machine(81559)
+    open_settings = {"train": {"gradient_checkpointing": None}, "output_dir": str(tmp_path / "run")}
+    config, record = planned(config_for(model, preset="starter", **open_settings))
+    assert (config.model.bits, config.train.gradient_checkpointing) == (16, False)
+    assert record["derived"] == ["model.bits", "train.gradient_checkpointing", "train.micro_batch_size"]
+    begin_run(tmp_path / "run", config, memory=record)
+    machine(8188)  # another card
+    flags = ["--resume", "--plan", "--output-dir", str(tmp_path / "run"), "--preset", "starter"]
+    resumed, invocation = parse(flags, recipe="x", description="", presets={"starter": {}})
+    assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, None)
+    check_settings(resumed)
+    resumed, _ = make_plan(resumed, invocation)
+    assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, True)
 
 
 # What --plan says
@@ -269,11 +291,11 @@ def test_every_preset_is_planned_without_weights_data_network_or_heavy_packages(
             assert f"\n{word}" in plan
         on_gpu = arguments[2] not in ("starter", "laptop")
         assert bool(re.search(r"^vLLM +(keeps|gives) its memory", plan, re.MULTILINE)) is on_gpu
+        assert ("\nbase " in plan) is on_gpu
+        has_host_memory = bool(re.search(r"^host memory +[\d.]+ GiB", plan, re.MULTILINE))
+        assert has_host_memory is (", gradient checkpointing: " in plan)
         is_local = arguments[2] == "starter" or f"{LAPTOP_FOLDER}: " in plan  # after `make laptop-model`
         assert ("come from lora_grpo: " in plan) is not is_local
-    in_16_bits = {arguments[2] for plan, arguments in zip(plans, command_lines, strict=True) if "\n16 bits " in plan}
-    on_gpu = set(presets) - {"starter", "laptop"}
-    assert in_16_bits <= on_gpu and bool(in_16_bits) is bool(on_gpu)
     assert not (tmp_path / "run").exists()
 
 

@@ -23,6 +23,7 @@ from lora_grpo.flags import read_flags
 from lora_grpo.models import adapter_sha256
 from lora_grpo.report import html
 from lora_grpo.report.completions import COLUMNS, completion_table
+from lora_grpo.report.facts import memory_by_phase
 from lora_grpo.report.plots import plots_of
 from lora_grpo.report.writing import ReportOptions, report, write_report
 from lora_grpo.runs import open_run
@@ -58,6 +59,24 @@ def test_everything_of_a_run_is_on_its_page(tmp_path):
     assert "step 2, validation reward 1.25, 50.0% correct" in page
     assert "Fixed problems (1)" in page and "<td>0 of 2</td><td>1 of 2</td>" in page
     assert "memory.weights_gib" in page and "recipes/gsm8k_lora.py --output-dir" in page
+
+
+def test_the_peak_of_each_phase_stands_beside_its_plan(tmp_path):
+    memory = {"planned_phases_gib": {"sampling": 5.05, "loss": 3.46, "backward": 4.4}}
+    run = write_run(tmp_path / "on-gpu", memory=memory, peak_start_gib=2.5)
+    peaks = [{"memory/loss": 3.5, "memory/loss_reserved": 4.25}, {"memory/loss": 3.75, "memory/loss_reserved": 4.0}]
+    lines = [{"step": step, **metrics} for step, metrics in enumerate(peaks, start=1)]
+    lines.append({"step": 3, "memory/sampling": 6.0, "memory/sampling_reserved": 6.5, "memory/validation": 1.25})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert memory_by_phase(read_run(run)) == [
+        ("start", "", "2.50", ""),
+        ("sampling", "5.05", "6.00", "6.50"),
+        ("loss", "3.46", "3.75", "4.25"),
+        ("validation", "", "1.25", ""),
+    ]
+    assert "<td>3.46</td><td>3.75</td><td>4.25</td>" in text_of(page_of(run))
+    on_cpu = write_run(tmp_path / "on-cpu", memory=memory)
+    assert "GPU memory by phase" in page_of(run) and "GPU memory by phase" not in page_of(on_cpu)
 
 
 def test_the_report_says_where_the_gain_comes_from(tmp_path):
