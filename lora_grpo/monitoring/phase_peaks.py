@@ -129,7 +129,9 @@ def peaks_of_run(record: Mapping[str, Any]) -> PhasePeaks:
     if not torch.cuda.is_available():
         return PhasePeaks()
     plan = record.get("memory", {})
-    used_by_others = plan.get("total_gib", 0) - plan.get("free_gib", 0)
+    used_by_others = 0.0
+    if plan.get("gpu") == torch.cuda.get_device_name():
+        used_by_others = plan["total_gib"] - plan["free_gib"]
     return PhasePeaks(GpuCounters(), int(used_by_others * GIB))
 
 
