@@ -32,7 +32,7 @@ from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.step import SamplerKind, Step
 from lora_grpo.memory.work import Work, disk_bytes
-from lora_grpo.models import architectures, model_files
+from lora_grpo.models import architectures, check_engines, model_files
 from lora_grpo.runs import saved_bytes
 
 
@@ -50,6 +50,8 @@ class Plan:
     assumptions: tuple[str, ...]
     measured: MeasuredEngine | None = None
     """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
+    not_fitting: str = ""
+    """The engine and sampling backend that `auto` would mean if they fit; empty if they do."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
     planner: Planner | None = None
@@ -66,6 +68,11 @@ class Plan:
     """The number of tokens that the model has embeddings of; None if its configuration does not say."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
+
+    @property
+    def backend(self) -> str:
+        """The sampling backend, `vllm` or `transformers`."""
+        return "vllm" if self.planner and self.planner.sampler in ("vllm", "shared") else "transformers"
 
     @property
     def shape(self) -> Shape | None:
@@ -112,14 +119,43 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     steps are subtracted.
 
     Raises:
-        UserError: the model cannot be trained, or the model's configuration cannot be read.
+        UserError: the model cannot be trained, its configuration cannot be read, or an engine cannot be used.
     """
     device = _find_device(config, may_be_absent=invocation.plan or invocation.dry_run)
     model = _read_model(config, invocation)
 
-    # The engine and the sampling backend that `auto` means. A resumed run keeps its settings.
-    if not invocation.resume:
-        config = architectures.with_supported(config, model.values.get("model_type"))
+    # What `auto` means, unless it does not fit and something else does. A resumed run keeps its settings.
+    if invocation.resume:
+        return _draft_plan(config, invocation, device, model)
+    config = architectures.with_supported(config, model.values.get("model_type"))
+    preferred = _draft_plan(config, invocation, device, model)
+    if _fits(preferred):
+        return preferred
+    for other in _alternatives(config):
+        plan = _draft_plan(other, invocation, device, model)
+        if _fits(plan):
+            return dataclasses.replace(plan, not_fitting=f"{preferred.engine} with {preferred.backend}")
+    return preferred  # `complete_plan` refuses it, and says what helps
+
+
+def _alternatives(config: RunConfig) -> list[RunConfig]:
+    """Return configurations in which something that needs less memory takes the place of `auto`."""
+    alternatives = []
+    if config.model.engine == "auto":
+        config = replace(config, {"model": {"engine": "peft"}})
+        alternatives.append(config)
+    if config.sampling.backend == "auto" and not config.sampling.server_url:
+        alternatives.append(replace(config, {"sampling": {"backend": "transformers"}}))
+    return alternatives
+
+
+def _fits(plan: Plan) -> bool:
+    """Return whether rows of the maximum length fit, as far as this can be planned."""
+    return plan.planner is None or plan.planner.choose(plan.config) is not None
+
+
+def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: "_Model") -> Plan:
+    """Return `draft_plan` with the engine and the sampling backend that `config` names, or `auto` prefers."""
     if not device.is_present:
         config = with_gpu_defaults(config)
     measured = None
@@ -133,6 +169,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     if device.on_cpu and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
     architectures.check_architecture(model.values, config.model, engine)
+    if device.is_present:
+        check_engines(config)
 
     # What is known without the model's dimensions.
     derived = _derived_settings(config, device, sampler)

@@ -45,7 +45,7 @@ def show_plan(plan: Plan) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
-    if plan.measured:
+    if plan.measured or plan.not_fitting:
         yield engine_line(plan)
     yield from _settings(plan)
     limit = plan.config.model.max_sequence_tokens
@@ -57,7 +57,10 @@ def summary(plan: Plan) -> Iterator[str]:
 
 
 def engine_line(plan: Plan) -> str:
-    """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
+    """Return the engine and, if it was not the first choice, the reason.
+
+    The reason names the day and the file of `check-gpu`'s measurement, or what does not fit.
+    """
     engine = plan.engine
     processes = plan.config.processes
     if processes > 1:
@@ -65,6 +68,8 @@ def engine_line(plan: Plan) -> str:
     if plan.measured:
         chosen = f"with {plan.measured.backend} the fastest in check-gpu on {plan.measured.date}"
         engine += f", {chosen} ({measured_engine_file()})"
+    if plan.not_fitting:
+        engine += f" with {plan.backend}, because {plan.not_fitting} does not fit"
     return _line("engine", engine)
 
 

@@ -6,7 +6,7 @@ from lora_grpo.cli import parse
 from lora_grpo.config import RunConfig, replace, starter_preset
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import check_vllm_quantizes, choose_preset, nvidia_gpus, uses_vllm, vllm_extra
-from lora_grpo.models import check_model
+from lora_grpo.models import check_engines
 
 PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
 
@@ -176,11 +176,11 @@ def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(
     config = replace(RunConfig(), {"model": {"engine": "peft", "bits": bits}, "sampling": {"backend": "vllm"}})
     if refused:
         with pytest.raises(UserError, match=r"vllm-bnb-plugin.*select the transformers backend$"):
-            check_model(config)
+            check_engines(config)
         with pytest.raises(UserError, match="pip install vllm-bnb-plugin"):
             check_vllm_quantizes()
     else:
-        check_model(config)
+        check_engines(config)
 
 
 def test_beside_unsloth_its_own_vllm_is_named(packages, monkeypatch):
