@@ -52,6 +52,8 @@ class Plan:
     """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
     not_fitting: str = ""
     """The engine and sampling backend that `auto` would mean if they fit; empty if they do."""
+    unused_gpus: int = 0
+    """GPUs of this machine on which more processes could train."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
     planner: Planner | None = None
@@ -181,6 +183,7 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
         derived=derived,
         assumptions=(*model.assumptions, *_assumptions(config, device)),
         measured=measured,
+        unused_gpus=_unused_gpus(config, device),
         vocabulary=_vocabulary(model.values),
     )
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
@@ -301,13 +304,20 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
             # The processes start at different times and see different free memory, but must compute the same plan.
             free = total
             host = host_total // config.processes
-        return Device(gpu.name, total, free, host=host)
+        return Device(gpu.name, total, free, host=host, is_unified=gpu.is_unified)
     gigabytes = machine.preset_gigabytes(config.preset)
     if may_be_absent and gigabytes:
         size = gigabytes * GIB
         return Device(f"a GPU with {gigabytes} GB", total=size, free=size, is_present=False)
     total, free = machine.machine_memory()
     return Device("this machine", total, free, on_cpu=True)
+
+
+def _unused_gpus(config: RunConfig, device: Device) -> int:
+    gpus, _ = machine.nvidia_gpus()
+    if device.on_cpu or config.processes > 1:
+        return 0
+    return max(0, len(gpus) - 1)
 
 
 def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[str, ...]:

@@ -37,6 +37,10 @@ def show_plan(plan: Plan) -> None:
         console.result(line)
     if alternative := plan.in_16_bits():
         console.result(_line("16 bits", f"also fit: {_gib(alternative.needed)}; check-gpu measures which is faster"))
+    if plan.unused_gpus:
+        gpus = plan.unused_gpus + 1
+        start = f"`torchrun --standalone --nproc-per-node {gpus}` and the path of the recipe train on all of them"
+        console.result(_line("GPUs", f"{gpus}, one is used; {start}, with PEFT; untested on GPUs (docs/gpu.md)"))
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -100,7 +104,11 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
     needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
     yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}")
     if estimate.host_bytes:
-        available = "" if device.host is None else f"; {_gib(device.host)} are available"
+        available = ""
+        if estimate.host_available is not None:
+            available = f"; {_gib(estimate.host_available)} are available"
+        if device.is_unified:
+            available += " in the memory that GPU and CPU share"
         yield _line("host memory", f"{_gib(estimate.host_bytes)} for what leaves the GPU{available}")
 
 
