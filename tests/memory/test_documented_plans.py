@@ -13,6 +13,8 @@ PRESETS = {path.stem: runpy.run_path(str(path))["PRESETS"] for path in RECIPES}
 ENGINES = ("--model.engine", "unsloth", "--sampling.backend", "vllm")
 LONG = ("--sampling.max-completion-tokens", "1024", "--model.max-sequence-tokens", "1536")
 
+pytestmark = pytest.mark.usefixtures("gpu_packages")
+
 
 def rows(start):
     """Return the cells of the documentation's table whose first heading is `start`."""
