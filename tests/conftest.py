@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -162,6 +163,7 @@ def packages(tmp_path, monkeypatch):
             (tmp_path / f"{name}-{version}.dist-info").mkdir()
             metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
             metadata.write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+        importlib.invalidate_caches()
 
     return add
 
