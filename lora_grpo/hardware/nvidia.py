@@ -36,8 +36,8 @@ _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_versi
 
 
 _ON_AMD = (
-    "the AMD GPU of this machine is not supported: Unsloth, vLLM and the presets for GPUs need an NVIDIA GPU; PEFT with "
-    "the built-in sampler may work on PyTorch's ROCm build with --preset starter, untested"
+    "the AMD GPU of this machine is not supported: Unsloth, vLLM and the presets for GPUs need an NVIDIA GPU; PEFT "
+    "with the built-in sampler may work on PyTorch's ROCm build with --preset starter, untested"
 )
 
 
