@@ -31,14 +31,12 @@ _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 _MEMORY_OF_MACHINE = Path("/proc/meminfo")
 _AMD_DRIVER = Path("/dev/kfd")
 """The device through which programs compute on AMD GPUs. The driver makes it if there is one."""
-_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
-"""What nvidia-smi is asked for; memory in MiB."""
-
-
 _ON_AMD = (
     "the AMD GPU of this machine is not supported: Unsloth, vLLM and the presets for GPUs need an NVIDIA GPU; PEFT "
     "with the built-in sampler may work on PyTorch's ROCm build with --preset starter, untested"
 )
+_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
+"""What nvidia-smi is asked for; memory in MiB."""
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,16 @@ class Plan:
         return {"memory": {"derived": list(self.derived), "length": self.length, **memory}}
 
 
+@dataclass(frozen=True)
+class _Model:
+    """The configuration of the model."""
+
+    values: Mapping[str, Any]
+    """The content of its config.json."""
+    assumptions: tuple[str, ...] = ()
+    """One line if the values come from the copy in lora_grpo, because the model's file cannot be read."""
+
+
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
     """Plan a run whose rows have the maximum length; see `draft_plan` and `complete_plan`."""
     return complete_plan(draft_plan(config, invocation))
@@ -156,7 +166,7 @@ def _fits(plan: Plan) -> bool:
     return plan.planner is None or plan.planner.choose(plan.config) is not None
 
 
-def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: "_Model") -> Plan:
+def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: _Model) -> Plan:
     """Return `draft_plan` with the engine and the sampling backend that `config` names, or `auto` prefers."""
     if not device.is_present:
         config = with_gpu_defaults(config)
@@ -243,16 +253,6 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
     train = {"micro_batch_size": estimate.micro_batch_size}
     model = {"gpu_memory_share": estimate.gpu_memory_share}
     return replace(config, {"train": train, "model": model}), plan
-
-
-@dataclass(frozen=True)
-class _Model:
-    """The configuration of the model."""
-
-    values: Mapping[str, Any]
-    """The content of its config.json."""
-    assumptions: tuple[str, ...] = ()
-    """One line if the values come from the copy in lora_grpo, because the model's file cannot be read."""
 
 
 def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
