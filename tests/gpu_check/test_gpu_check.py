@@ -491,7 +491,9 @@ UNUSABLE_FILES = {
 
 
 @pytest.mark.parametrize(("change", "lines"), UNUSABLE_FILES.values(), ids=UNUSABLE_FILES)
-def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp_path, capsys, change, lines):
+def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(
+    card, gpu_packages, tmp_path, capsys, change, lines
+):
     before = planned(tmp_path)
     path = save_measured_engine("unsloth", "vllm", "Card")
     assert planned(tmp_path) != before
