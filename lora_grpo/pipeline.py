@@ -124,7 +124,7 @@ def audit_run(config: RunConfig) -> dict[str, Findings]:
 def preview_run(config: RunConfig, invocation: Invocation) -> Preview:
     """Sample the base model on 8 prompts, and judge whether GRPO can learn from the rewards."""
     prepared = _prepare_without_folder(config, invocation)
-    if prepared.plan.measured:
+    if prepared.plan.measured or prepared.plan.not_fitting:
         console.note(engine_line(prepared.plan))
     return preview(prepared.config, prepared.data)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Install the project and what it needs with PYTHON: into the virtual environment VENV, which is made if necessary, or
-# without VENV into Python's own environment, as the notebook does. Called by the Makefile.
+# Install the project and what it needs with PYTHON into the virtual environment VENV, which is made if necessary. Called
+# by the Makefile and by the notebook.
 # EXTRA: `,gpu` for CUDA 13, Unsloth and vLLM; `vllm` for CUDA 13 and a newer vLLM, without Unsloth; `cuda12` for
 # PyTorch's CUDA 12 build, PEFT only; empty for the CPU; `floor` for the lowest versions that pyproject.toml allows, on the
-# CPU; `newest` for what pip chooses without a lock.
+# CPU; `newest` for what pip chooses without a lock; `auto` for `,gpu`, `cuda12` or the CPU, what the driver runs.
 # ANY_DRIVER: also install if the NVIDIA driver is too old.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
     echo "error: $PYTHON is not a Python 3.11 or newer; pass PYTHON=python3.13 or the path of one" >&2
     exit 2
 }
+[ "$EXTRA" != auto ] || EXTRA=$("$PYTHON" lora_grpo/hardware/nvidia.py)
 case "$EXTRA" in
 *gpu) lock=requirements-gpu.lock engines="Unsloth and vLLM" size=8.4;;
 *vllm) lock=requirements-vllm.lock engines=vLLM size=9.6;;
@@ -27,35 +28,37 @@ if [ -n "${engines-}" ]; then
 fi
 [ -n "${ANY_DRIVER-}" ] || "$PYTHON" lora_grpo/hardware/nvidia.py "$cuda" || exit 2
 
-if [ -n "$VENV" ]; then
-    mkdir -p "$VENV"
-    exec 9<"$VENV"
-    flock -n 9 || {
-        echo "error: another installation into $VENV is running; wait until it ends" >&2
-        exit 1
-    }
-    [ -n "$(ls -A "$VENV")" ] || touch "$VENV/made-by-make"
-    # A killed pip leaves half-unpacked packages, which it would take for installed ones. Then start again, but only in
-    # a folder that was empty at first: another one also holds what somebody else put there.
-    clear=
-    if [ -e "$VENV/installing" ]; then
-        echo "the last installation into $VENV was killed; starting again" >&2
-        clear=--clear
-    fi
-    "$PYTHON" -m venv $clear "$VENV"
-    if [ -n "$clear" ] || [ -e "$VENV/made-by-make" ]; then touch "$VENV/made-by-make" "$VENV/installing"; fi
-    # A pip that fails, without the network for example, puts back what it replaced; one that is killed does not.
-    trap '[ $? -gt 128 ] || rm -f "$VENV/installing"' EXIT
-    trap 'exit 130' INT TERM HUP
-    PYTHON=$VENV/bin/python
+mkdir -p "$VENV"
+exec 9<"$VENV"
+flock -n 9 || {
+    echo "error: another installation into $VENV is running; wait until it ends" >&2
+    exit 1
+}
+[ -n "$(ls -A "$VENV")" ] || touch "$VENV/made-by-make"
+# A killed pip leaves half-unpacked packages, which it would take for installed ones. Then start again, but only in a
+# folder that was empty at first: another one also holds what somebody else put there.
+clear=
+if [ -e "$VENV/installing" ]; then
+    echo "the last installation into $VENV was killed; starting again" >&2
+    clear=--clear
 fi
+# Colab's Python has no ensurepip, nor has Debian's without python3-venv. Then its own pip brings one.
+if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
+    "$PYTHON" -m venv $clear "$VENV"
+else
+    "$PYTHON" -m venv --without-pip $clear "$VENV"
+    "$PYTHON" -m pip --disable-pip-version-check --quiet --python "$VENV/bin/python" install pip
+fi
+if [ -n "$clear" ] || [ -e "$VENV/made-by-make" ]; then touch "$VENV/made-by-make" "$VENV/installing"; fi
+# A pip that fails, without the network for example, puts back what it replaced; one that is killed does not.
+trap '[ $? -gt 128 ] || rm -f "$VENV/installing"' EXIT
+trap 'exit 130' INT TERM HUP
+PYTHON=$VENV/bin/python
 
 # Python compiles the modules that a run imports. To compile all modules now would take half of the installation time.
 pip=("$PYTHON" -m pip --disable-pip-version-check --quiet install --no-compile)
 torch=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "$lock")
 skip='^#'
-# A running notebook keeps its own kernel.
-[ -n "$VENV" ] || skip="$skip|^(ipykernel|ipython|jupyter|pyzmq|tornado|traitlets)"
 # The CPU lock names the libraries of CUDA 13; PyTorch's CUDA 12 build brings its own.
 [ "$EXTRA" != cuda12 ] || skip="$skip|^(cuda|nvidia)-"
 if [ -n "${engines-}" ]; then
@@ -75,6 +78,6 @@ else
         echo "pip finds no CPU build of torch $torch; trying the plain one, which brings CUDA libraries along" >&2
         echo "(to avoid them, $index)" >&2
     }
-    "${pip[@]}" -c <(grep -Ev "$skip" "$lock") -e ".${VENV:+[dev]}"
+    "${pip[@]}" -c <(grep -Ev "$skip" "$lock") -e ".[dev]"
 fi
-[ -z "$VENV" ] || echo "$EXTRA" >"$VENV/installed"
+echo "$EXTRA" >"$VENV/installed"

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -145,3 +146,29 @@ def machine(tmp_path, monkeypatch):
         nvidia_gpus(refresh=True)
 
     return build
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Return a function that puts empty packages in front of the installed ones, such as vllm="0.28.0"."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [*sys.modules]:
+        if module.partition(".")[0] in ("vllm", "vllm_bnb_plugin", "unsloth"):
+            monkeypatch.delitem(sys.modules, module)
+
+    def add(**versions):
+        for name, version in versions.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").touch()
+            (tmp_path / f"{name}-{version}.dist-info").mkdir()
+            metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+            metadata.write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+        importlib.invalidate_caches()
+
+    return add
+
+
+@pytest.fixture
+def gpu_packages(packages):
+    """Put empty packages in front of the installed ones, which look like those of the `gpu` extra."""
+    packages(vllm="0.27.1", unsloth="2026.10.9")

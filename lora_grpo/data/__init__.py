@@ -17,6 +17,7 @@ from lora_grpo.data.fingerprints import fingerprint
 from lora_grpo.data.lengths import fit_data
 from lora_grpo.data.loading import (
     Data,
+    check_tasks,
     load_data,
     load_evaluation_rows,
     other_task,

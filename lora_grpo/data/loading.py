@@ -12,13 +12,13 @@ from lora_grpo.data.fingerprints import fingerprint
 from lora_grpo.data.split_rows import load_split
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row, solvable
-from lora_grpo.hardware import choose_engine
 from lora_grpo.memory import RowLengths
 from lora_grpo.prompts import add_prompts
 from lora_grpo.tasks import (
     CODE_TASKS,
     TaskFile,
     get_task,
+    has_conversations,
     runs_programs,
     source_of_rows,
     sources,
@@ -49,8 +49,16 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[s
         console.note(f"sandbox: {sandbox.start(settings)}")
 
 
+def check_tasks(config: RunConfig) -> None:
+    """Raise a UserError if a run's tasks do not allow its settings. Loads no rows, so that a plan can call it."""
+    if config.model.engine == "unsloth" and has_conversations(config):
+        raise UserError("conversations cannot be sampled by Unsloth's trainer; pass --model.engine peft")
+    _check_few_shot(config.data)
+
+
 def load_data(config: RunConfig) -> Data:
     """Load the training and evaluation rows of a run with their prompts. Call `start_sandbox` first."""
+    check_tasks(config)
     data = _load(config.data, config.seed, train_seed=config.seed)
 
     # Other tasks that the run is evaluated on.
@@ -63,10 +71,6 @@ def load_data(config: RunConfig) -> Data:
         digests[name] = other_data.record["eval"]["sha256"]
     data = replace(data, also=also, record={**data.record, "also": digests})
 
-    first_rows = [rows[0] for rows in (data.train, data.eval, *also.values()) if rows]
-    has_conversations = any("reset_text" in row for row in first_rows)
-    if has_conversations and choose_engine(config) == "unsloth":
-        raise UserError("conversations cannot be sampled by Unsloth's trainer; pass --model.engine peft")
     if len(data.train) < config.train.prompts_per_step:
         raise UserError(
             f"{len(data.train)} training rows are left, fewer than --train.prompts-per-step "
@@ -166,11 +170,17 @@ def _examples(rows: Sequence[Row], data: DataConfig) -> list[tuple[str, str]]:
     """Return the few-shot examples of some training rows, as (question, completion)."""
     if not rows:
         return []
+    _check_few_shot(data)
     task = get_task(data.task)
-    if task.environment or not task.has_gold:
+    return [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in rows]
+
+
+def _check_few_shot(data: DataConfig) -> None:
+    """Raise a UserError if few-shot examples are wanted and the task has no reference completions."""
+    task = get_task(data.task)
+    if data.few_shot and (task.environment or not task.has_gold):
         name = Path(data.task).name
         raise UserError(f"--data.few-shot shows reference completions; {name} must define check and gold(row) for them")
-    return [(row["question"], task.gold({**row, "prompt_style": data.prompt_style})) for row in rows]
 
 
 def _with_prompts(rows: Sequence[Row], task_name: str, style: str, examples: Sequence[tuple[str, str]]) -> list[Row]:

@@ -64,6 +64,8 @@ def choose_preset(requested: str, presets: Iterable[str], *, planning: bool = Fa
     # The presets that fit the first GPU. Those for a CPU always do.
     gpu = gpus[0]
     gpu_text = f"{gpu.name} with {gpu.memory_gib:.0f} GiB"
+    if gpu.is_unified:
+        gpu_text += " of unified memory"
     sizes = {name: preset_gigabytes(name) or 0 for name in names}
     fitting = [name for name in names if gpu.memory_gib >= _USABLE_FRACTION * sizes[name]]
     if not fitting:

@@ -3,6 +3,7 @@
 This file uses only the standard library and loads no torch: scripts/install.sh runs it before anything is installed.
 
     python lora_grpo/hardware/nvidia.py 13     # exit code 2 and one line if the driver is too old for CUDA 13
+    python lora_grpo/hardware/nvidia.py        # prints the EXTRA that runs here, and on stderr why
 """
 
 import ctypes
@@ -27,6 +28,13 @@ MIN_DRIVER = {12: 525, 13: 580}
 Source: NVIDIA's CUDA Compatibility, "Minor Version Compatibility"."""
 _WSL_LIBRARIES = "/usr/lib/wsl/lib"
 """Windows puts its driver's nvidia-smi here. Login shells have it on the PATH; ssh, cron and sudo do not."""
+_MEMORY_OF_MACHINE = Path("/proc/meminfo")
+_AMD_DRIVER = Path("/dev/kfd")
+"""The device through which programs compute on AMD GPUs. The driver makes it if there is one."""
+_ON_AMD = (
+    "the AMD GPU of this machine is not supported: Unsloth, vLLM and the presets for GPUs need an NVIDIA GPU; PEFT "
+    "with the built-in sampler may work on PyTorch's ROCm build with --preset starter, untested"
+)
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
 """What nvidia-smi is asked for; memory in MiB."""
 
@@ -40,6 +48,8 @@ class Gpu:
     """Version of the NVIDIA driver, e.g. 580.65.06."""
     compute_capability: tuple[int, int] | None = None
     """(8, 9) for compute capability 8.9. None: unknown."""
+    is_unified: bool = False
+    """Whether the memory is the machine's, which the CPU also uses, as in a DGX Spark."""
 
 
 def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
@@ -51,6 +61,8 @@ def nvidia_gpus(*, refresh: bool = False) -> tuple[list[Gpu], str]:
     if visible in ("", "-1"):
         return [], "CUDA_VISIBLE_DEVICES hides every GPU"
     tool = _tool()
+    if tool is None and _AMD_DRIVER.exists():
+        return [], _ON_AMD
     if tool is None:
         return [], f"nvidia-smi is not on the PATH; for a GPU, {_install_driver()}"
     if refresh:
@@ -94,19 +106,35 @@ def _parse(output: str) -> list[_ListedGpu]:
         values = line.split(", ")
         values += [""] * (len(_FIELDS) - len(values))  # older versions print fewer fields
         index, uuid, name, total_mib, free_mib, driver, capability, *_ = values
-        if not total_mib.isdigit():  # nvidia-smi also prints warnings
+        is_unified = total_mib == "[N/A]"  # the GPU has no memory of its own
+        if is_unified:
+            total_gib, free_gib = _machine_memory_gib()
+        elif total_mib.isdigit():
+            total_gib = free_gib = int(total_mib) / 1024
+            if free_mib.isdigit():
+                free_gib = int(free_mib) / 1024
+        else:  # nvidia-smi also prints warnings
             continue
-        if not free_mib.isdigit():
-            free_mib = total_mib
         gpu = Gpu(
             name=name,
-            memory_gib=int(total_mib) / 1024,
-            free_gib=int(free_mib) / 1024,
+            memory_gib=total_gib,
+            free_gib=free_gib,
             driver=driver,
             compute_capability=_parse_capability(capability),
+            is_unified=is_unified,
         )
         listed.append(_ListedGpu(index, uuid, gpu))
     return listed
+
+
+def _machine_memory_gib() -> tuple[float, float]:
+    """Return the machine's total memory and what is available without swapping, as Linux tells them."""
+    sizes = {}
+    for line in _MEMORY_OF_MACHINE.read_text(encoding="utf-8").splitlines():
+        name, _, size = line.partition(":")
+        sizes[name] = size
+    total, available = (int(sizes[name].removesuffix("kB")) for name in ("MemTotal", "MemAvailable"))
+    return total / 1024**2, available / 1024**2
 
 
 def _parse_capability(text: str) -> tuple[int, int] | None:
@@ -147,6 +175,21 @@ def driver_problem(gpu: Gpu, cuda: int | None = None) -> str:
     if cuda > 12 and int(major) >= MIN_DRIVER[12] and capability < _TOO_NEW_FOR_CUDA_12:
         fix += f"; or {on_cuda_12}"
     return f"NVIDIA driver {gpu.driver} cannot run CUDA {cuda}, which {needed_by} needs; {fix}"
+
+
+def choose_extra() -> tuple[str, str]:
+    """Return the EXTRA of scripts/install.sh that runs on this machine, and what it is and why in one line."""
+    gpus, why_none = nvidia_gpus()
+    on_cpu = "the CPU build of PyTorch"
+    if not gpus:
+        return "", f"{on_cpu}: {why_none}"
+    gpu = gpus[0]
+    problem = driver_problem(gpu, cuda=13)
+    if not problem:
+        return ",gpu", f"PyTorch with CUDA 13, Unsloth and vLLM: {gpu.name}, driver {gpu.driver}"
+    if not driver_problem(gpu, cuda=12) and (gpu.compute_capability or (0, 0)) < _TOO_NEW_FOR_CUDA_12:
+        return "cuda12", f"PyTorch with CUDA 12.6, PEFT without Unsloth and vLLM: {gpu.name}, driver {gpu.driver}"
+    return "", f"{on_cpu}: {problem}"
 
 
 def _tool() -> str | None:
@@ -220,4 +263,8 @@ def _check_before_install(cuda: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_check_before_install(int(sys.argv[1])))
+    if len(sys.argv) > 1:
+        sys.exit(_check_before_install(int(sys.argv[1])))
+    extra, reason = choose_extra()
+    print(f"installing {reason}", file=sys.stderr)
+    print(extra)

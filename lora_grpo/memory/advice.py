@@ -38,7 +38,7 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     if not smallest.host_fits:
         return (
             f"{config.model.name} needs {smallest.host_bytes / GIB:.2f} GiB of host memory for what leaves the GPU, "
-            f"{(planner.device.host or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in "
+            f"{(smallest.host_available or 0) / GIB:.2f} are available; close other programs, on WSL2 raise memory= in "
             f".wslconfig, or {advice}"
         )
     if _fits_without_other_programs(planner, config):

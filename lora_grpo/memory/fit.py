@@ -52,6 +52,8 @@ class Device:
     on_cpu: bool = False
     host: int | None = None
     """Available memory of the machine that has the GPU. None: not checked."""
+    is_unified: bool = False
+    """Whether GPU and CPU share one memory, so that nothing gets room by leaving the GPU."""
     is_present: bool = True
     """False for a GPU that a plan assumes, because this machine has none."""
 
@@ -107,8 +109,15 @@ class MemoryEstimate:
         return self.sampling <= self.device.usable and self.min_gpu_memory_share <= share
 
     @property
+    def host_available(self) -> int | None:
+        """Host memory for what leaves the GPU, in bytes. None: not checked."""
+        if self.device.is_unified:
+            return max(0, self.device.usable - self.needed)
+        return self.device.host
+
+    @property
     def host_fits(self) -> bool:
-        return self.device.host is None or self.host_bytes <= self.device.host
+        return self.host_available is None or self.host_bytes <= self.host_available
 
     @property
     def fits(self) -> bool:

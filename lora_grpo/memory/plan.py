@@ -34,7 +34,7 @@ from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.step import SamplerKind, Step
 from lora_grpo.memory.work import Work, disk_bytes
-from lora_grpo.models import architectures, model_files
+from lora_grpo.models import architectures, check_engines, model_files
 from lora_grpo.runs import saved_bytes
 
 
@@ -52,6 +52,10 @@ class Plan:
     assumptions: tuple[str, ...]
     measured: MeasuredEngine | None = None
     """The measurement by `check-gpu` that chose engine and sampling backend; None without one."""
+    not_fitting: str = ""
+    """The engine and sampling backend that `auto` would mean if they fit; empty if they do."""
+    unused_gpus: int = 0
+    """GPUs of this machine on which more processes could train."""
     not_planned: str | None = None
     """The reason why the memory is not planned; None if it is."""
     planner: Planner | None = None
@@ -70,6 +74,11 @@ class Plan:
     """The number of tokens that the model has embeddings of; None if its configuration does not say."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
+
+    @property
+    def backend(self) -> str:
+        """The sampling backend, `vllm` or `transformers`."""
+        return "vllm" if self.planner and self.planner.sampler in ("vllm", "shared") else "transformers"
 
     @property
     def shape(self) -> Shape | None:
@@ -101,6 +110,16 @@ class Plan:
         return {"memory": {"derived": list(self.derived), "length": self.length, **memory}}
 
 
+@dataclass(frozen=True)
+class _Model:
+    """The configuration of the model."""
+
+    values: Mapping[str, Any]
+    """The content of its config.json."""
+    assumptions: tuple[str, ...] = ()
+    """One line if the values come from the copy in lora_grpo, because the model's file cannot be read."""
+
+
 def make_plan(config: RunConfig, invocation: Invocation) -> tuple[RunConfig, Plan]:
     """Plan a run whose rows have the maximum length; see `draft_plan` and `complete_plan`."""
     return complete_plan(draft_plan(config, invocation))
@@ -113,14 +132,46 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     steps are subtracted.
 
     Raises:
-        UserError: the model cannot be trained, or the model's configuration cannot be read.
+        UserError: the model cannot be trained, its configuration cannot be read, or an engine cannot be used.
     """
     device = _find_device(config, may_be_absent=invocation.plan or invocation.dry_run)
     model = _read_model(config, invocation)
 
-    # The engine and the sampling backend that `auto` means. A resumed run keeps its settings.
-    if not invocation.resume:
-        config = architectures.with_supported(config, model.values.get("model_type"))
+    # What `auto` means, unless it does not fit and something else does. A resumed run keeps its settings.
+    if invocation.resume:
+        return _draft_plan(config, invocation, device, model)
+    config = architectures.with_supported(config, model.values.get("model_type"))
+    preferred = _draft_plan(config, invocation, device, model)
+    if _fits(preferred):
+        return preferred
+    for other in _alternatives(config):
+        plan = _draft_plan(other, invocation, device, model)
+        if _fits(plan):
+            return dataclasses.replace(plan, not_fitting=f"{preferred.engine} with {preferred.backend}")
+    return preferred  # `complete_plan` refuses it, and says what helps
+
+
+def _alternatives(config: RunConfig) -> list[RunConfig]:
+    """Return configurations in which something that needs less memory takes the place of `auto`."""
+    alternatives = []
+    if config.model.engine == "auto":
+        config = replace(config, {"model": {"engine": "peft"}})
+        alternatives.append(config)
+    if config.sampling.backend == "auto" and not config.sampling.server_url:
+        alternatives.append(replace(config, {"sampling": {"backend": "transformers"}}))
+    return alternatives
+
+
+def _fits(plan: Plan) -> bool:
+    """Return whether rows of the maximum length fit, as far as this can be planned."""
+    if plan.planner is None:
+        return True
+    config = plan.config if plan.planner.device.on_cpu else faster.with_least_memory(plan.config)
+    return plan.planner.choose(config) is not None
+
+
+def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: _Model) -> Plan:
+    """Return `draft_plan` with the engine and the sampling backend that `config` names, or `auto` prefers."""
     if not device.is_present:
         config = with_gpu_defaults(config)
     measured = None
@@ -134,6 +185,8 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     if device.on_cpu and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
     architectures.check_architecture(model.values, config.model, engine)
+    if device.is_present:
+        check_engines(config)
 
     # What is known without the model's dimensions.
     derived = _derived_settings(config, device, sampler)
@@ -146,6 +199,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
         derived=derived,
         assumptions=(*model.assumptions, *_assumptions(config, device)),
         measured=measured,
+        unused_gpus=_unused_gpus(config, device),
         vocabulary=_vocabulary(model.values),
     )
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
@@ -219,16 +273,6 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
     return replace(config, {"train": train, "model": model, "sampling": sampling}), plan
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The configuration of the model."""
-
-    values: Mapping[str, Any]
-    """The content of its config.json."""
-    assumptions: tuple[str, ...] = ()
-    """One line if the values come from the copy in lora_grpo, because the model's file cannot be read."""
-
-
 def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
     name = config.model.name
     try:
@@ -278,7 +322,7 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
             # The processes start at different times and see different free memory, but must compute the same plan.
             free = total
             host = host_total // config.processes
-        return Device(gpu.name, total, free, host=host)
+        return Device(gpu.name, total, free, host=host, is_unified=gpu.is_unified)
     gigabytes = machine.preset_gigabytes(config.preset)
     if may_be_absent and gigabytes:
         size = gigabytes * GIB
@@ -289,6 +333,13 @@ def _find_device(config: RunConfig, *, may_be_absent: bool) -> Device:
 
 _WITHOUT_DEFAULT = ("train.micro_batch_size", "model.gpu_memory_share")
 """Settings that cannot be resolved if the memory is not planned."""
+
+
+def _unused_gpus(config: RunConfig, device: Device) -> int:
+    gpus, _ = machine.nvidia_gpus()
+    if device.on_cpu or config.processes > 1:
+        return 0
+    return max(0, len(gpus) - 1)
 
 
 def _derived_settings(config: RunConfig, device: Device, sampler: str) -> tuple[str, ...]:

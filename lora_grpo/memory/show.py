@@ -35,6 +35,10 @@ def show_plan(plan: Plan) -> None:
         console.result(_line("context", f"at most {plan.longest_context:,} tokens fit, with batches of one{declared}"))
     for line in _settings(plan):
         console.result(line)
+    if plan.unused_gpus:
+        gpus = plan.unused_gpus + 1
+        start = f"`torchrun --standalone --nproc-per-node {gpus}` and the path of the recipe train on all of them"
+        console.result(_line("GPUs", f"{gpus}, one is used; {start}, with PEFT; untested on GPUs (docs/gpu.md)"))
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -43,7 +47,7 @@ def show_plan(plan: Plan) -> None:
 
 def summary(plan: Plan) -> Iterator[str]:
     """Yield the lines that a run prints at the start."""
-    if plan.measured:
+    if plan.measured or plan.not_fitting:
         yield engine_line(plan)
     yield from _settings(plan)
     limit = plan.config.model.max_sequence_tokens
@@ -55,7 +59,10 @@ def summary(plan: Plan) -> Iterator[str]:
 
 
 def engine_line(plan: Plan) -> str:
-    """Return the engine and, if `check-gpu` chose it, the sampling backend, the date and the file of this choice."""
+    """Return the engine and, if it was not the first choice, the reason.
+
+    The reason names the day and the file of `check-gpu`'s measurement, or what does not fit.
+    """
     engine = plan.engine
     processes = plan.config.processes
     if processes > 1:
@@ -63,6 +70,8 @@ def engine_line(plan: Plan) -> str:
     if plan.measured:
         chosen = f"with {plan.measured.backend} the fastest in check-gpu on {plan.measured.date}"
         engine += f", {chosen} ({measured_engine_file()})"
+    if plan.not_fitting:
+        engine += f" with {plan.backend}, because {plan.not_fitting} does not fit"
     return _line("engine", engine)
 
 
@@ -100,7 +109,11 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
         else:
             yield _line("vLLM", "keeps its memory while the model is trained: both fit at once")
     if estimate.host_bytes:
-        available = "" if device.host is None else f"; {_gib(device.host)} are available"
+        available = ""
+        if estimate.host_available is not None:
+            available = f"; {_gib(estimate.host_available)} are available"
+        if device.is_unified:
+            available += " in the memory that GPU and CPU share"
         yield _line("host memory", f"{_gib(estimate.host_bytes)} for what leaves the GPU{available}")
 
 

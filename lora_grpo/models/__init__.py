@@ -35,7 +35,7 @@ from lora_grpo.models.adapter import (
     read_adapter,
 )
 from lora_grpo.models.architectures import TRAINABLE, in_vllm
-from lora_grpo.models.policy import Policy, check_model, load_adapter, load_policy, load_tokenizer, save_adapter
+from lora_grpo.models.policy import Policy, check_engines, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start
 from lora_grpo.models.target import (
     BASE,

@@ -9,6 +9,7 @@ from typing import Any
 from lora_grpo.config import ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import vllm_version
+from lora_grpo.tasks import has_conversations
 
 TRAINABLE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3"),
@@ -40,7 +41,8 @@ def in_vllm(model_type: Any) -> bool:
 
 def with_supported(config: RunConfig, model_type: Any) -> RunConfig:
     """Return the configuration with `auto` resolved for what Unsloth or vLLM does not support."""
-    if config.model.engine == "auto" and model_type in ONLY_PEFT:
+    needs_peft = model_type in ONLY_PEFT or has_conversations(config)
+    if config.model.engine == "auto" and needs_peft:
         config = replace(config, {"model": {"engine": "peft"}})
     if config.sampling.backend == "auto" and not in_vllm(model_type):
         config = replace(config, {"sampling": {"backend": "transformers"}})

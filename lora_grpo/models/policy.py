@@ -22,6 +22,7 @@ from lora_grpo.hardware import (
     uses_gpu,
     vllm_available,
     vllm_extra,
+    vllm_serves,
 )
 from lora_grpo.models import base_model, engines, model_files, stop_tokens, unsloth_policy
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256
@@ -115,9 +116,15 @@ def load_policy(config: RunConfig, *, resumed: bool = False) -> Policy:
     return Policy(model, tokenizer, eos_token_ids, engine, record, start)
 
 
-def check_model(config: RunConfig) -> None:
-    """Check that the model folder and the engines can be used, or raise a UserError. Does not import torch."""
-    model_files.check_folder(config.model.name, "--model.name")
+def check_engines(config: RunConfig) -> None:
+    """Check that the engine and the sampling backend are installed and work together. Does not import torch.
+
+    Args:
+        config: with the engine and the backend that `auto` means for the run's task and model.
+
+    Raises:
+        UserError: they cannot be used on this machine.
+    """
     starts_vllm = config.sampling.backend == "vllm" and not config.sampling.server_url
     if starts_vllm and not vllm_available():
         extra = "gpu" if config.model.engine == "unsloth" else vllm_extra()
@@ -126,6 +133,11 @@ def check_model(config: RunConfig) -> None:
         raise _not_installed("--model.engine", "unsloth", "gpu")
     if local_sampler(config) == "vllm" and config.model.loaded_bits == 4 and uses_gpu(config):
         check_vllm_quantizes()
+    if starts_vllm and not vllm_serves(config):
+        raise UserError(
+            "--sampling.backend vllm computes 4-bit layers in bfloat16, and the trainer in float16 on this GPU; pass "
+            "--sampling.backend transformers or --model.bits 16"
+        )
 
 
 def _not_installed(flag: str, value: str, extra: str) -> UserError:

@@ -4,10 +4,10 @@ import importlib.util
 
 from lora_grpo.commands import command
 from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
-from lora_grpo.data import columns_of
+from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
-from lora_grpo.hardware import choose_engine, vllm_serves
+from lora_grpo.hardware import choose_engine
 from lora_grpo.prompts import template_variables
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, get_task, task_title
@@ -37,6 +37,7 @@ def _check_tasks(config: RunConfig) -> None:
         if task_title(name) in evaluated_titles:
             raise UserError(f"--eval.also: {name} is evaluated already, as the task of the run or twice; leave it out")
         evaluated_titles.add(task_title(name))
+    check_tasks(config)
     columns_of(config.data, "train")
     template_variables.parse_kwargs(config.model.chat_template_kwargs)
     for spec in parse_reward_specs(config.rewards):
@@ -49,11 +50,6 @@ def _check_sampling(config: RunConfig) -> None:
     url = sampling.server_url
     if config.lora.dora and (sampling.backend == "vllm" or url):
         raise UserError("--lora.dora is not supported by vLLM; pass --sampling.backend transformers")
-    if sampling.backend == "vllm" and not url and not vllm_serves(config):
-        raise UserError(
-            "--sampling.backend vllm computes 4-bit layers in bfloat16, and the trainer in float16 on this GPU; pass "
-            "--sampling.backend transformers or --model.bits 16"
-        )
     if url and sampling.backend == "transformers":
         raise UserError("--sampling.server-url needs vLLM; leave --sampling.backend transformers out")
     if sampling.server_folder and not url:

@@ -14,7 +14,7 @@ from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
-from lora_grpo.models import check_model, with_start
+from lora_grpo.models import model_files, with_start
 from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flatten
 from lora_grpo.settings.checks import check
@@ -98,8 +98,8 @@ def settle(
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)
     check(config)
-    if not (invocation.plan or invocation.audit):  # a plan and an audit need neither weights nor engines
-        check_model(config)
+    if not (invocation.plan or invocation.audit):  # a plan and an audit need no weights
+        model_files.check_folder(config.model.name, "--model.name")
     console.note(f"{reason}; task {task_title(config.data.task)}, model {config.model.name}")
     return config
 

@@ -44,6 +44,7 @@ from lora_grpo.tasks.registry import (
     TASK_NAMES,
     get_task,
     grade_all,
+    has_conversations,
     is_task_file,
     is_users_task,
     runs_programs,

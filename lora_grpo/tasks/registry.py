@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lora_grpo import python_objects
-from lora_grpo.config import DataConfig
+from lora_grpo.config import DataConfig, RunConfig
 from lora_grpo.errors import UserError, suggestion
 from lora_grpo.files import python_file
 from lora_grpo.grading import Verdict
@@ -94,6 +94,12 @@ def grade_all(task_name: str, completions: Sequence[str], rows: Sequence[Mapping
 def runs_programs(data: DataConfig, also: Sequence[str] = ()) -> bool:
     """Return whether grading these tasks, and others, requires running programs written by the model."""
     return any(name in CODE_TASKS for name in (data.task, data.evaluation_task, *also))
+
+
+def has_conversations(config: RunConfig) -> bool:
+    """Return whether a run samples conversations, in training or in an evaluation."""
+    names = (config.data.task, config.data.evaluation_task, *config.eval.also)
+    return any(get_task(name).environment for name in names)
 
 
 def is_task_file(name: str) -> bool:

@@ -312,7 +312,7 @@ def test_from_the_card_to_the_table(card, stand_in, tmp_path, capsys):
     assert results["versions"]["torch"] and results["rows"][0]["status"] == "ran"
 
 
-def test_from_the_card_to_the_choice_of_auto(card, stand_in, tmp_path, monkeypatch):
+def test_from_the_card_to_the_choice_of_auto(card, gpu_packages, stand_in, tmp_path, monkeypatch):
     before = planned(tmp_path)
     assert (before.engine, before.backend) == ("auto", "auto") and before.first_line.startswith("base ")
     check_gpu(Options(output=tmp_path / "out"), stand_in(UNSLOTH_IS_FASTER))
@@ -334,7 +334,9 @@ def test_from_the_card_to_the_choice_of_auto(card, stand_in, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "olmo"])  # whose memory is planned, and is not
-def test_a_plan_and_a_run_name_the_measured_choice_with_its_date_and_file(card, tmp_path, capsys, model_type):
+def test_a_plan_and_a_run_name_the_measured_choice_with_its_date_and_file(
+    card, gpu_packages, tmp_path, capsys, model_type
+):
     path = save_measured_engine("unsloth", "vllm", "Card")
     line = f"engine      unsloth, with vllm the fastest in check-gpu on {date.today().isoformat()} ({path})"
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": model_type}))
@@ -494,7 +496,9 @@ UNUSABLE_FILES = {
 
 
 @pytest.mark.parametrize(("change", "lines"), UNUSABLE_FILES.values(), ids=UNUSABLE_FILES)
-def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(card, tmp_path, capsys, change, lines):
+def test_a_measurement_of_another_machine_or_a_damaged_file_is_ignored(
+    card, gpu_packages, tmp_path, capsys, change, lines
+):
     before = planned(tmp_path)
     path = save_measured_engine("unsloth", "vllm", "Card")
     assert planned(tmp_path) != before

@@ -6,7 +6,8 @@ from lora_grpo.cli import parse
 from lora_grpo.config import RunConfig, replace, starter_preset
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import check_vllm_quantizes, choose_preset, nvidia_gpus, uses_vllm, vllm_extra
-from lora_grpo.models import check_model
+from lora_grpo.memory import make_plan
+from lora_grpo.models import check_engines
 
 PRESETS = ("starter", "8gb", "12gb", "16gb", "24gb")
 
@@ -55,7 +56,7 @@ def test_auto_without_a_gpu_is_the_starter(machine):
         ("echo 'NVIDIA-SMI has failed' >&2; exit 9", "nvidia-smi failed: NVIDIA-SMI has failed"),
         ("exit 3", "nvidia-smi failed: exit code 3"),
         ("true", "nvidia-smi lists no GPU"),
-        ("echo '0, GPU-1, Orin, [N/A], [N/A]'", "nvidia-smi lists no GPU"),
+        ("echo 'warning, of, some, kind, or other'", "nvidia-smi lists no GPU"),
     ],
 )
 def test_a_tool_that_fails_is_quoted(machine, script, reason):
@@ -123,37 +124,18 @@ def test_a_preset_too_large_for_the_card_offers_one_that_fits(machine):
     ],
 )
 def test_vllm_samples_where_it_computes_in_the_dtype_of_the_trainer(
-    machine, monkeypatch, capability, engine, bits, samples
+    machine, gpu_packages, capability, engine, bits, samples
 ):
     machine(script=f"echo '0, GPU-1, Card, 15360, 15000, 580.65.06, {capability}'")
-    monkeypatch.setattr("lora_grpo.hardware.machine.vllm_available", lambda: True)
     assert uses_vllm(replace(RunConfig(), {"model": {"engine": engine, "bits": bits}})) is samples
     flags = ["--plan", "--sampling.backend", "vllm", "--model.engine", engine, "--model.bits", str(bits)]
     names = {"recipe": "r", "description": "", "presets": {"starter": starter_preset()}}
+    config, invocation = parse(flags, **names)
     if samples:
-        assert parse(flags, **names)[0].sampling.backend == "vllm"
+        assert make_plan(config, invocation)[1].backend == "vllm"
     else:
         with pytest.raises(UserError, match=r"pass --sampling\.backend transformers or --model\.bits 16"):
-            parse(flags, **names)
-
-
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """Return a function that puts empty packages in front of the installed ones, such as vllm="0.28.0"."""
-    monkeypatch.syspath_prepend(tmp_path)
-    for module in [*sys.modules]:
-        if module.partition(".")[0] in ("vllm", "vllm_bnb_plugin", "unsloth"):
-            monkeypatch.delitem(sys.modules, module)
-
-    def add(**versions):
-        for name, version in versions.items():
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "__init__.py").touch()
-            (tmp_path / f"{name}-{version}.dist-info").mkdir()
-            metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
-            metadata.write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
-
-    return add
+            make_plan(config, invocation)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +158,11 @@ def test_a_vllm_that_cannot_load_4_bits_is_refused_before_a_run(
     config = replace(RunConfig(), {"model": {"engine": "peft", "bits": bits}, "sampling": {"backend": "vllm"}})
     if refused:
         with pytest.raises(UserError, match=r"vllm-bnb-plugin.*select the transformers backend$"):
-            check_model(config)
+            check_engines(config)
         with pytest.raises(UserError, match="pip install vllm-bnb-plugin"):
             check_vllm_quantizes()
     else:
-        check_model(config)
+        check_engines(config)
 
 
 def test_beside_unsloth_its_own_vllm_is_named(packages, monkeypatch):

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def python_script(pip):
+def python_script(pip, ensurepip="exit 0"):
     """Return a stand-in for a Python of the system. Its venv contains only a stand-in for pip."""
     return f"""#!/bin/sh
 case "$*" in
 *nvidia.py*) exec {sys.executable} "$@";;
+"-c import ensurepip") {ensurepip};;
 "-m venv"*) for folder; do :; done; case "$*" in *--clear*) rm -rf "$folder"/*;; esac
     mkdir -p "$folder/bin"; ln -sf {pip} "$folder/bin/python";;
 "-m pip"*) exec {pip} "$@";;
@@ -192,8 +194,8 @@ def locked(kind):
     return [line for line in lines if not line.startswith("#")]
 
 
-def card(driver):
-    return f"echo '0, GPU-1, Card, 24564, 24000, {driver}, 8.9'"
+def card(driver, capability="8.9"):
+    return f"echo '0, GPU-1, Card, 24564, 24000, {driver}, {capability}'"
 
 
 @pytest.mark.parametrize("driver", ["550.54.14", "570.211.01"])
@@ -245,20 +247,67 @@ def test_a_driver_that_fails_is_named_and_the_cpu_takes_its_place(machine, nvidi
         assert all(word in note for word in words)
 
 
-def test_the_notebook_installs_the_lock_beside_its_kernel(machine, monkeypatch):
+@pytest.fixture
+def first_cell(machine, tmp_path, monkeypatch):
+    """Return a function that runs the notebook's first cell in a copy of the repository, and returns what it installed.
+
+    Its Python is the machine's, which has not got lora_grpo.
+    """
     shells = pytest.importorskip("IPython.core.interactiveshell")
-    machine.nvidia_smi(card("580.65.06"))
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "scripts", copy / "scripts")
+    (copy / "lora_grpo" / "hardware").mkdir(parents=True)
+    for name in ("lora_grpo/hardware/nvidia.py", *(path.name for path in ROOT.glob("requirements-*.lock"))):
+        shutil.copy(ROOT / name, copy / name)
+    for folder in ("recipes", "notebooks"):
+        (copy / folder).mkdir()
     monkeypatch.setenv("PATH", f"{machine.tools}:{os.environ['PATH']}")
-    monkeypatch.chdir(ROOT / "notebooks")
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("RUN", "")  # the cell sets it
+    monkeypatch.setenv("MAX_STEPS", "1")
+    monkeypatch.chdir(copy / "notebooks")
     monkeypatch.setattr(sys, "executable", str(machine.python))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # lora_grpo is not installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     cells = json.loads((ROOT / "notebooks" / "first_run.ipynb").read_text())["cells"]
-    first_code_cell = next(cell for cell in cells if cell["cell_type"] == "code")
-    install = "".join(first_code_cell["source"])
-    assert shells.InteractiveShell().run_cell(install).success
-    left_out = {*locked("gpu")} - {*machine.requirements.read_text().splitlines()}
-    assert {line.partition("==")[0] for line in left_out} >= {"ipykernel", "ipython", "pyzmq", "tornado"}
-    assert len(left_out) < 10 and "-m pip" in machine.log.read_text()
-    machine.nvidia_smi(card("550.54.14"))
-    assert not shells.InteractiveShell().run_cell(install).success
+    source = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
+
+    def run():
+        result = shells.InteractiveShell().run_cell(source)
+        return (copy / ".venv" / "installed").read_text().strip() if result.success else None
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "extra", "words"),
+    [
+        (card("580.65.06"), ",gpu", "CUDA 13, Unsloth and vLLM: Card, driver 580.65.06"),
+        (card("550.54.15"), "cuda12", "CUDA 12.6, PEFT without Unsloth and vLLM: Card, driver 550.54.15"),
+        (card("570.211.01", "12.0"), "", "570.211.01 cannot run CUDA 13"),  # PyTorch's cu126 build has no RTX 50
+        (card("580.95.05", "6.0"), "cuda12", "CUDA 12.6"),  # Kaggle's P100
+        (card("470.256.02"), "", "470.256.02 cannot run CUDA 13"),
+        ("exit 9", "", "nvidia-smi failed"),
+    ],
+)
+def test_the_notebook_takes_the_packages_that_the_driver_runs_and_says_which(
+    machine, first_cell, capfd, nvidia_smi, extra, words
+):
+    machine.nvidia_smi(nvidia_smi)
+    assert first_cell() == extra
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert len([line for line in lines if line.startswith("installing ") and words in line]) == 1
+    if extra == ",gpu":
+        assert machine.requirements.read_text().splitlines() == locked("gpu")
+
+
+def test_the_notebook_stops_after_an_installation_that_fails(machine, first_cell):
+    machine.nvidia_smi(card("550.54.15"))
+    machine.fails.write_text("ERROR: no torch for CUDA 12")
+    assert first_cell() is None
+
+
+def test_a_python_without_ensurepip_gives_the_environment_its_own_pip(machine):
+    write_script(machine.python, python_script(machine.python.with_name("pip"), ensurepip="exit 1"))
+    assert machine.make("install").returncode == 0
+    bring_pip, *installations = machine.log.read_text().splitlines()
+    assert bring_pip.endswith(f"--python {machine.venv}/bin/python install pip")
+    assert len(installations) == 2

@@ -16,12 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {kind: ROOT / f"requirements-{kind}.lock" for kind in ("cpu", "gpu", "vllm")}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-GPU = {"sys_platform": "linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
+GPU = {"sys_platform": "linux", "implementation_name": "cpython"}
+MACHINES = ("x86_64", "aarch64")
+WITHOUT_WHEELS = ("chess",)
 
 
-def pins(lock, python):
+def pins(lock, python, machine="x86_64"):
     """Return the versions that a lock installs for a Python version on Linux."""
-    environment = {**GPU, "python_full_version": f"{python}.0", "python_version": python}
+    environment = {**GPU, "platform_machine": machine, "python_full_version": f"{python}.0", "python_version": python}
     versions = {}
     for line in lock.read_text().splitlines():
         if not line or line.startswith("#"):
@@ -41,10 +43,11 @@ def moved(before, after):
     return changes
 
 
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("kind", LOCKS)
-def test_every_requirement_is_locked_and_xformers_is_not(kind, python):
-    locked = pins(LOCKS[kind], python)
+def test_every_requirement_is_locked_and_xformers_is_not(kind, python, machine):
+    locked = pins(LOCKS[kind], python, machine)
     extras = PROJECT["optional-dependencies"]
     for line in [*PROJECT["dependencies"], *extras["dev"], *extras.get(kind, [])]:
         wanted = Requirement(line)
@@ -94,6 +97,20 @@ def test_pip_can_install_the_project_and_its_extras_without_a_lock(python, tmp_p
     lines = (tmp_path / "resolved.txt").read_text().splitlines()
     resolved = {canonicalize_name(Requirement(line).name) for line in lines if line.lstrip()[0] != "#"}
     assert resolved >= {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", ["gpu", "vllm"])
+def test_what_a_gpu_needs_is_published_for_its_machine(kind, machine, tmp_path):
+    """As wheels, because nothing else is built there. A DGX Spark is an aarch64."""
+    lines = LOCKS[kind].read_text().splitlines()
+    wheels = [line for line in lines if line.partition("==")[0] not in WITHOUT_WHEELS]
+    (tmp_path / "wheels.txt").write_text("\n".join(wheels))
+    platform = ["--python-version", "3.12", "--python-platform", f"{machine}-manylinux_2_39"]
+    resolve(["--no-deps", "--no-build", *platform, "wheels.txt", "--output-file", "resolved.txt"], tmp_path)
+    resolved = (tmp_path / "resolved.txt").read_text()
+    assert all(f"\n{name}==" in resolved for name in ("torch", "vllm", "bitsandbytes", "triton"))
 
 
 @pytest.mark.registry

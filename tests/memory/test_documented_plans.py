@@ -15,6 +15,8 @@ LEAST = ("--model.bits", "4", "--train.gradient-checkpointing")
 """The least memory, for which the limits of models are documented."""
 LONG = ("--sampling.max-completion-tokens", "1024", "--model.max-sequence-tokens", "1536")
 
+pytestmark = pytest.mark.usefixtures("gpu_packages")
+
 
 def rows(start):
     """Return the cells of the documentation's table whose first heading is `start`."""

@@ -180,6 +180,7 @@ def test_a_gpu_preset_is_planned_without_a_gpu_and_says_so(machine, tmp_path, ca
 
 def test_the_longest_context_is_accepted_and_one_token_more_is_not(machine, tmp_path):
     flags = ["--model.name", folder_of(tmp_path, QWEN25_HALF), "--preset", "8gb"]
+    flags += ["--model.engine", "unsloth", "--sampling.backend", "vllm"]  # `auto` takes what needs less memory
     longest = ["--sampling.max-completion-tokens", "512", "--model.max-sequence-tokens"]
     context = plan_recipe(*flags)[1].longest_context
     assert plan_recipe(*flags, *longest, str(context))[1].estimate.micro_batch_size == 1
@@ -203,7 +204,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("size", "fits", "refused", "changes"), REFUSED)
 def test_what_cannot_fit_is_refused_with_a_change_that_is_then_accepted(
-    machine, tmp_path, size, fits, refused, changes
+    machine, gpu_packages, tmp_path, size, fits, refused, changes
 ):
     machine(1024 * size)
     of = {name: {**QWEN25_HALF, "vocab_size": 152064, **LARGE[name]} for name in (fits, refused)}
@@ -397,7 +398,7 @@ def test_the_memory_is_that_of_the_longest_prompt_and_at_most_that_of_the_limit(
     assert all(number in length_line for number in ("317 tokens", "640", "61"))
 
 
-def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model):
+def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, gpu_packages, model):
     def cache_of_a_sequence(backend, *, has_conversations):
         machine(8192)
         config = replace(config_for(model), {"sampling": {"backend": backend}, "train": {"micro_batch_size": 1}})
@@ -409,7 +410,9 @@ def test_the_built_in_sampler_needs_two_caches_for_a_conversation(machine, model
         assert cache_of_a_sequence(backend, has_conversations=True) == factor * of_a_question, backend
 
 
-def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(machine, model):
+def test_on_a_gpu_short_prompts_allow_larger_micro_batches_and_leave_vllm_room_for_its_context(
+    machine, gpu_packages, model
+):
     machine(8192)
     config = replace(config_for(model), {"model": {"max_sequence_tokens": 4096}, "sampling": {"backend": "vllm"}})
     (short, _), (limit, _) = planned_for(config, RowLengths(640, 61)), make_plan(config, Invocation())

@@ -1,0 +1,271 @@
+"""The defaults of every recipe on named cards: plan and run choose the same, and refuse nothing that works."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import runpy
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from helpers.fresh_imports import RECIPES
+
+from lora_grpo.config import Invocation
+from lora_grpo.errors import UserError
+from lora_grpo.hardware import nvidia_gpus, save_measured_engine
+from lora_grpo.memory import GIB, KNOWN_MODELS, make_plan, show_plan
+from lora_grpo.memory.fit import USABLE_FRACTION
+from lora_grpo.settings import Recipe, settle
+
+PRESETS = {path.stem: runpy.run_path(str(path))["PRESETS"] for path in RECIPES}
+CONVERSATIONS = ("guess_lora", "sql_lora")
+ON_A_GPU = sorted(recipe for recipe, presets in PRESETS.items() if "24gb" in presets)
+
+# As nvidia-smi lists them: name, memory in MiB, driver, compute capability.
+CARDS = {
+    "RTX 4060": ("NVIDIA GeForce RTX 4060", 8188, "580.65.06", "8.9"),
+    "RTX 3060": ("NVIDIA GeForce RTX 3060", 12288, "580.65.06", "8.6"),
+    "T4": ("Tesla T4", 15360, "580.65.06", "7.5"),
+    "RTX 4090": ("NVIDIA GeForce RTX 4090", 24564, "580.65.06", "8.9"),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", 32607, "580.65.06", "12.0"),
+    "A100": ("NVIDIA A100-SXM4-80GB", 81920, "580.65.06", "8.0"),
+    "H100": ("NVIDIA H100 80GB HBM3", 81559, "580.65.06", "9.0"),
+    "H200": ("NVIDIA H200", 143771, "580.65.06", "9.0"),
+    "GB10": ("NVIDIA GB10", "[N/A]", "580.95.05", "12.1"),
+}
+V100 = ("Tesla V100-SXM2-16GB", 16384, "580.65.06", "7.0")
+FAMILIES = (
+    "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen3.5-2B",
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "google/gemma-4-E2B-it",
+)
+ONLY_PEFT = ("Qwen/Qwen3.5-2B", "google/gemma-4-E2B-it")
+
+
+@pytest.fixture(autouse=True)
+def build(monkeypatch, tmp_path):
+    """PyTorch with CUDA 13, on a machine with 119 GiB."""
+    monkeypatch.setattr("lora_grpo.hardware.nvidia._torch_build", lambda: ("2.13.0+cu130", 13))
+    memory = tmp_path / "meminfo"
+    memory.write_text(f"MemTotal: {119 * 1024**2} kB\nMemFree: 1 kB\nMemAvailable: {110 * 1024**2} kB\n")
+    monkeypatch.setattr("lora_grpo.hardware.nvidia._MEMORY_OF_MACHINE", memory)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=119 * GIB, available=110 * GIB))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return monkeypatch
+
+
+@pytest.fixture
+def plug_in(machine):
+    """Return a function that puts a card of the table into the machine."""
+
+    def put(name, mebibytes, driver, capability):
+        free = mebibytes if mebibytes == "[N/A]" else mebibytes - 500
+        machine(script=f"echo '0, GPU-0abc, {name}, {mebibytes}, {free}, {driver}, {capability}'")
+
+    return put
+
+
+@pytest.fixture
+def install(packages, monkeypatch):
+    """Return a function that installs stand-ins of an extra's engines, and hides the others."""
+
+    def engines(extra):
+        versions = {"gpu": {"vllm": "0.27.1", "unsloth": "2026.10.9"}, "none": {}}
+        versions["vllm"] = {"vllm": "0.33.0", "vllm_bnb_plugin": "0.0.3"}
+        for name in {"vllm", "unsloth"} - versions[extra].keys():
+            monkeypatch.setitem(sys.modules, name, None)
+        packages(**versions[extra])
+
+    return engines
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """Return a function that makes the folder of a known model, without weights."""
+
+    @functools.cache
+    def folder(name):
+        path = tmp_path / name
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps(KNOWN_MODELS[name]))
+        (path / "model.safetensors").touch()
+        return str(path)
+
+    return folder
+
+
+def planned(recipe, *, plan=True, **settings):
+    """Return the plan of a recipe as `--plan` makes it, or as a run does."""
+    method = "sft" if recipe == "sft_lora" else "grpo"
+    invocation = Invocation(plan=plan)
+    return make_plan(settle(settings, invocation, Recipe(recipe, PRESETS[recipe], method)), invocation)[1]
+
+
+def choices(plan):
+    return plan.engine, plan.backend, plan.planner.sampler
+
+
+SINGLE_TURN_AND_CONVERSATION = ("gsm8k_lora", "guess_lora")
+SMALL = ("RTX 4060", "RTX 3060", "T4")
+BY_DEFAULT = {
+    *itertools.product(SINGLE_TURN_AND_CONVERSATION, CARDS, ["gpu"], [None]),
+    *itertools.product(SINGLE_TURN_AND_CONVERSATION, SMALL, ["vllm", "none"], [None]),
+    *itertools.product(SINGLE_TURN_AND_CONVERSATION, SMALL, ["gpu"], FAMILIES),
+}
+
+
+def cases():
+    """Return recipe, card, installed extra and model (None: the recipe's): all, of which few run by default."""
+    everything = itertools.product(ON_A_GPU, CARDS, ["gpu", "vllm", "none"], [None, *FAMILIES])
+    rest = [pytest.mark.slow, pytest.mark.exhaustive]
+    return [pytest.param(*case, marks=[] if case in BY_DEFAULT else rest) for case in everything]
+
+
+@pytest.mark.parametrize(("recipe", "card", "extra", "model"), cases())
+def test_plan_and_run_choose_the_same_and_refuse_nothing_that_works(
+    plug_in, install, folder_of, recipe, card, extra, model
+):
+    plug_in(*CARDS[card])
+    install(extra)
+    if model is None:
+        model = planned(recipe).config.model.name
+    folder = folder_of(model)
+    try:
+        plan = planned(recipe, model={"name": folder})
+    except UserError as error:
+        assert "does not fit" in str(error)
+        for engine, backend in itertools.product(("peft", "unsloth"), ("transformers", "vllm")):
+            with pytest.raises(UserError):
+                planned(recipe, model={"name": folder, "engine": engine}, sampling={"backend": backend})
+        return
+    assert plan.estimate.fits
+    assert choices(planned(recipe, plan=False, model={"name": folder})) == choices(plan)
+
+    # Unsloth is for single turns. vLLM samples where it is installed, fits, and computes like the trainer.
+    needs_peft = recipe in CONVERSATIONS or model in ONLY_PEFT or extra != "gpu"
+    needs_transformers = extra == "none" or (card == "T4" and needs_peft)
+    if plan.not_fitting:
+        assert (plan.engine, plan.backend) == ("peft", "transformers") and not needs_transformers
+    else:
+        assert plan.engine == ("peft" if needs_peft else "unsloth")
+        assert plan.backend == ("transformers" if needs_transformers else "vllm")
+
+
+def test_the_built_in_sampler_takes_the_place_of_a_vllm_that_does_not_fit(plug_in, install, folder_of, capsys):
+    plug_in(*CARDS["RTX 3060"])
+    install("gpu")
+    folder = folder_of("google/gemma-4-E2B-it")
+    plan = planned("gsm8k_lora", model={"name": folder})
+    assert choices(plan) == ("peft", "transformers", "transformers")
+    show_plan(plan)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("engine ")]
+    assert line.endswith("peft with transformers, because peft with vllm does not fit")
+    with pytest.raises(
+        UserError, match=r"pass .*--sampling\.backend transformers"
+    ):  # what is asked for is not replaced
+        planned("gsm8k_lora", model={"name": folder}, sampling={"backend": "vllm"})
+
+
+@pytest.mark.parametrize("recipe", CONVERSATIONS)
+def test_a_measurement_of_check_gpu_does_not_give_conversations_to_unsloth(plug_in, install, folder_of, recipe):
+    plug_in(*CARDS["RTX 4090"])
+    install("gpu")
+    save_measured_engine("unsloth", "vllm", CARDS["RTX 4090"][0])
+    folder = folder_of("Qwen/Qwen2.5-3B-Instruct")
+    for is_plan in (True, False):
+        plan = planned(recipe, plan=is_plan, model={"name": folder})
+        assert (choices(plan), plan.measured) == (("peft", "vllm", "vllm"), None)
+        assert planned("gsm8k_lora", plan=is_plan, model={"name": folder}).measured.engine == "unsloth"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "words"),
+    [
+        ("guess_lora", {"model": {"engine": "unsloth"}}, "--model.engine peft"),
+        ("guess_lora", {"data": {"few_shot": 1}}, "--data.few-shot"),
+        ("gsm8k_lora", {"model": {"engine": "unsloth"}}, "'lora-grpo[gpu]'"),
+        ("gsm8k_lora", {"sampling": {"backend": "vllm"}}, "'lora-grpo[vllm]'"),
+    ],
+)
+@pytest.mark.parametrize("is_plan", [True, False])
+def test_a_plan_refuses_what_a_run_refuses(plug_in, install, folder_of, recipe, settings, words, is_plan):
+    plug_in(*CARDS["RTX 4090"])
+    install("gpu" if recipe == "guess_lora" else "none")
+    model = {"name": folder_of("Qwen/Qwen2.5-3B-Instruct"), **settings.get("model", {})}
+    with pytest.raises(UserError) as error:
+        planned(recipe, plan=is_plan, **{**settings, "model": model})
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_evaluation_on_conversations_needs_peft_too(plug_in, install, folder_of):
+    plug_in(*CARDS["RTX 4090"])
+    install("gpu")
+    model = {"name": folder_of("Qwen/Qwen2.5-3B-Instruct")}
+    task = str(next(path for path in RECIPES if path.stem == "guess_lora"))
+    assert planned("gsm8k_lora", model=model).engine == "unsloth"
+    assert planned("gsm8k_lora", model=model, eval={"also": (task,)}).engine == "peft"
+
+
+def test_a_card_that_cuda_13_has_left_behind_is_told_the_way_that_works(plug_in, install, folder_of, build, capsys):
+    plug_in(*V100)
+    install("none")
+    model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
+    planned("gsm8k_lora", model=model)
+    assert "compute capability 7.0" in capsys.readouterr().err
+    with pytest.raises(UserError, match="make install EXTRA=cuda12"):
+        planned("gsm8k_lora", plan=False, model=model)
+    build.setattr("lora_grpo.hardware.nvidia._torch_build", lambda: ("2.13.0+cu126", 12))
+    assert choices(planned("gsm8k_lora", plan=False, model=model)) == ("peft", "transformers", "transformers")
+
+
+def test_the_memory_of_a_dgx_spark_is_the_machines_and_is_counted_once(plug_in, install, folder_of, capsys):
+    plug_in(*CARDS["GB10"])
+    install("gpu")
+    folder = folder_of("Qwen/Qwen2.5-3B-Instruct")
+    plan = planned("guess_lora", model={"name": folder})
+    estimate = plan.estimate
+    assert "NVIDIA GB10 with 119 GiB of unified memory" in capsys.readouterr().err
+    assert (estimate.device.total, estimate.device.free) == (119 * GIB, 110 * GIB)
+    assert estimate.host_bytes > 0 and estimate.host_available == estimate.device.usable - estimate.needed
+
+    # A device in which the GPU's part fits alone, but not with what leaves it.
+    free = int((estimate.needed + estimate.host_bytes / 2) / USABLE_FRACTION)
+    tight = dataclasses.replace(estimate, device=dataclasses.replace(estimate.device, free=free))
+    assert tight.training <= tight.device.usable and not tight.fits
+    assert dataclasses.replace(tight, device=dataclasses.replace(tight.device, is_unified=False)).host_fits
+
+
+def test_an_amd_gpu_is_named_with_what_may_work(machine, install, build, tmp_path, capsys):
+    install("none")
+    (tmp_path / "kfd").touch()
+    build.setattr("lora_grpo.hardware.nvidia._AMD_DRIVER", tmp_path / "kfd")
+    nvidia_gpus(refresh=True)
+    plan = planned("gsm8k_lora")
+    assert plan.config.preset == "starter" and plan.engine == "peft"
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "AMD" in line]
+    for word in ("not supported", "PEFT", "ROCm", "--preset starter"):
+        assert word in line
+    with pytest.raises(UserError, match="AMD GPU"):
+        planned("gsm8k_lora", plan=False, preset="8gb")
+
+
+def test_several_gpus_are_offered_in_one_line(machine, install, folder_of, monkeypatch, capsys):
+    machine(script="\n".join(f"echo '{n}, GPU-{n}, Tesla T4, 15360, 14860, 580.65.06, 7.5'" for n in range(2)))
+    install("gpu")
+    folder = folder_of("Qwen/Qwen2.5-1.5B-Instruct")
+
+    def lines():
+        show_plan(planned("gsm8k_lora", model={"name": folder}))
+        return [line for line in capsys.readouterr().out.splitlines() if "torchrun" in line]
+
+    [line] = lines()
+    assert line.startswith("GPUs ") and "--nproc-per-node 2" in line and "PEFT" in line
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert lines() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert lines() == []
