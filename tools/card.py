@@ -10,7 +10,7 @@
 | part | what it measures | sides |
 |---|---|---|
 | `peaks` | the peak of each phase of a step, and which code held the memory | Unsloth + vLLM, 4 bits |
-| `small_cards` | whether a preset fits the smallest card that it is chosen for, and its peak against the plan | 12gb, 8gb, 24gb, 16gb |
+| `small_cards` | whether a preset fits the smallest card of its name, and its peak against the plan | one a preset |
 | `steps` | seconds of a step, of sampling and of training, of this tree and of an older one | 2 engines, 2 trees |
 | `side_by_side` | the same training with TRL's own vLLM mode and with Unsloth's notebook loop | 4 |
 | `conversation` | games of several turns with PEFT and vLLM | 1 |
@@ -51,7 +51,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ from lora_grpo.sandbox import die_with_parent
 ROOT = sides.ROOT
 DOCS = ROOT / "docs"
 RECORD = DOCS / "card.json"
+PROGRAM = __file__
+"""What the process of a part runs."""
 FINISHED = ("ran", "refused", "out of memory", "skipped")
 """States of a side that the next call does not repeat."""
 _MARGIN_SECONDS = 20
@@ -198,7 +200,7 @@ def unfinished_sides(choice: Choice, options: argparse.Namespace) -> list[sides.
 
 def run_part(choice: Choice, seconds: float, before: Path | None, options: argparse.Namespace) -> str:
     """Run a part in a process, kill it at its limit, and return what went wrong, empty if nothing did."""
-    command = [sys.executable, __file__, str(choice), "--inside", "--output-dir", str(options.output_dir)]
+    command = [sys.executable, PROGRAM, str(choice), "--inside", "--output-dir", str(options.output_dir)]
     command += ["--minutes", str(seconds / 60)]
     for name in ("tiny", "again"):
         command += [f"--{name}"] * getattr(options, name)
@@ -261,7 +263,7 @@ def described(part: str, tiny: bool) -> Record:
         "status": "running",
         "reason": None,
         "tiny": tiny,
-        "command": shlex.join(["python", "tools/card.py", *sys.argv[1:]]),
+        "command": "",  # by the process that was asked for the part
         "card": card,
         "versions": versions(),
         "commit": git_revision(),
@@ -296,6 +298,7 @@ def close_record(record: Record, end: str, choice: Choice, options: argparse.Nam
     statuses = [side["status"] for side in record["sides"]]
     is_finished = len(statuses) == len(PARTS[choice.part]) and all(status in FINISHED for status in statuses)
     record |= {"status": "finished" if is_finished else "unfinished", "reason": end or None}
+    record["command"] = shlex.join(["python", "tools/card.py", *sys.argv[1:]])
     record["not_measured"] = not_measured
     write_record(options.output_dir, record)
 
@@ -358,7 +361,9 @@ def rendered(record: Record) -> str:
     """Return a part as Markdown: its command and machine, its tables, and what was not measured."""
     card, installed = record["card"], record["versions"]
     commits = ", ".join(sorted({(side.get("commit") or "unknown")[:8] for side in record["sides"]}))
-    packages = ", ".join(f"{name} {installed[name]}" for name in ("torch", "trl", "unsloth", "vllm") if name in installed)
+    packages = ", ".join(
+        f"{name} {installed[name]}" for name in ("torch", "trl", "unsloth", "vllm") if name in installed
+    )
     lines = ["```", f"python tools/card.py {record['part']}", "```", ""]
     lines += [f"On {card['name']} (driver {card['driver']}), {packages}, at {commits}, {record['started'][:10]}:", ""]
     columns = _COLUMNS[record["part"]]

@@ -163,17 +163,23 @@ def run_command(
     started = time.monotonic()
     measured = run_measured([*prefix, *command], session.log(part, side), seconds)
     result: Result = {"status": "ran", "reason": None, "seconds": round(time.monotonic() - started, 1)}
-    result["command"] = shlex.join(command)
+    result["command"] = _without_local_paths(shlex.join(command))
     result["gpu_peak_gib"] = measured.gpu_peak_gib
+    message = _without_local_paths(measured.message)
     if measured.exit_code is None:
-        result |= {"status": "out of time", "reason": f"stopped after {seconds:.0f} s; last: {measured.message}"}
-    elif "out of memory" in measured.message.lower():
-        result |= {"status": "out of memory", "reason": measured.message}
+        result |= {"status": "out of time", "reason": f"stopped after {seconds:.0f} s; last: {message}"}
+    elif measured.exit_code and "out of memory" in message.lower():
+        result |= {"status": "out of memory", "reason": message}
     elif measured.exit_code == UserError.exit_code:
-        result |= {"status": "refused", "reason": measured.message}
+        result |= {"status": "refused", "reason": message}
     elif measured.exit_code:
-        result |= {"status": "failed", "reason": measured.message}
+        result |= {"status": "failed", "reason": message}
     return result
+
+
+def _without_local_paths(text: str) -> str:
+    """Return a command or a message as it may stand in the docs."""
+    return text.replace(sys.executable, "python").replace(f"{ROOT}/", "")
 
 
 def run_recipe(
