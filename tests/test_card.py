@@ -193,7 +193,7 @@ def test_torch_reports_the_small_card(monkeypatch):
 
 
 def frame(path, name):
-    return {"filename": f"/site-packages/{path}", "line": 7, "name": name}
+    return {"filename": f"/home/lora_grpo/.venv/site-packages/{path}", "line": 7, "name": name}
 
 
 def event(action, address, gib, time_us, *frames):
@@ -203,7 +203,7 @@ def event(action, address, gib, time_us, *frames):
 def test_the_peak_of_each_phase_and_what_held_it():
     in_torch = frame("torch/nn/functional.py", "linear")
     scoring = frame("trl/trainer/grpo_trainer.py", "_get_per_token_logps")
-    loss = frame("lora_grpo/loss/tiles.py", "forward")
+    loss = {**frame("", "forward"), "filename": "/home/lora_grpo/lora_grpo/loss/tiles.py"}  # a checkout
     snapshot = {
         "device_traces": [
             [
@@ -213,6 +213,7 @@ def test_the_peak_of_each_phase_and_what_held_it():
                 event("free_completed", 2, 4, 30),
                 event("free_completed", 3, 1, 40),  # allocated before the record
                 event("alloc", 2, 0.5, 50, in_torch),  # the address is used again
+                {"action": "oom", "size": 80 << 30, "time_us": 55, "frames": []},
             ]
         ],
         "segments": [

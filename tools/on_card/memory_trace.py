@@ -87,11 +87,10 @@ def lives(snapshot: dict[str, Any], device: int = 0) -> list[Block]:
     blocks: list[Block] = []
     living: dict[int, tuple[float, int, str]] = {}  # address -> begin, bytes, where
     for event in snapshot["device_traces"][device]:
-        address = event["addr"]
         if event["action"] == "alloc":
-            living[address] = (event["time_us"], event["size"], _where(event.get("frames", ())))
+            living[event["addr"]] = (event["time_us"], event["size"], _where(event.get("frames", ())))
         elif event["action"] == "free_completed":
-            begin, size, where = living.pop(address, (-math.inf, event["size"], "before the record"))
+            begin, size, where = living.pop(event["addr"], (-math.inf, event["size"], "before the record"))
             blocks.append(Block(begin, event["time_us"], size, where))
 
     for begin, size, where in living.values():
@@ -132,7 +131,8 @@ def _holders(blocks: Iterable[Block], moment: float) -> list[dict[str, Any]]:
 def _where(frames: Sequence[dict[str, Any]], otherwise: str = "compiled code") -> str:
     """Return "package/file.py:line function" of the innermost function of a known package."""
     for frame in frames:  # the innermost is the first
-        parts = frame["filename"].split("/")
+        _, _, in_packages = frame["filename"].rpartition("/site-packages/")  # an environment lies in some folder, too
+        parts = in_packages.split("/")
         known = [index for index, part in enumerate(parts) if part in _PACKAGES]
         if known:
             return f"{'/'.join(parts[known[-1] :])}:{frame['line']} {frame['name']}"

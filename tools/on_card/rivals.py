@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from lora_grpo.cli import parse
 from lora_grpo.config import RunConfig, batch_shape
 from lora_grpo.data import fit_data, load_data, prompt_order
+from lora_grpo.hardware import use_one_gpu
 from lora_grpo.models import engines, model_files, unsloth_policy
 from lora_grpo.rewards import graded, parse_reward_specs, resolve
 
@@ -28,6 +29,7 @@ _UNSLOTH_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pro
 
 def main() -> None:
     rival, lines, *flags = sys.argv[1:]
+    use_one_gpu()
     presets = runpy.run_path(str(RECIPE))["PRESETS"]
     config, _ = parse(flags, recipe="gsm8k_lora", description="", presets=presets)
     if rival == "unsloth":  # before TRL, which it patches; with the variables that it needs on this GPU

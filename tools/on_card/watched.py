@@ -34,18 +34,33 @@ def main() -> None:
         return
     phases: list[Phase] = []
     _record_phases(phases)
-    _start_record()
+    _start_record_with_model()
     try:
         runpy.run_path(recipe, run_name="__main__")
     finally:  # a recipe ends with sys.exit, or with an error that the record explains
         Path(record_file).write_text(json.dumps(_summary(phases)), encoding="utf-8")
 
 
-def _start_record() -> None:
-    import torch
+def _start_record_with_model() -> None:
+    """Start torch's record when the model is loaded: Unsloth, imported before, sets how torch allocates."""
+    from lora_grpo.models import policy, unsloth_policy
 
-    if torch.cuda.is_available():
-        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MAX_EVENTS)
+    def record_first(owner: Any, name: str) -> None:
+        load = getattr(owner, name)
+
+        @functools.wraps(load)
+        def start_and_load(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            if torch.cuda.is_available():
+                torch.cuda.init()  # the record is kept by each card's allocator
+                torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MAX_EVENTS)
+            return load(*args, **kwargs)
+
+        setattr(owner, name, start_and_load)
+
+    record_first(unsloth_policy, "load_unsloth")
+    record_first(policy, "load_peft")
 
 
 def _summary(phases: list[Phase]) -> dict[str, Any]:
