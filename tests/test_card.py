@@ -149,25 +149,32 @@ def test_programs_see_the_small_card_through_nvidia_smi(tmp_path, monkeypatch):
 
 
 @needs_gcc
-def test_compiled_programs_see_the_small_card(tmp_path):
+def test_compiled_code_sees_the_small_card(tmp_path):
+    """As torch: a library that Python loads, which brings CUDA's runtime."""
     runtime = tmp_path / "runtime.c"
     runtime.write_text(
         "#include <stddef.h>\n"
         "int cudaMemGetInfo(size_t *f, size_t *t) { *f = 3000000000; *t = 140000000000; return 0; }\n"
     )
-    program = tmp_path / "program.c"
-    program.write_text(
-        "#include <stdio.h>\nint cudaMemGetInfo(size_t *, size_t *);\n"
-        'int main() { size_t f, t; cudaMemGetInfo(&f, &t); printf("%zu %zu", f, t); return 0; }\n'
+    caller = tmp_path / "caller.c"
+    caller.write_text(
+        "#include <stddef.h>\nint cudaMemGetInfo(size_t *, size_t *);\n"
+        "int ask(size_t *f, size_t *t) { return cudaMemGetInfo(f, t); }\n"
     )
-    library = tmp_path / "libcudart.so.13"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, runtime], check=True)
-    subprocess.run(["gcc", "-o", tmp_path / "program", program, library, f"-Wl,-rpath,{tmp_path}"], check=True)
+    compiled = ["gcc", "-shared", "-fPIC", "-o"]
+    soname = "libcudart.so.13"
+    subprocess.run([*compiled, tmp_path / soname, runtime, f"-Wl,-soname,{soname}"], check=True)
+    subprocess.run([*compiled, tmp_path / "caller.so", caller, tmp_path / soname, f"-Wl,-rpath,{tmp_path}"], check=True)
+    program = (
+        "import ctypes, sys; f, t = ctypes.c_size_t(), ctypes.c_size_t()\n"
+        "assert ctypes.CDLL(sys.argv[1]).ask(ctypes.byref(f), ctypes.byref(t)) == 0\n"
+        "print(f.value, t.value)\n"
+    )
 
     def printed(**variables):
-        done = subprocess.run(
-            [tmp_path / "program"], env={**os.environ, **variables}, capture_output=True, text=True, check=True
-        )
+        command = [sys.executable, "-c", program, str(tmp_path / "caller.so")]
+        environment = {**os.environ, **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return [int(number) for number in done.stdout.split()]
 
     assert printed() == [3 * 10**9, 140 * 10**9]
@@ -182,11 +189,31 @@ def test_torch_reports_the_small_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (5 << 30, 140 << 30))
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device=None: (5 << 30, 140 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
-    monkeypatch.setattr(small_card.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     small_card.tell_python()
     assert torch.cuda.mem_get_info() == torch.accelerator.get_memory_info() == (5 << 30, 8 << 30)
     told = torch.cuda.get_device_properties(0)
     assert (told.total_memory, told.multi_processor_count) == (8 << 30, 132)
+
+
+def test_vllm_reads_the_small_card_from_nvml(tmp_path, monkeypatch):
+    bindings = tmp_path / "vllm" / "third_party" / "pynvml.py"
+    bindings.parent.mkdir(parents=True)
+    bindings.write_text(
+        "from types import SimpleNamespace\n"
+        "def nvmlDeviceGetMemoryInfo(handle):\n"
+        "    return SimpleNamespace(total=140 << 30, free=5 << 30, used=135 << 30)\n"
+    )
+    program = (
+        "from on_card import small_card; small_card.tell_python()\n"
+        "import vllm.third_party.pynvml as nvml\n"
+        "info = nvml.nvmlDeviceGetMemoryInfo(0); print(info.total >> 30, info.free >> 30)\n"
+    )
+    folders = os.pathsep.join(map(str, (tmp_path, ROOT / "tools", ROOT)))
+    environment = {**os.environ, "PYTHONPATH": folders, "SMALL_CARD_BYTES": str(8 << 30)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["8", "5"]
 
 
 # The record of memory
@@ -242,7 +269,7 @@ def test_the_peak_of_each_phase_and_what_held_it():
     assert {holder["where"] for holder in lost["holders"]} == {
         "before the record",
         "lora_grpo/loss/tiles.py:7 forward",
-        "compiled code",
+        "no Python code: backward pass or compiled",
     }
 
 

@@ -124,6 +124,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=600.0, help="time limit of this call")
     parser.add_argument("--output-dir", type=Path, help="folder of the JSON files")
     parser.add_argument("--before", help="commit or folder of an older tree, for `steps`")
+    parser.add_argument("--commit", help="commit of this tree, for a copy without its Git history")
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct, for `gsm8k`")
     parser.add_argument("--data", type=Path, help="folder with GSM8K's train.jsonl and test.jsonl, for `gsm8k`")
     parser.add_argument("--tables", action="store_true", help="print the tables, measure nothing")
@@ -204,7 +205,8 @@ def run_part(choice: Choice, seconds: float, before: Path | None, options: argpa
     command += ["--minutes", str(seconds / 60)]
     for name in ("tiny", "again"):
         command += [f"--{name}"] * getattr(options, name)
-    for name, value in (("before", before), ("model", options.model), ("data", options.data)):
+    given = {"before": before, "commit": options.commit, "model": options.model, "data": options.data}
+    for name, value in given.items():
         if value:
             command += [f"--{name}", str(value)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -229,10 +231,10 @@ def measure_part(choice: Choice, session: Session, options: argparse.Namespace) 
     """Measure the unfinished sides of a part, and write its JSON file before and after each."""
     deadline = time.monotonic() + 60 * options.minutes - _MARGIN_SECONDS
     record = read_record(session.output, choice.part)
-    record |= described(choice.part, session.tiny)
+    record |= described(choice.part, options)
     record.setdefault("sides", [])
     for side in unfinished_sides(choice, options):
-        entry: Result = {"name": side.name, "started": now(), "commit": git_revision()}
+        entry: Result = {"name": side.name, "started": now(), "commit": record["commit"]}
         replace_side(record, {**entry, "status": "running", "reason": None})
         write_record(session.output, record)
         started = time.monotonic()
@@ -250,11 +252,11 @@ def measure_part(choice: Choice, session: Session, options: argparse.Namespace) 
         write_record(session.output, record)
 
 
-def described(part: str, tiny: bool) -> Record:
+def described(part: str, options: argparse.Namespace) -> Record:
     """Return the entries of a JSON file that do not depend on what is measured."""
     gpus, _ = nvidia_gpus()
     card = None
-    if gpus and not tiny:
+    if gpus and not options.tiny:
         gpu = gpus[0]
         card = {"name": gpu.name, "memory_gib": round(gpu.memory_gib, 1), "driver": gpu.driver}
     return {
@@ -262,11 +264,11 @@ def described(part: str, tiny: bool) -> Record:
         "part": part,
         "status": "running",
         "reason": None,
-        "tiny": tiny,
+        "tiny": options.tiny,
         "command": "",  # by the process that was asked for the part
         "card": card,
         "versions": versions(),
-        "commit": git_revision(),
+        "commit": options.commit or git_revision(),
         "started": now(),
     }
 
@@ -281,7 +283,7 @@ def replace_side(record: Record, entry: Result) -> None:
 def close_record(record: Record, end: str, choice: Choice, options: argparse.Namespace) -> None:
     """Write the status of a part whose process has ended, and what it did not measure."""
     if "part" not in record:  # its process ended before it wrote anything
-        record |= {**described(choice.part, options.tiny), "sides": []}
+        record |= {**described(choice.part, options), "sides": []}
     for side in record["sides"]:
         if side["status"] == "running":
             side |= {"status": "out of time" if end.startswith("stopped") else "failed", "reason": end}
@@ -360,7 +362,7 @@ def finished_records(records: dict[str, Record]) -> dict[str, Record]:
 def rendered(record: Record) -> str:
     """Return a part as Markdown: its command and machine, its tables, and what was not measured."""
     card, installed = record["card"], record["versions"]
-    commits = ", ".join(sorted({(side.get("commit") or "unknown")[:8] for side in record["sides"]}))
+    commits = ", ".join(sorted({short_commit(side.get("commit") or "unknown") for side in record["sides"]}))
     packages = ", ".join(
         f"{name} {installed[name]}" for name in ("torch", "trl", "unsloth", "vllm") if name in installed
     )
@@ -377,6 +379,10 @@ def rendered(record: Record) -> str:
     if record["not_measured"]:
         lines += ["Not measured:", "", *(f"- {sentence}" for sentence in record["not_measured"]), ""]
     return "\n".join(lines)
+
+
+def short_commit(commit: str) -> str:
+    return commit[:8] + "+changes" * commit.endswith("+changes")
 
 
 def cell(value: Any, form: str) -> str:

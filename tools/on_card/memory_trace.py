@@ -128,7 +128,7 @@ def _holders(blocks: Iterable[Block], moment: float) -> list[dict[str, Any]]:
     ]
 
 
-def _where(frames: Sequence[dict[str, Any]], otherwise: str = "compiled code") -> str:
+def _where(frames: Sequence[dict[str, Any]], otherwise: str = "no Python code: backward pass or compiled") -> str:
     """Return "package/file.py:line function" of the innermost function of a known package."""
     for frame in frames:  # the innermost is the first
         _, _, in_packages = frame["filename"].rpartition("/site-packages/")  # an environment lies in some folder, too

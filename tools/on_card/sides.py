@@ -222,6 +222,8 @@ def measurements(folder: Path) -> Result:
         "planned_phases_gib": memory.get("planned_phases_gib"),
         "torch_peak_gib": record.get("peak_gpu_memory_gib"),
     }
+    if record.get("git_revision"):
+        found["commit"] = record["git_revision"]
     return found | step_medians([line for line in read_metrics(folder) if "step_time" in line])
 
 
@@ -286,14 +288,16 @@ def step_side(engine: Engine, when: str) -> Side:
 
     def measure(session: Session, seconds: float) -> Result:
         tree = ROOT
+        older: Result = {}
         if when == "before":
             if session.before is None:
                 return {"status": "skipped", "reason": "no older tree: pass --before"}
             tree = session.before
+            older = {"commit": session.before.name}  # unless the tree has its Git history
         flags = [*engine.preset(session), *session.model_flags(MEDIUM), *engine.flags(session)]
         flags += ["--train.max-steps", "4"]
         result = run_recipe(session, "steps", name, flags, seconds, tree=tree)
-        return result | engine.instead(session)
+        return older | result | engine.instead(session)
 
     return Side(name, 150, measure, engine.packages)
 
@@ -341,7 +345,7 @@ def conversation(session: Session, seconds: float) -> Result:
     if session.tiny:
         flags = ["--preset", "starter", "--data.eval-limit", "1", "--train.prompts-per-step", "2"]
         flags += ["--sampling.num-generations", "2", "--train.micro-batch-size", "4"]
-        flags += ["--sampling.max-completion-tokens", "48", *_SHORT]
+        flags += _SHORT
     else:
         session.model_flags(SMALL)  # builds the model
         flags = ["--preset", "8gb", "--model.name", str(session.work / "models" / SMALL)]

@@ -14,7 +14,8 @@ Without a GPU (`tiny`), there is no balloon and no nvidia-smi to ask: the script
 """
 
 import contextlib
-import importlib.util
+import importlib.abc
+import importlib.machinery
 import os
 import shutil
 import subprocess
@@ -141,19 +142,28 @@ def tell_python() -> None:
     _replace_memory_info(torch.cuda, "mem_get_info", total)
     _replace_memory_info(torch.accelerator, "get_memory_info", total)
     _replace_properties(torch.cuda, total)
-    package = importlib.util.find_spec("vllm")
-    if package and package.origin:
-        _replace_nvml(_load_nvml(Path(package.origin).parent), total)
+    sys.meta_path.insert(0, _NvmlFinder(total))
 
 
-def _load_nvml(vllm: Path) -> Any:
-    """Load vLLM's copy of NVML's bindings without vLLM, which is imported later, after what must come before it."""
-    name = "vllm.third_party.pynvml"
-    spec = importlib.util.spec_from_file_location(name, vllm / "third_party" / "pynvml.py")
-    assert spec and spec.loader
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class _NvmlFinder(importlib.abc.MetaPathFinder):
+    """Replaces an answer of vLLM's copy of NVML's bindings when they are imported: some things must be before that."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "vllm.third_party.pynvml":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+
+            def execute_and_replace(module: types.ModuleType) -> None:
+                execute(module)
+                _replace_nvml(module, self._total)
+
+            spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
 
 
 def _replace_memory_info(module: Any, name: str, total: int) -> None:

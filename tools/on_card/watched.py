@@ -24,6 +24,8 @@ from on_card.memory_trace import Phase
 _MAX_EVENTS = 1_000_000
 """Allocations and releases in torch's record; the oldest are dropped."""
 
+_FOREVER_US = 2**62
+
 
 def main() -> None:
     record_file, recipe, *flags = sys.argv[1:]
@@ -64,7 +66,11 @@ def _start_record_with_model() -> None:
 
 
 def _summary(phases: list[Phase]) -> dict[str, Any]:
-    """Return `phases`, which have no memory without a GPU, and `events`, the number of allocations and releases."""
+    """Return `phases` and `events`, the number of allocations and releases.
+
+    Without a GPU, phases have no memory. With one, the first phase is the whole run, and `record_seconds` says when the
+    record begins and ends, counted from the first phase: both come from one clock.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -72,7 +78,13 @@ def _summary(phases: list[Phase]) -> dict[str, Any]:
         counted = [{"phase": name, "times": sum(phase.name == name for phase in phases)} for name in names]
         return {"phases": counted, "events": 0}
     snapshot = torch.cuda.memory._snapshot()
-    return {"phases": memory_trace.peaks(snapshot, phases), "events": len(snapshot["device_traces"][0])}
+    events = snapshot["device_traces"][0]
+    start = min((phase.begin_us for phase in phases), default=0)
+    return {
+        "phases": memory_trace.peaks(snapshot, [Phase("whole run", 0, _FOREVER_US), *phases]),
+        "events": len(events),
+        "record_seconds": [round((event["time_us"] - start) / 1e6, 1) for event in (*events[:1], *events[-1:])],
+    }
 
 
 def _record_phases(phases: list[Phase]) -> None:
