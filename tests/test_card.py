@@ -95,9 +95,8 @@ def test_only_what_is_not_finished_is_measured_again(parts):
     assert len(measured) == 2  # `quick` in the first call, `after` in the second
     assert parts.second["peaks"][1]["quick"] == parts.first["peaks"][1]["quick"]
     assert [side["name"] for side in parts.second["peaks"][0]["sides"]] == ["quick", "crash", "after"]
-    first, second = parts.first["steps"][1], parts.second["steps"][1]
-    assert second["failed command"] == first["failed command"]
-    assert second["slow command"]["started"] >= first["slow command"]["started"]
+    assert parts.second["steps"][1]["failed command"] == parts.first["steps"][1]["failed command"]
+    assert len((parts.output / "slow").read_text().splitlines()) == 2  # it was out of time
 
 
 def test_again_repeats_what_is_finished(parts, tmp_path):

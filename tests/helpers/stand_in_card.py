@@ -32,6 +32,8 @@ def hang(session, seconds):
 
 
 def slow_command(session, seconds):
+    with (session.output / "slow").open("a") as file:
+        file.write("slow\n")
     return sides.run_command(session, "steps", "slow command", ["sleep", "3600"], seconds)
 
 
