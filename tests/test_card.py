@@ -12,7 +12,7 @@ import card
 import pytest
 import torch
 import wheels_in_pieces
-from on_card import memory_trace, small_card
+from on_card import memory_trace, sides, small_card
 from on_card.memory_trace import Phase
 
 from lora_grpo.errors import RunError
@@ -275,6 +275,20 @@ def test_the_peak_of_each_phase_and_what_held_it():
 # Tables
 
 
+def test_times_are_medians_after_the_first_step_and_memory_is_the_highest_peak():
+    def step(seconds, gib):
+        return {"step_time": seconds, "time/adapter": seconds / 10, "memory/loss": gib, "reward": None}
+
+    assert sides.step_medians([step(30, 4), step(10, 2), step(20, 3), step(12, 2)]) == {
+        "steps": 4,
+        "first_step_time": 30,
+        "step_time": 12,
+        "time/adapter": 1.2,
+        "memory/loss": 4,
+    }
+    assert sides.step_medians([]) == {"steps": 0}
+
+
 def card_record(part, **changes):
     gpu = {"name": "NVIDIA H200", "memory_gib": 140.4, "driver": "580.159.04"}
     return {
@@ -322,11 +336,11 @@ def test_peaks_stand_beside_the_plan():
         "status": "ran",
         "planned_phases_gib": {"sampling": 5.0},
         "memory": {"phases": [phase], "events": 9},
-        "memory/loss": 3.5,
+        "memory/sampling": 5.5,
     }
     text = card.rendered(card_record("peaks", sides=[side]))
-    assert "| rollouts | 5.00 | 1.50 | 6.25 | trl/x.py:1 f 4.00 |" in text
-    assert "| memory/loss | 3.50 |" in text
+    assert "| sampling | 5.00 | 5.50 | 1.10 |" in text
+    assert "| rollouts | 1.50 | 6.25 | trl/x.py:1 f 4.00 |" in text
 
 
 def test_nothing_is_claimed_without_a_card(parts):

@@ -345,7 +345,7 @@ _PEAKS: list[Column] = [
 _COLUMNS: dict[str, list[Column]] = {
     "peaks": [*_STATUS, *_TIMES, *_PEAKS],
     "small_cards": [*_STATUS, ("card", "card", "{}"), ("usable, GiB", "usable_gib", "{:.2f}"), *_PEAKS],
-    "steps": [*_STATUS, *_TIMES, *_PEAKS],
+    "steps": [*_STATUS, *_TIMES, ("hand-over, s", "time/adapter_sync", "{:.2f}"), *_PEAKS],
     "side_by_side": [*_STATUS, *_TIMES, *_PEAKS[1:]],
     "conversation": [*_STATUS, ("turns", "turns", "{:.1f}"), *_TIMES, *_PEAKS],
     "resume": [*_STATUS, ("steps before the kill", "steps_before_kill", "{}"), ("after", "steps_after_resume", "{}")],
@@ -373,7 +373,7 @@ def rendered(record: Record) -> str:
     rows += ratio_rows(record, columns)
     lines += markdown_table([heading for heading, _, _ in columns], rows, left=2)
     for side in record["sides"]:
-        lines += phase_table(side)
+        lines += phase_tables(side)
         for model in ("sft", "grpo"):
             lines += accuracy_table(model, side.get(f"accuracy_of_{model}", ()))
     if record["not_measured"]:
@@ -415,26 +415,25 @@ def pairs(names: Any) -> list[tuple[str, str]]:
     return [(ours, theirs) for ours, theirs in found if theirs in names]
 
 
-def phase_table(side: Result) -> list[str]:
-    """Return the peaks of a side's phases beside what was planned for them, and what held the memory."""
-    phases = [phase for phase in side.get("memory", {}).get("phases", ()) if "peak_gib" in phase]
+def phase_tables(side: Result) -> list[str]:
+    """Return the phases of a side: the trainer's own peaks beside the plan, and what torch's record says."""
     planned = side.get("planned_phases_gib") or {}
+    peaks = {phase: side[f"memory/{phase}"] for phase in planned if f"memory/{phase}" in side}
+    lines = []
+    if peaks:
+        rows = []
+        for phase, peak in peaks.items():
+            rows.append([phase, f"{planned[phase]:.2f}", f"{peak:.2f}", f"{peak / planned[phase]:.2f}"])
+        lines += markdown_table([f"{side['name']}: phase", "planned, GiB", "peak", "peak / plan"], rows)
+
+    phases = [phase for phase in side.get("memory", {}).get("phases", ()) if "peak_gib" in phase]
     rows = []
     for phase in phases:
         holders = [f"{holder['where']} {holder['gib']:.2f}" for holder in phase["holders"][:3]]
-        name = phase["phase"]
-        plan = planned.get({"rollouts": "sampling"}.get(name, name))
-        rows.append(
-            [name, cell(plan, "{:.2f}"), f"{phase['begin_gib']:.2f}", f"{phase['peak_gib']:.2f}", "; ".join(holders)]
-        )
-    # The trainer's own record, where it keeps one.
-    own = {name: value for name, value in side.items() if name.startswith("memory/")}
-    lines = []
+        rows.append([phase["phase"], f"{phase['begin_gib']:.2f}", f"{phase['peak_gib']:.2f}", "; ".join(holders)])
     if rows:
-        headings = ["phase", "planned, GiB", "at its start", "peak", "largest holders at the peak"]
-        lines += markdown_table(headings, rows, left=1)
-    if own:
-        lines += markdown_table(["metric of the trainer", "GiB"], [[name, f"{own[name]:.2f}"] for name in own])
+        headings = ["phase in torch's record", "at its start, GiB", "peak", "largest holders at the peak"]
+        lines += markdown_table(headings, rows)
     return lines
 
 

@@ -57,10 +57,10 @@ _TINY = (
     *("--sampling.max-completion-tokens", "16", "--rewards", "longer_is_better"),
 )
 _SHORT = ("--eval.num-samples", "0", "--monitor.rows", "0")
-_METRICS = ("step_time", "time/rollouts", "time/training", "rollouts/tokens_per_second", "reward", "grad_norm")
-"""Medians of these are measured, and of every metric of memory."""
+_METRICS = ("step_time", "rollouts/tokens_per_second", "reward", "grad_norm")
+_TIMES = "time/"
 _MEMORY = "memory/"
-"""The prefix of the trainer's own metrics of memory."""
+"""Prefixes of the trainer's metrics of phases: seconds, and peaks in GiB."""
 
 
 @dataclass(frozen=True)
@@ -228,16 +228,20 @@ def measurements(folder: Path) -> Result:
 
 
 def step_medians(steps: Sequence[Mapping[str, Any]]) -> Result:
-    """Return the number of steps, the seconds of the first, which compiles, and medians of those after it."""
+    """Return the number of steps, the seconds of the first, and medians of those after it; of memory the highest peak.
+
+    The first step compiles.
+    """
     if not steps:
         return {"steps": 0}
-    measured = steps[1:] or steps
     found: Result = {"steps": len(steps), "first_step_time": round(steps[0]["step_time"], 3)}
-    names = [*_METRICS, *sorted(name for name in steps[-1] if name.startswith(_MEMORY))]
-    for name in names:
-        values = [step[name] for step in measured if step.get(name) is not None]
+    times = sorted(name for name in steps[-1] if name.startswith(_TIMES))
+    for name in (*_METRICS, *times):
+        values = [step[name] for step in steps[1:] or steps if step.get(name) is not None]
         if values:
             found[name] = round(statistics.median(values), 4)
+    for name in sorted(name for name in steps[-1] if name.startswith(_MEMORY)):
+        found[name] = round(max(step.get(name, 0.0) for step in steps), 3)
     return found
 
 
