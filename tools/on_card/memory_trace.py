@@ -18,8 +18,10 @@ from typing import Any
 import numpy
 
 _GIB = 1024**3
-_PACKAGES = ("lora_grpo", "unsloth_zoo", "unsloth_compiled_cache", "unsloth", "vllm", "trl", "peft", "bitsandbytes")
-_PACKAGES += ("transformers", "accelerate", "on_card")
+_PACKAGES = (
+    *("lora_grpo", "unsloth", "unsloth_zoo", "unsloth_compiled_cache", "vllm"),
+    *("trl", "peft", "bitsandbytes", "transformers", "accelerate", "on_card"),
+)
 """An allocation belongs to the innermost function of these packages on its stack."""
 _MAX_HOLDERS = 15
 

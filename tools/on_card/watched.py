@@ -123,7 +123,7 @@ def _record_phases(phases: list[Phase]) -> None:
         with timed(metrics, phase), recorded(phase):
             yield
 
-    StepMetrics.timed = timed_and_recorded  # type: ignore[method-assign]
+    setattr(StepMetrics, "timed", timed_and_recorded)  # noqa: B010 - mypy refuses the plain form
 
     prepare_training = pipeline.prepare_training
 
