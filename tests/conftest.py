@@ -31,6 +31,7 @@ LONGEST_FIRST = (
     "sandbox/test_official.py",
     "models/test_architectures.py",
     "test_benchmarks.py",
+    "test_card.py",
     "training/test_resume.py",
     "monitoring/test_monitor.py",
     "hub/test_run_to_hub.py",
