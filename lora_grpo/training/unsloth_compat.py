@@ -1,6 +1,6 @@
 """Code that depends on the trainer that Unsloth (2026.10.9) generates: the first file to check when it is updated.
 
-Its tests are in tests/gpu_rig, which runs Unsloth's own code.
+Its tests are tests/training/test_unsloth_compat.py, and tests/gpu_rig, which runs Unsloth's own code.
 """
 
 import functools
