@@ -25,6 +25,7 @@ from lora_grpo.gpu_check.measure import CASES, SHORT_CASES, EngineCase, Options,
 from lora_grpo.hardware import save_measured_engine
 from lora_grpo.hardware.measured_engine import measured_engine_file
 from lora_grpo.memory import make_plan, show_plan, summary
+from lora_grpo.models import unsloth_policy
 from lora_grpo.pipeline import preview_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -344,6 +345,8 @@ def test_a_plan_and_a_run_name_the_measured_choice_with_its_date_and_file(card, 
 
 
 def test_a_preview_names_the_measured_choice_too(card, monkeypatch, capsys):
+    # Unsloth may be installed. Once imported, it changes TRL for the tests that follow.
+    monkeypatch.setattr(unsloth_policy, "import_unsloth", lambda: None)
     monkeypatch.setattr("lora_grpo.pipeline.preview", lambda config, data: config)
     config = replace(RunConfig(), {"monitor": {"rows": 0}})
     preview_run(config, Invocation(preview=True))
