@@ -159,7 +159,7 @@ class SamplingConfig:
     """Sampling backend: `vllm`, or `transformers` (the built-in sampler, which is faster on a CPU). `auto` selects vllm
     if it is installed and a GPU is available, else transformers."""
     server_url: str | None = None
-    """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/gpu.md."""
+    """URL of a vLLM server for sampling, on any machine, e.g. http://gpu2:8000; see docs/gpu-reference.md."""
     server_folder: str | None = None
     """Folder for each step's adapter, with the same path on this machine and on the server. By default, uses a
     temporary folder, which requires the server to run on this machine."""

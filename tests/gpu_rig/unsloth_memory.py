@@ -288,6 +288,8 @@ def in_own_process(function, *arguments):
 
 FIXED = ("weights", "adapter", "gradients", "optimizer", "context", "workspace", "cuda_graphs")
 """Parts of the plan that are not counted here."""
+ENGINE = ("kv_cache", "vllm_adapter", "vllm_workspace")
+"""Also not counted: what vLLM keeps where it does not sleep while the model is trained."""
 
 
 def main():
@@ -312,7 +314,8 @@ def main():
         card.pretend(*group[0][:3])
         counted = count_all(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
         for name, _, _, _, plan in group:
-            fixed = sum(plan.estimate.parts[part] for part in FIXED)
+            kept = FIXED if plan.estimate.engine_sleeps else FIXED + ENGINE
+            fixed = sum(plan.estimate.parts[part] for part in kept)
             planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.estimate.phases.items()}
             planned["host"] = plan.estimate.host_bytes
             print(json.dumps({"gpu": name, "fixed": fixed, "planned": planned, "counted": counted}), flush=True)

@@ -40,7 +40,7 @@ def test_the_run_on_a_listed_gpu_is_the_documented_one(machine, gpu):
     _, memory, _, _, _, preset, model, micro, share = GPUS[gpu]
     total = int(memory.removesuffix(" MiB").replace(",", ""))
     machine(script=f"echo '0, GPU-0abc, {gpu}, {total}, {total - 500}'")
-    config, plan = planned("gsm8k_lora", "--sampling.engine-sleep")
+    config, plan = planned("gsm8k_lora")
     assert (config.preset, config.model.name) == (preset, f"Qwen/{model}")
     assert plan.estimate.fits and plan.estimate.max_num_seqs == 64
     assert plan.estimate.micro_batch_size == int(micro)
