@@ -91,12 +91,13 @@ class VllmEngine:
             raise RuntimeError("another stream of this sampler is running; finish or close it first")
         call = next(self._call_numbers)
         pending = {f"{call}-{index}": index for index in range(len(prompts))}
+        inputs = self._engine.renderer.render_cmpl([{"prompt_token_ids": prompt} for prompt in prompts])
         try:
             for name, index in pending.items():
                 params = vllm.SamplingParams(
                     **options[index], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
                 )
-                self._engine.add_request(name, {"prompt_token_ids": prompts[index]}, params, lora_request=adapter)
+                self._engine.add_request(name, inputs[index], params, lora_request=adapter)
             while pending:
                 for output in self._engine.step():
                     [completion] = output.outputs

@@ -41,6 +41,7 @@ class Engine:
             vllm_config=config,
             has_unfinished_requests=lambda: bool(self.waiting),
             add_request=lambda *request, lora_request: self.waiting.append((*request, lora_request)),
+            renderer=SimpleNamespace(render_cmpl=lambda prompts: prompts),
             step=self.step,
         )
 
