@@ -188,7 +188,7 @@ def scored_rows(config, plan):
     import torch
     from unsloth_zoo.rl_replacements import autotune_batch_and_chunks
 
-    free = plan.estimate.device.free - sum(plan.estimate.parts[name] for name in FIXED)
+    free = plan.estimate.device.free - fixed_bytes(plan)
     torch.cuda.mem_get_info = lambda *args: (free, plan.estimate.device.total)
     samples, lengths = plan.estimate.max_num_seqs, config.model.max_sequence_tokens
     rows, chunks = autotune_batch_and_chunks(samples, lengths, plan.shape.hidden, plan.shape.vocabulary, 16)
@@ -292,11 +292,18 @@ ENGINE = ("kv_cache", "vllm_adapter", "vllm_workspace")
 """Also not counted: what vLLM keeps where it does not sleep while the model is trained."""
 
 
+def fixed_bytes(plan):
+    """Return the planned bytes of the parts that are not counted here."""
+    parts = FIXED if plan.estimate.engine_sleeps else FIXED + ENGINE
+    return sum(plan.estimate.parts[part] for part in parts)
+
+
 def main():
     gpus, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
     os.environ.update(PATH=f"{folder}:{os.environ['PATH']}", HF_HUB_CACHE=f"{folder}/hub")
     card.pretend(gpus[0][0], *gpus[0][2:])
     card.autocast_on_cpu()
+    vllm_arguments.stand_in_extensions()
     vllm_arguments.import_unsloth()
     import torch
 
@@ -314,8 +321,7 @@ def main():
         card.pretend(*group[0][:3])
         counted = count_all(*group[0][3:], scored, torch.float16 if is_old else torch.bfloat16)
         for name, _, _, _, plan in group:
-            kept = FIXED if plan.estimate.engine_sleeps else FIXED + ENGINE
-            fixed = sum(plan.estimate.parts[part] for part in kept)
+            fixed = fixed_bytes(plan)
             planned = {phase: sum(sizes.values()) - fixed for phase, sizes in plan.estimate.phases.items()}
             planned["host"] = plan.estimate.host_bytes
             print(json.dumps({"gpu": name, "fixed": fixed, "planned": planned, "counted": counted}), flush=True)

@@ -39,6 +39,11 @@ class Extension(types.ModuleType):
         return lambda *arguments, **options: None
 
 
+def stand_in_extensions():
+    """Have vLLM find its compiled modules. Unsloth hides a vLLM whose modules cannot be loaded."""
+    sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
+
+
 class Started(BaseException):
     """Raised where vLLM would load the model. Unsloth tries again after an Exception."""
 
@@ -89,7 +94,7 @@ def main():
     from lora_grpo.models import engines
 
     card.pretend(gpus[0][0], *gpus[0][2:])
-    sys.modules.update((name, Extension(name)) for name in ("vllm._C_stable_libtorch", "vllm.cumem_allocator"))
+    stand_in_extensions()
     has_unsloth = importlib.util.find_spec("unsloth") is not None
     if has_unsloth:
         import_unsloth()
@@ -149,7 +154,7 @@ def main():
                 "plan": plan.estimate.record(),
                 "vllm": {key: value for key, value in options.items() if not hasattr(value, "inductor_compile_config")},
                 "unknown": sorted(options.keys() - arguments_of_vllm),
-                "quantizes": options["quantization"] in QUANTIZATION_METHODS,
+                "quantizes": options.get("quantization") in QUANTIZATION_METHODS,
                 "has_flashinfer": has_flashinfer(),
                 "flashinfer_sampler": topk_topp_sampler.flashinfer_sampler_supported(),
                 "kv_cache_gib": expected and expected[3],
