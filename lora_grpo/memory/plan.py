@@ -145,7 +145,10 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
     if _fits(preferred):
         return preferred
     for other in _alternatives(config):
-        plan = _draft_plan(other, invocation, device, model)
+        try:
+            plan = _draft_plan(other, invocation, device, model)
+        except UserError:
+            continue  # this machine cannot use it
         if _fits(plan):
             return dataclasses.replace(plan, not_fitting=f"{preferred.engine} with {preferred.backend}")
     return preferred  # `complete_plan` refuses it, and says what helps
@@ -166,8 +169,7 @@ def _fits(plan: Plan) -> bool:
     """Return whether rows of the maximum length fit, as far as this can be planned."""
     if plan.planner is None:
         return True
-    config = plan.config if plan.planner.device.on_cpu else faster.with_least_memory(plan.config)
-    return plan.planner.choose(config) is not None
+    return plan.planner.choose(faster.with_least_memory(plan.config)) is not None
 
 
 def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: _Model) -> Plan:
