@@ -80,8 +80,11 @@ def train_run(
     """
     if invocation.resume:
         check_settings(config)
-    entries: dict[str, Any] = {"changed_settings": changed_settings(config, recipe.presets)}
     draft = _draft(config, invocation)
+    changed = changed_settings(config, recipe.presets)
+    entries: dict[str, Any] = {
+        "changed_settings": {name: value for name, value in changed.items() if name not in draft.derived}
+    }
     config = draft.config
 
     # Open the folder before anything that takes long.

@@ -47,7 +47,7 @@ def choose(planner: Planner, config: RunConfig, *, can_be_16_bits: bool) -> Choi
 
 
 def with_least_memory(config: RunConfig) -> RunConfig:
-    """Return the settings on a GPU, with the least memory for those that are left open."""
+    """Return the settings with the least memory for those that are left open. On a CPU, `on_cpu` has left none."""
     return _options(config, can_be_16_bits=False)[-1]
 
 
@@ -83,7 +83,7 @@ def _why_rejected(planner: Planner, rejected: list[RunConfig]) -> str:
     name = min(estimates, key=lambda name: estimates[name].needed)
     estimate = estimates[name]
     if not estimate.host_fits:
-        available = _gib(planner.device.host or 0)
+        available = _gib(estimate.host_available or 0)
         return f"{name} would need {_gib(estimate.host_bytes)} of host memory, {available} are available"
     share = estimate.gpu_memory_share
     if share is not None and estimate.min_gpu_memory_share > share:
@@ -92,7 +92,7 @@ def _why_rejected(planner: Planner, rejected: list[RunConfig]) -> str:
 
 
 def _with_room(planner: Planner, estimate: MemoryEstimate) -> str:
-    return f"{_gib(estimate.needed)} and {ROOM / GIB:g} of room, {_gib(planner.device.usable)} are usable"
+    return f"{_gib(estimate.taken)} and {ROOM / GIB:g} of room, {_gib(planner.device.usable)} are usable"
 
 
 def _gib(size: int) -> str:

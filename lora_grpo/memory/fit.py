@@ -104,6 +104,11 @@ class MemoryEstimate:
         return max(self.sampling, self.training)
 
     @property
+    def taken(self) -> int:
+        """What the run takes of the device in bytes: with one memory for GPU and CPU, also what leaves the GPU."""
+        return self.needed + self.host_bytes if self.device.is_unified else self.needed
+
+    @property
     def sampling_fits(self) -> bool:
         share = 1.0 if self.gpu_memory_share is None else self.gpu_memory_share
         return self.sampling <= self.device.usable and self.min_gpu_memory_share <= share
@@ -125,7 +130,7 @@ class MemoryEstimate:
 
     def leaves(self, room: int) -> bool:
         """Return whether the run fits and leaves so many of the usable bytes free."""
-        return self.fits and self.needed + room <= self.device.usable
+        return self.fits and self.taken + room <= self.device.usable
 
     def record(self) -> dict[str, Any]:
         """Return the fields for run.json, with memory in GiB."""

@@ -35,7 +35,7 @@ from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.step import SamplerKind, Step
 from lora_grpo.memory.work import Work, disk_bytes
 from lora_grpo.models import architectures, check_engines, model_files
-from lora_grpo.runs import saved_bytes
+from lora_grpo.runs import planned_settings, read_record, saved_bytes
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,28 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
 
     # What `auto` means, unless it does not fit and something else does. A resumed run keeps its settings.
     if invocation.resume:
-        return _draft_plan(config, invocation, device, model)
+        plan = _draft_plan(config, invocation, device, model)
+        return dataclasses.replace(plan, derived=_with_planned_bits(plan))
     config = architectures.with_supported(config, model.values.get("model_type"))
     preferred = _draft_plan(config, invocation, device, model)
     if _fits(preferred):
         return preferred
     for other in _alternatives(config):
-        plan = _draft_plan(other, invocation, device, model)
+        try:
+            plan = _draft_plan(other, invocation, device, model)
+        except UserError:
+            continue  # this machine cannot use it
         if _fits(plan):
             return dataclasses.replace(plan, not_fitting=f"{preferred.engine} with {preferred.backend}")
     return preferred  # `complete_plan` refuses it, and says what helps
+
+
+def _with_planned_bits(plan: Plan) -> tuple[str, ...]:
+    """Return the names in `Plan.derived`, with the bits of the base if they were planned when the run began."""
+    folder = plan.config.folder
+    if (folder / "run.json").is_file() and "model.bits" in planned_settings(read_record(folder)):
+        return tuple(dict.fromkeys(("model.bits", *plan.derived)))
+    return plan.derived
 
 
 def _alternatives(config: RunConfig) -> list[RunConfig]:
@@ -166,8 +178,7 @@ def _fits(plan: Plan) -> bool:
     """Return whether rows of the maximum length fit, as far as this can be planned."""
     if plan.planner is None:
         return True
-    config = plan.config if plan.planner.device.on_cpu else faster.with_least_memory(plan.config)
-    return plan.planner.choose(config) is not None
+    return plan.planner.choose(faster.with_least_memory(plan.config)) is not None
 
 
 def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model: _Model) -> Plan:

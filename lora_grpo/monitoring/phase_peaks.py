@@ -3,7 +3,7 @@
     start ─► None ─► sampling ─► scoring ─► loss ─► backward ─► loss ─► backward ─► (log) ─► sampling ...
 
 The phases are those of `memory/estimate.py`. `scoring` is everything between sampling and the first loss, `backward`
-also contains the optimizer's step.
+also contains the optimizer's step. Some steps have a `validation` after that, which no plan counts.
 """
 
 import contextlib
@@ -14,6 +14,9 @@ from lora_grpo.memory import GIB
 
 _TOLERANCE = 1.1
 """A phase exceeds its plan if its peak is larger by more than this factor."""
+
+_SAMPLING = ("sampling", "validation")
+"""The phases in which a vLLM engine that sleeps between them is awake."""
 
 
 class GpuCounters:
@@ -57,7 +60,8 @@ class PhasePeaks:
     A peak is that of torch's tensors, plus what the process uses outside of torch: CUDA's context, kernels. A vLLM
     engine that sleeps has returned memory to the GPU which torch still counts as its own. The part outside of torch is
     then smaller by as much, so that the sum is right. It is not smaller while vLLM samples, but it can only be measured
-    after vLLM sleeps again; so sampling takes the largest part that was seen, which is that after the engine's start.
+    after vLLM sleeps again; so sampling, also in a validation, takes the largest part that was seen, which is that
+    after the engine's start.
 
     Args:
         counters: None on a CPU.
@@ -99,7 +103,7 @@ class PhasePeaks:
             return
         outside = counters.used() - self._used_by_others - counters.reserved()
         self._largest_outside = max(self._largest_outside, outside)
-        if self._phase == "sampling":
+        if self._phase in _SAMPLING:
             outside = self._largest_outside
         if self._phase:
             peak = counters.allocated_peak() + outside

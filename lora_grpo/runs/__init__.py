@@ -22,6 +22,7 @@ from lora_grpo.runs.reader import (
     flatten,
     git_revision,
     now,
+    planned_settings,
     read_metrics,
     read_record,
     read_run,

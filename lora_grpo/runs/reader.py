@@ -78,6 +78,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def planned_settings(record: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that were open and that the plan chose, from run.json."""
+    names: list[str] = (record.get("memory") or {}).get("derived", [])
+    return names
+
+
 def system_prompt(record: Mapping[str, Any]) -> str | None:
     """Return the system prompt that a run was trained with, from its run.json; None if there is none."""
     return record.get("data", {}).get("system_prompt")

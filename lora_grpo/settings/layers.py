@@ -16,7 +16,7 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
 from lora_grpo.models import model_files, with_start
 from lora_grpo.rewards import beside
-from lora_grpo.runs import check_resume, flatten
+from lora_grpo.runs import check_resume, flatten, planned_settings
 from lora_grpo.settings.checks import check
 from lora_grpo.settings.user_code import refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_users_task, task_title
@@ -225,7 +225,7 @@ def _read_settings(path: Path, recipe: str | None = None) -> dict[str, Any]:
                 f"the run in {path.parent} is one of the recipe {settings['recipe']!r}, not of {recipe!r}; resume it "
                 "with that recipe, or pass another --output-dir"
             )
-        planned = (settings.get("memory") or {}).get("derived", [])
+        planned = planned_settings(settings)
         if recipe:
             planned = [name for name in planned if name != "model.bits"]
         settings = settings["config"]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import runpy
 import sys
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ import psutil
 import pytest
 from helpers.fresh_imports import RECIPES
 
-from lora_grpo.config import Invocation
+from lora_grpo.config import Invocation, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import nvidia_gpus, save_measured_engine
-from lora_grpo.memory import GIB, KNOWN_MODELS, make_plan, show_plan
-from lora_grpo.memory.fit import USABLE_FRACTION
+from lora_grpo.memory import GIB, KNOWN_MODELS, faster, make_plan, show_plan
+from lora_grpo.memory.fit import ROOM, USABLE_FRACTION
 from lora_grpo.settings import Recipe, settle
 
+MIB = 1024**2
 PRESETS = {path.stem: runpy.run_path(str(path))["PRESETS"] for path in RECIPES}
 CONVERSATIONS = ("guess_lora", "sql_lora")
 ON_A_GPU = sorted(recipe for recipe, presets in PRESETS.items() if "24gb" in presets)
@@ -237,6 +239,37 @@ def test_the_memory_of_a_dgx_spark_is_the_machines_and_is_counted_once(plug_in, 
     tight = dataclasses.replace(estimate, device=dataclasses.replace(estimate.device, free=free))
     assert tight.training <= tight.device.usable and not tight.fits
     assert dataclasses.replace(tight, device=dataclasses.replace(tight.device, is_unified=False)).host_fits
+
+
+def test_what_only_saves_time_leaves_room_beside_what_leaves_a_gpu_that_shares_its_memory(plug_in, install, folder_of):
+    plug_in(*CARDS["GB10"])
+    install("gpu")
+    folder = folder_of("Qwen/Qwen2.5-3B-Instruct")
+    plan = planned("guess_lora", model={"name": folder}, sampling={"engine_sleep": True})
+    free = int((plan.estimate.needed + plan.estimate.host_bytes + ROOM) / USABLE_FRACTION)
+    for bytes_free, has_room in ((free - MIB, False), (free + MIB, True)):
+        device = dataclasses.replace(plan.estimate.device, free=bytes_free)
+        assert dataclasses.replace(plan.estimate, device=device).leaves(ROOM) is has_room
+
+    # The reason counts it too, whether the memory is too small for it or for the room.
+    in_16_bits = replace(plan.config, {"model": {"bits": 16}})
+    rejected = plan.planner.smallest_fast(replace(in_16_bits, {"train": {"gradient_checkpointing": False}}))
+    for room, words in ((-100 * MIB, " of host memory, "), (ROOM - 100 * MIB, " and 6 of room, ")):
+        free = int((rejected.needed + rejected.host_bytes + room) / USABLE_FRACTION)
+        planner = dataclasses.replace(plan.planner, device=dataclasses.replace(device, free=free))
+        line = faster.choose(planner, in_16_bits, can_be_16_bits=True).line
+        assert line.startswith("16 bits, gradient checkpointing: ") and words in line
+        needed, available = (float(number) for number in re.findall(r"([0-9.]+) GiB", line))
+        assert needed + (ROOM / GIB if room > 0 else 0) > available
+
+
+def test_an_alternative_that_the_card_cannot_run_does_not_hide_what_does_not_fit(plug_in, install, folder_of):
+    plug_in(*CARDS["T4"])
+    install("gpu")
+    model = {"name": folder_of("Qwen/Qwen2.5-3B-Instruct"), "max_sequence_tokens": 300_000}
+    sampling = {"backend": "vllm", "max_completion_tokens": 290_000}
+    with pytest.raises(UserError, match="does not fit on Tesla T4"):  # with Unsloth; PEFT and vLLM exclude each other
+        planned("gsm8k_lora", model=model, sampling=sampling)
 
 
 def test_an_amd_gpu_is_named_with_what_may_work(machine, install, build, tmp_path, capsys):

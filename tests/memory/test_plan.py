@@ -145,8 +145,9 @@ def test_a_resumed_run_keeps_the_bits_that_its_plan_chose_and_plans_the_rest_ane
     resumed, invocation = parse(flags, recipe="x", description="", presets={"starter": {}})
     assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, None)
     check_settings(resumed)
-    resumed, _ = make_plan(resumed, invocation)
+    resumed, plan = make_plan(resumed, invocation)
     assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, True)
+    assert plan.record()["memory"]["derived"] == record["derived"]
 
 
 # What --plan says

@@ -75,6 +75,12 @@ def test_each_phase_has_its_own_peak():
     # Awake, vLLM's 2 GiB are in use; asleep, they are counted by torch and returned.
     assert measured == {"memory/sampling": 4.5, "memory/scoring": 5.5, "memory/loss": 4.5, "memory/backward": 7.5}
     assert values["memory/loss_reserved"] == [5.5]
+    with peaks.phase("validation"):  # which samples too
+        gpu.outside += 2
+        gpu.hold(4.0)
+        gpu.hold(3.0)
+        gpu.outside -= 2
+    assert peaks.end_step()["memory/validation"] == 4.5
     assert peaks.highest["start"] == 12.5 * GIB and peaks.highest["backward"] == 7.5 * GIB
 
 

@@ -135,6 +135,12 @@ def test_a_run_killed_after_a_checkpoint_ends_in_the_same_bits(unbroken, killed)
     assert "resuming from" in messages
     assert_same(folder, expected)
 
+    # What the plan chose when the run began is still no choice of the user.
+    resumed, begun = (json.loads((path / "run.json").read_text()) for path in (folder, expected))
+    assert resumed["memory"]["derived"] == begun["memory"]["derived"]
+    assert resumed["changed_settings"] == begun["changed_settings"]
+    assert "model.bits" in begun["memory"]["derived"]
+
 
 def test_sigterm_saves_and_says_how_to_go_on(extended):
     folder, ended, record = extended
