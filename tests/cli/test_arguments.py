@@ -209,6 +209,12 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
             ["--sampling.server-url", "http://a", "--sampling.backend", "transformers"],
             "--sampling.server-url needs vLLM",
         ),
+        (
+            ["--sampling.engine-sleep", "--sampling.backend", "transformers"],
+            "--sampling.engine-sleep needs vLLM; leave",
+        ),
+        (["--sampling.no-engine-sleep", "--sampling.backend", "transformers"], "--sampling.no-engine-sleep needs vLLM"),
+        (["--sampling.reproducible", "--sampling.backend", "transformers"], "--sampling.reproducible needs vLLM"),
         (["--data.task", "humaneval", "--data.eval-task", "mbpp"], "--data.task humaneval has no training split"),
         (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),
     ],
