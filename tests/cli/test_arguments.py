@@ -379,6 +379,11 @@ def test_the_steps_of_a_run_with_hours_are_no_setting_of_the_user():
     assert "train.max_steps" not in changed_settings(config_with_hours, PRESETS)
 
 
+def test_a_resumed_run_may_have_settings_of_vllm_although_auto_became_the_built_in_sampler():
+    run_folder("old", sampling={"backend": "transformers", "reproducible": True})
+    assert config("--resume", "--output-dir", "old").sampling.reproducible
+
+
 def test_a_resumed_run_has_its_limit_unless_another_one_is_given():
     run_folder("steps", train={"max_steps": 60})
     assert limits("--resume", "--output-dir", "steps") == (None, 60)
