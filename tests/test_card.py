@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +18,7 @@ import wheels_in_pieces
 from on_card import memory_trace, sides, small_card
 from on_card.memory_trace import Phase
 
-from lora_grpo.errors import RunError
+from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import nvidia_gpus
 
 ROOT = Path(card.__file__).resolve().parents[1]
@@ -104,6 +107,34 @@ def test_again_repeats_what_is_finished(parts, tmp_path):
     assert "finished before" in run_card(STAND_IN, tmp_path / "card", "peaks:quick")
     run_card(STAND_IN, tmp_path / "card", "peaks:quick", "--again")
     assert len((tmp_path / "card" / "measured").read_text().splitlines()) == 3
+
+
+def test_an_interrupted_part_is_recorded_and_measured_again(tmp_path):
+    command = [sys.executable, str(STAND_IN), "small_cards", "--tiny", "--output-dir", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not (tmp_path / "hanging").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+    record, by_name = read(tmp_path, "small_cards")
+    check_schema(record, "small_cards")
+    assert (by_name["hang"]["status"], by_name["hang"]["reason"]) == ("failed", "interrupted")
+    assert by_name["hang"]["status"] not in card.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed"], "no part speed; expected peaks, small_cards, "),
+        (["steps:tpu"], "no side of steps contains tpu; its sides: unsloth + vllm, before; unsloth + vllm, now; "),
+        (["steps", "--before", "no_such_commit"], "--before no_such_commit is neither a folder nor a commit"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments, message, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["card.py", "--tiny", "--output-dir", str(tmp_path), *arguments])
+    with pytest.raises(UserError, match=re.escape(message)):
+        card.main()
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """tools/check_readme.py: the outputs that the documents quote are those of a run."""
 
+import re
+
 import check_readme
 import pytest
 
@@ -57,3 +59,29 @@ def test_the_readme_and_the_merge_page_are_checked(name):
     document = (check_readme.ROOT / name).read_text(encoding="utf-8")
     [(_, _, quoted)] = check_readme.blocks(document)
     assert quoted
+
+
+def pages():
+    root = check_readme.ROOT
+    return [*sorted(root.glob("*.md")), *sorted(root.glob("docs/**/*.md"))]
+
+
+def without_code(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link

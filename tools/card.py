@@ -110,6 +110,8 @@ def main() -> None:
         records = finished_records(read_records(output))
         if options.write:
             write_docs(records)
+        if not records:
+            print(f"nothing in {output} was measured on a GPU")
         for part, record in records.items():
             print(f"## {part}\n\n{rendered(record)}\n")
         return
@@ -144,7 +146,8 @@ def choice_of(text: str) -> Choice:
         raise UserError(f"no part {part}; expected {', '.join(PARTS)}")
     choice = Choice(part, tuple(word for word in words.split(",") if word))
     if not choice.sides:
-        raise UserError(f"no side of {part} contains {words}; expected {', '.join(side.name for side in PARTS[part])}")
+        names = "; ".join(side.name for side in PARTS[part])
+        raise UserError(f"no side of {part} contains {words}; its sides: {names}")
     return choice
 
 
@@ -174,9 +177,12 @@ def measure(options: argparse.Namespace) -> None:
             if limit <= 0:
                 print(f"{choice}: no time left", flush=True)
                 continue
-            end = run_part(choice, limit, before, options)
-            record = read_record(options.output_dir, choice.part)
-            close_record(record, end, choice, options)
+            end = "interrupted"
+            try:
+                end = run_part(choice, limit, before, options)
+            finally:
+                record = read_record(options.output_dir, choice.part)
+                close_record(record, end, choice, options)
             for side in record["sides"]:
                 print(f"{choice.part}, {side['name']}: {outcome(side)}", flush=True)
 
@@ -187,8 +193,15 @@ def older_tree(before: str | None) -> Iterator[Path | None]:
     if before and Path(before).is_dir():
         yield Path(before).resolve()
         return
+    if before and not is_commit(before):
+        raise UserError(f"--before {before} is neither a folder nor a commit of this repository")
     with checked_out(before) as tree:
         yield tree
+
+
+def is_commit(name: str) -> bool:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def unfinished_sides(choice: Choice, options: argparse.Namespace) -> list[sides.Side]:

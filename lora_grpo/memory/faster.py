@@ -86,13 +86,13 @@ def _why_rejected(planner: Planner, rejected: list[RunConfig]) -> str:
         available = _gib(estimate.host_available or 0)
         return f"{name} would need {_gib(estimate.host_bytes)} of host memory, {available} are available"
     share = estimate.gpu_memory_share
-    if share is not None and estimate.min_gpu_memory_share > share:
+    if share is not None and share < estimate.min_gpu_memory_share <= 1:
         return f"{name} would need --model.gpu-memory-share {estimate.min_gpu_memory_share:g}"
     return f"{name} would need {_with_room(planner, estimate)}"
 
 
 def _with_room(planner: Planner, estimate: MemoryEstimate) -> str:
-    return f"{_gib(estimate.taken)} and {ROOM / GIB:g} of room, {_gib(planner.device.usable)} are usable"
+    return f"{_gib(estimate.taken)} and {ROOM / GIB:g} GiB to spare, {_gib(planner.device.usable)} are usable"
 
 
 def _gib(size: int) -> str:

@@ -169,7 +169,8 @@ def _alternatives(config: RunConfig) -> list[RunConfig]:
     if config.model.engine == "auto":
         config = replace(config, {"model": {"engine": "peft"}})
         alternatives.append(config)
-    if config.sampling.backend == "auto" and not config.sampling.server_url:
+    asks_for_vllm = config.sampling.server_url is not None or config.model.gpu_memory_share is not None
+    if config.sampling.backend == "auto" and not asks_for_vllm:
         alternatives.append(replace(config, {"sampling": {"backend": "transformers"}}))
     return alternatives
 

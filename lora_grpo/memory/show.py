@@ -38,7 +38,9 @@ def show_plan(plan: Plan) -> None:
     if plan.unused_gpus:
         gpus = plan.unused_gpus + 1
         start = f"`torchrun --standalone --nproc-per-node {gpus}` and the path of the recipe train on all of them"
-        console.result(_line("GPUs", f"{gpus}, one is used; {start}, with PEFT; untested on GPUs (docs/gpu.md)"))
+        console.result(
+            _line("GPUs", f"{gpus}, one is used; {start}, with PEFT; untested on GPUs (docs/gpu-reference.md)")
+        )
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)

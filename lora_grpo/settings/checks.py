@@ -21,6 +21,24 @@ def check(config: RunConfig) -> None:
     _check_training(config)
 
 
+def check_has_vllm(config: RunConfig) -> None:
+    """Raise UserError for settings of vLLM beside another backend.
+
+    Not for a run that is resumed: there, the backend may be what became of `auto`.
+    """
+    sampling = config.sampling
+    if sampling.backend != "transformers":
+        return
+    settings_of_vllm = {
+        "--sampling.engine-sleep": sampling.engine_sleep is True,
+        "--sampling.no-engine-sleep": sampling.engine_sleep is False,
+        "--sampling.reproducible": sampling.reproducible,
+    }
+    for name, is_set in settings_of_vllm.items():
+        if is_set:
+            raise UserError(f"{name} needs vLLM; leave it or --sampling.backend transformers out")
+
+
 def _check_tasks(config: RunConfig) -> None:
     task = config.data.task
     definition = get_task(task)

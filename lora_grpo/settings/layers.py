@@ -17,7 +17,7 @@ from lora_grpo.hardware import choose_preset
 from lora_grpo.models import model_files, with_start
 from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flatten, planned_settings
-from lora_grpo.settings.checks import check
+from lora_grpo.settings.checks import check, check_has_vllm
 from lora_grpo.settings.user_code import refuse_unnamed_code
 from lora_grpo.tasks import TaskFile, get_task, is_users_task, task_title
 
@@ -98,6 +98,8 @@ def settle(
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)
     check(config)
+    if not is_resumed:
+        check_has_vllm(config)
     if not (invocation.plan or invocation.audit):  # a plan and an audit need no weights
         model_files.check_folder(config.model.name, "--model.name")
     console.note(f"{reason}; task {task_title(config.data.task)}, model {config.model.name}")

@@ -209,6 +209,12 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
             ["--sampling.server-url", "http://a", "--sampling.backend", "transformers"],
             "--sampling.server-url needs vLLM",
         ),
+        (
+            ["--sampling.engine-sleep", "--sampling.backend", "transformers"],
+            "--sampling.engine-sleep needs vLLM; leave",
+        ),
+        (["--sampling.no-engine-sleep", "--sampling.backend", "transformers"], "--sampling.no-engine-sleep needs vLLM"),
+        (["--sampling.reproducible", "--sampling.backend", "transformers"], "--sampling.reproducible needs vLLM"),
         (["--data.task", "humaneval", "--data.eval-task", "mbpp"], "--data.task humaneval has no training split"),
         (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),
     ],
@@ -371,6 +377,11 @@ def test_the_steps_of_a_run_with_hours_are_no_setting_of_the_user():
     config_with_hours = config("--hours", "1")
     assert config_with_hours.train.max_steps % 8 == config_with_hours.train.max_steps % 7 == 0
     assert "train.max_steps" not in changed_settings(config_with_hours, PRESETS)
+
+
+def test_a_resumed_run_may_have_settings_of_vllm_although_auto_became_the_built_in_sampler():
+    run_folder("old", sampling={"backend": "transformers", "reproducible": True})
+    assert config("--resume", "--output-dir", "old").sampling.reproducible
 
 
 def test_a_resumed_run_has_its_limit_unless_another_one_is_given():

@@ -172,6 +172,18 @@ def test_the_built_in_sampler_takes_the_place_of_a_vllm_that_does_not_fit(plug_i
         planned("gsm8k_lora", model={"name": folder}, sampling={"backend": "vllm"})
 
 
+@pytest.mark.parametrize(
+    ("share", "fix"),
+    [(0.9, "pass no --model.gpu-memory-share"), (0.01, "0.01 is too small: .* leave the flag out")],
+)
+def test_vllms_memory_fraction_is_not_left_out_for_the_built_in_sampler(plug_in, install, folder_of, share, fix):
+    plug_in(*CARDS["RTX 3060"])
+    install("gpu")
+    model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct"), "gpu_memory_share": share}
+    with pytest.raises(UserError, match=fix):
+        planned("gsm8k_lora", model=model)
+
+
 @pytest.mark.parametrize("recipe", CONVERSATIONS)
 def test_a_measurement_of_check_gpu_does_not_give_conversations_to_unsloth(plug_in, install, folder_of, recipe):
     plug_in(*CARDS["RTX 4090"])

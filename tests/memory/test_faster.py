@@ -28,9 +28,9 @@ def config_of(name, /, **changes):
     return replace(replace(RunConfig(output_dir="out"), gpu_preset(f"Qwen/{name}")), changes)
 
 
-def planner_for(card, model, engine, host=None):
+def planner_for(card, model, engine, host=None, *, is_unified=False):
     total = CARDS[card] * MIB
-    device = Device(card, total, total - 500 * MIB, host=host)
+    device = Device(card, total, total - 500 * MIB, host=host, is_unified=is_unified)
     return Planner(Shape.of(KNOWN_MODELS[f"Qwen/{model}"]), device, **ENGINES[engine])
 
 
@@ -105,6 +105,21 @@ def test_host_memory_counts_too():
     choice = faster.choose(planner, config_of(model), can_be_16_bits=True)
     assert chosen(choice) == (4, False)
     assert re.search(r"would need [\d.]+ GiB of host memory, 5.00 GiB are available", choice.line)
+
+
+def test_host_memory_is_what_the_gpu_leaves_of_a_memory_that_both_share():
+    model = "Qwen2.5-1.5B-Instruct"
+    planner = planner_for("RTX 4060", model, "unsloth + vllm", host=100 * GIB, is_unified=True)
+    choice = faster.choose(planner, config_of(model), can_be_16_bits=True)
+    rejected = faster._options(config_of(model), can_be_16_bits=True)[1]
+    left = planner.device.usable - planner.smallest_fast(rejected).needed
+    assert f"of host memory, {max(0, left) / GIB:.2f} GiB are available" in choice.line
+
+
+def test_more_than_the_whole_gpu_for_vllm_is_told_in_gib():
+    model = "Qwen2.5-3B-Instruct"
+    choice = faster.choose(planner_for("RTX 4060", model, "unsloth + vllm"), config_of(model), can_be_16_bits=True)
+    assert "16 bits, gradient checkpointing would need 10.35 GiB and 6 GiB to spare" in choice.line
 
 
 def test_a_small_share_for_vllm_is_named():
