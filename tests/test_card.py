@@ -229,6 +229,8 @@ def test_torch_reports_the_small_card(monkeypatch):
 def test_vllm_reads_the_small_card_from_nvml(tmp_path, monkeypatch):
     bindings = tmp_path / "vllm" / "third_party" / "pynvml.py"
     bindings.parent.mkdir(parents=True)
+    for package in (bindings.parent, bindings.parents[1]):  # before a vLLM that is installed
+        (package / "__init__.py").touch()
     bindings.write_text(
         "from types import SimpleNamespace\n"
         "def nvmlDeviceGetMemoryInfo(handle):\n"
