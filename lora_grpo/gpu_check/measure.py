@@ -166,7 +166,8 @@ def _tune_kernels(output: Path, seconds: float) -> None:
     if importlib.util.find_spec("vllm") is None:
         return
     _progress("LoRA kernels: ")
-    tuning = [sys.executable, "-m", "lora_grpo.gpu_check.tune_kernels"]
+    search_seconds = 0.6 * seconds  # the rest is for imports, the kernel that is being compiled, and saving
+    tuning = [sys.executable, "-m", "lora_grpo.gpu_check.tune_kernels", f"{search_seconds:.0f}"]
     measured = run_measured(tuning, output / "kernels.log", seconds)
     outcome = "not tuned, " if measured.exit_code != 0 else "tuned, "
     _progress(f"{outcome}{measured.message}\n")

@@ -1,6 +1,6 @@
 """Find the fastest launch settings of vLLM's LoRA kernel on this GPU, and save them as the table that runs use.
 
-    python -m lora_grpo.gpu_check.tune_kernels
+    python -m lora_grpo.gpu_check.tune_kernels 180    # seconds of search
 
 vLLM's default was chosen for other GPUs and models. hardware/lora_kernels.py says what the kernel computes and where
 the table goes. The candidates include the default, so the table is never slower than it in these measurements.
@@ -8,6 +8,7 @@ the table goes. The candidates include the default, so the table is never slower
 
 import functools
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def main() -> None:
     import torch
 
     gpu = torch.cuda.get_device_name()
-    timings = tune()
+    timings = tune(seconds=float(sys.argv[1]))
     best = fastest(timings)
     for shape, timing in best.items():
         [default] = [other for other in timings if other.shape == shape and other.kernel == vllm_default(shape.batch)]

@@ -11,7 +11,7 @@ changes from call to call, and with it the rounding. With one part, there is not
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def _write(
     folder: Path,
     gpu: str,
     kernels: Mapping[ShrinkShape, ShrinkKernel],
-    others: Any = vllm_default,
+    others: Callable[[int], ShrinkKernel] = vllm_default,
 ) -> Path:
     """Write a table for `kernels`, and for all other batch sizes with what `others` returns for them.
 

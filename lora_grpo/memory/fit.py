@@ -285,7 +285,7 @@ class Planner:
             host_bytes=host_bytes,
             gpu_memory_share=share,
             min_gpu_memory_share=min_share,
-            engine_sleeps=step.engine_sleeps or not step.uses_vllm,
+            engine_sleeps=step.engine_sleeps,
         )
 
     def _estimates(self, config: RunConfig) -> list[MemoryEstimate]:

@@ -35,8 +35,8 @@ class Step:
 
     @property
     def engine_sleeps(self) -> bool:
-        """Whether a vLLM engine gives its memory back while the model is trained."""
-        return self.config.sampling.engine_sleep is not False
+        """Whether a vLLM engine gives its memory back while the model is trained. True without an engine."""
+        return not self.uses_vllm or self.config.sampling.engine_sleep is not False
 
     @property
     def uses_vllm(self) -> bool:

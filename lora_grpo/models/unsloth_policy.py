@@ -27,7 +27,8 @@ _PATCHED = ("trl", "transformers", "peft")
 def import_unsloth() -> None:
     """Import Unsloth. It patches trl, transformers and peft, and only warns if they were imported before.
 
-    Unsloth reads the variables that are set here on import. A variable that the user has set stays.
+    Unsloth reads the variables that are set here on import. A variable that the user has set stays, except for the
+    standby mode, which `sampling.engine_sleep` decides.
     """
     # In standby mode, training uses vLLM's memory between rollouts, and the override keeps Unsloth from changing
     # gpu_memory_utilization. `_vllm_options` ends this mode if vLLM shall not sleep. It cannot begin later, because

@@ -156,6 +156,8 @@ def excess(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, s
         advice = f"--train.micro-batch-size {smaller_batch}"
         if phase == "sampling" and plan.get("gpu_memory_share"):
             advice = f"--model.gpu-memory-share {0.8 * plan['gpu_memory_share']:.2f}"
+        elif not plan["engine_sleeps"]:
+            advice = "--sampling.engine-sleep"
         warnings[phase] = (
             f"warning: {phase} took {measured:.2f} GiB of GPU memory, {planned:.2f} were planned and "
             f"{plan['free_gib']:.2f} are free; if a step runs out of memory, pass --resume {advice}"

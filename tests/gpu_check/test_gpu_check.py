@@ -287,6 +287,21 @@ UNSLOTH_IS_FASTER = """
 """
 
 
+@pytest.mark.parametrize("minutes", [4, 30])
+def test_the_search_for_launch_settings_ends_before_it_is_killed(card, stand_in, tmp_path, monkeypatch, minutes):
+    started = []
+
+    def run(arguments, log, seconds):
+        started.append((arguments, seconds))
+        return measure.Measured(0, "", None)
+
+    monkeypatch.setattr(measure, "run_measured", run)
+    monkeypatch.setattr(measure, "run_cases", lambda *arguments: [])
+    check_gpu(Options(minutes=minutes, output=tmp_path / "out"), stand_in(""))
+    [(arguments, limit)] = [entry for entry in started if "lora_grpo.gpu_check.tune_kernels" in entry[0]]
+    assert 0 < float(arguments[-1]) < limit <= 15 * minutes
+
+
 def test_from_the_card_to_the_table(card, stand_in, tmp_path, capsys):
     output = tmp_path / "out"
     check_gpu(Options(output=output), stand_in(UNSLOTH_IS_FASTER))

@@ -128,6 +128,7 @@ def test_without_a_gpu_nothing_is_measured():
 )
 def test_a_phase_that_exceeds_its_plan_says_what_to_do(metrics, share, advice):
     memory = {"planned_phases_gib": {"sampling": 5.0, "loss": 4.0}, "free_gib": 11.5, "gpu_memory_share": share}
+    memory["engine_sleeps"] = True
     config = replace(RunConfig(), {"train": {"micro_batch_size": 16}})
     warnings = excess({"config": config.to_dict(), "memory": memory}, metrics)
     assert warnings.keys() == advice.keys()
@@ -135,12 +136,19 @@ def test_a_phase_that_exceeds_its_plan_says_what_to_do(metrics, share, advice):
         assert warnings[phase].endswith(f"pass --resume {flags}") and "\n" not in warnings[phase]
 
 
+def test_training_beside_an_engine_that_is_awake_gets_its_memory_first():
+    memory = {"planned_phases_gib": {"loss": 4.0}, "free_gib": 11.5, "gpu_memory_share": 0.3, "engine_sleeps": False}
+    config = replace(RunConfig(), {"train": {"micro_batch_size": 16}})
+    warnings = excess({"config": config.to_dict(), "memory": memory}, {"memory/loss": 4.5})
+    assert warnings["loss"].endswith("pass --resume --sampling.engine-sleep")
+
+
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 def test_a_run_logs_its_phases_and_warns_once_of_each_that_exceeds_its_plan(method, tmp_path, capsys):
     def count(training):
         training.trainer.step_metrics.peaks = PhasePeaks(FakeGpu(outside=2.0))
         planned = {"sampling": 2.5, "loss": 1.0, "backward": 2.5}
-        training.run.record["memory"] = {"planned_phases_gib": planned, "free_gib": 7.5}
+        training.run.record["memory"] = {"planned_phases_gib": planned, "free_gib": 7.5, "engine_sleeps": True}
 
     phases = {"loss", "backward"} if method == "sft" else {"sampling", "scoring", "loss", "backward"}
     run, _ = run_tiny(
