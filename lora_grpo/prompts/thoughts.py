@@ -113,6 +113,15 @@ def answer_start(text: str) -> int | None:
     return None if reading.open_thought else reading.answer_start
 
 
+def without_markers(thought: str) -> str:
+    """Return a thought without the markers around it, and without the blank space inside them."""
+    for marker in sorted(_MARKERS, key=len, reverse=True):
+        _, opens = _MARKERS[marker]
+        thought = thought.strip()
+        thought = thought.removeprefix(marker) if opens else thought.removesuffix(marker)
+    return thought.strip()
+
+
 def begun(prompt: str, prefill: str = "") -> str:
     """Return what a rendered prompt has begun of the model's turn; "" for most prompts.
 

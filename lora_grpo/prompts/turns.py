@@ -7,7 +7,7 @@ conversation, see docs/decisions/0029-conversations.md.)
 
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
@@ -113,6 +113,19 @@ def following_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str
     end_of_turn = _after_mark(tokenizer, answer)
     call = _after_mark(tokenizer, answer_with_call).removesuffix(end_of_turn)
     return _after_mark(tokenizer, answer_with_call, *messages).removeprefix(call)
+
+
+def without_end_of_turn(following_ids: list[int], last_token: int, eos_token_ids: Container[int]) -> list[int]:
+    """Return the ids of a `following_text` without the token that ends the model's turn, if the model has sampled it.
+
+    Args:
+        last_token: the last one of the model's turn. Another token that ends turns counts, too.
+    """
+    first_token = following_ids[0]
+    both_end_turns = first_token in eos_token_ids and last_token in eos_token_ids
+    if first_token == last_token or both_end_turns:
+        return following_ids[1:]
+    return following_ids
 
 
 def answer_text(tokenizer: Any, message: Mapping[str, Any]) -> str:

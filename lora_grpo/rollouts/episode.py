@@ -177,10 +177,7 @@ class Episode:
 
         # The template's text begins with the token that ends the model's turn. The model has already sampled that
         # token, or another one that ends turns.
-        first_token = following_ids[0]
-        both_end_turns = {first_token, last_token} <= set(self.eos_token_ids)
-        if first_token == last_token or both_end_turns:
-            following_ids = following_ids[1:]
+        following_ids = turns.without_end_of_turn(following_ids, last_token, self.eos_token_ids)
 
         if len(following_ids) >= self.remaining_tokens:
             self.end("budget")

@@ -23,6 +23,7 @@ reasoning_gym.py     generators of reasoning-gym, with their scorers
 
 task_file.py         a user's task: one Python file
 environment.py       the class `Environment` of a task file: tools, replies, and the reward of a conversation
+agent_definition.py  what a task file says about its agent, which `agents/` runs
 tool_arguments.py    a tool: its JSON schema, and the types of its arguments
 
 In the form of a task file:
@@ -34,6 +35,7 @@ textarena_games.py   games of TextArena
 
 from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.tasks import sources
+from lora_grpo.tasks.agent_definition import AgentDefinition
 from lora_grpo.tasks.columns import loaded_columns, reward_columns
 from lora_grpo.tasks.environment import EnvironmentClass, Session
 from lora_grpo.tasks.mbpp import MBPP

@@ -61,6 +61,10 @@ class Constants:
     SEES_THOUGHTS: bool = False
     SECONDS_PER_CALL: NonNegativeFloat = 10.0
     """Code in C, such as a query, is stopped only when it returns."""
+    SECONDS_PER_EPISODE: NonNegativeFloat = 600.0
+    PROMPT_TOKENS: PositiveInt = 512
+    PROCESSES: PositiveInt = 8
+    MAX_FAILED: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,10 @@ def runs_programs(data: DataConfig, also: Sequence[str] = ()) -> bool:
 
 
 def has_conversations(config: RunConfig) -> bool:
-    """Return whether a run samples conversations, in training or in an evaluation."""
+    """Return whether a run samples conversations or an agent's episodes, in training or in an evaluation."""
     names = (config.data.task, config.data.evaluation_task, *config.eval.also)
-    return any(get_task(name).environment for name in names)
+    tasks = [get_task(name) for name in names]
+    return any(task.environment or task.agent for task in tasks)
 
 
 def is_task_file(name: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_grpo.grading import Row, Verdict, programs
+from lora_grpo.tasks.agent_definition import AgentDefinition
 from lora_grpo.tasks.environment import EnvironmentClass
 
 
@@ -32,6 +33,11 @@ class Task:
     @property
     def environment(self) -> EnvironmentClass | None:
         """The class that answers the model in conversations; None if `check` grades a single completion."""
+        return None
+
+    @property
+    def agent(self) -> AgentDefinition | None:
+        """The program that plays episodes at an endpoint; None without one."""
         return None
 
     def load(self, split: str, source: str | None = None, columns: Mapping[str, str] | None = None) -> list[Row]:

@@ -8,6 +8,8 @@ one of
 
     check(completion, row)    True or False, a score from 0 to 1, or a `Verdict`; it gets what follows the thoughts
     Environment               a class, for conversations and tools; see environment.py
+    agent(row, base_url)      a function that calls the model at an address, as often as it likes; returns a score
+    AGENT                     the same as a command, such as ("uv", "run", "agent.py"); docs/agents.md has its protocol
 
 (each function and method may be `async`; the calls of an `async` check run at the same time)
 
@@ -24,7 +26,12 @@ and, optionally, any of these:
     MAX_TURNS                 of the model in a conversation, 1 or more; default: 8
     RAISE_ERRORS              whether an exception in a tool stops the run; by default, the model reads it
     SEES_THOUGHTS             whether `check` and `reply` get the whole text, with the model's thoughts; default: False
-    SECONDS_PER_CALL          time limit of each call of the Environment; 0 for none; default: 10
+    SECONDS_PER_CALL          time limit of each call of the Environment, default: 10; or of an agent's work between two
+                              answers of the model, default: 60; 0 for none
+    SECONDS_PER_EPISODE       time limit of an agent's work in an episode; 0 for none; default: 600
+    PROMPT_TOKENS             maximum number of tokens of an agent's first prompt; default: 512
+    PROCESSES                 how many processes of AGENT run at the same time; default: 8
+    MAX_FAILED                fraction of episodes whose agent may fail before the run ends; default: 0.1
 """
 
 import copy
@@ -45,9 +52,12 @@ from lora_grpo.files import python_file
 from lora_grpo.grading import RESULT_ENTRIES, CheckError, Row, Verdict, as_verdict
 from lora_grpo.prompts import check_asks, checked_messages, thoughts
 from lora_grpo.tasks import sources
+from lora_grpo.tasks.agent_definition import AgentDefinition
 from lora_grpo.tasks.columns import check_names, is_id, loaded_columns, without_row_entries
 from lora_grpo.tasks.environment import Constants, EnvironmentClass, Session
 from lora_grpo.tasks.task import Task
+
+_SECONDS_PER_CALL_OF_AGENT = 60.0
 
 _GOLD_ROLES = ("assistant", "user", "tool")
 """Of a reference conversation. Only the assistant's messages are read; the environment makes the others."""
@@ -72,9 +82,30 @@ class TaskFile(Task):
             return None
         return EnvironmentClass(self.path, python_class, self.constants)
 
+    @functools.cached_property
+    def agent(self) -> AgentDefinition | None:
+        """The file's agent, or None if it defines `check` or an `Environment`."""
+        command = getattr(self.module, "AGENT", ())
+        if not command and not hasattr(self.module, "agent"):
+            return None
+        constants = self.constants
+        seconds_per_call = constants.SECONDS_PER_CALL
+        if not hasattr(self.module, "SECONDS_PER_CALL"):
+            seconds_per_call = _SECONDS_PER_CALL_OF_AGENT
+        return AgentDefinition(
+            path=self.path,
+            command=tuple(command),
+            processes=constants.PROCESSES,
+            seconds_per_call=seconds_per_call,
+            seconds_per_episode=constants.SECONDS_PER_EPISODE,
+            max_failed=constants.MAX_FAILED,
+            threshold=constants.THRESHOLD,
+            prompt_tokens=constants.PROMPT_TOKENS,
+        )
+
     @property
     def has_gold(self) -> bool:
-        return hasattr(self.module, "gold")
+        return hasattr(self.module, "gold") and self.agent is None
 
     @property
     def takes_source(self) -> bool:
@@ -110,6 +141,8 @@ class TaskFile(Task):
         """
         if self.environment:
             raise UserError(f"{self.path}: its Environment grades conversations while they take place, not texts")
+        if self.agent:
+            raise UserError(f"{self.path}: its agent grades episodes while they take place, not texts")
         returned = [self._start_check(completion, row) for completion, row in zip(completions, rows, strict=True)]
         with python_file.keeping_directory():
             results = asynchronous.finished_together(returned)
@@ -208,7 +241,11 @@ class TaskFile(Task):
         # The functions of the file get `loaded_row`, with the `id` that `load` returned, which may be a number. The row
         # itself has an `id` that is always a text.
         loaded_row = {"id": row_id, "question": question, "answer": "", **columns}
+        agent_entries: dict[str, Any] = {}
+        if self.agent:
+            agent_entries["prompt_tokens"] = self.agent.prompt_tokens
         return {
+            **agent_entries,
             **without_row_entries(loaded_row),  # without `id`, `question` and other entries of lora_grpo's own
             "id": row_id,
             "question": question,
@@ -237,6 +274,8 @@ class TaskFile(Task):
 
         if self.environment and asked is None:  # the question may come from `reset`
             asked = ""
+        if self.agent and asked is None:  # the agent asks; this is how the row is shown
+            asked = json.dumps(columns, ensure_ascii=False)
         if isinstance(asked, str) and (asked.strip() or self.environment):
             return [{"role": "user", "content": asked}]
         if not isinstance(asked, (list, tuple)) or not asked:
@@ -281,7 +320,7 @@ def load_task_file(name: str) -> TaskFile:
         UserError: the file cannot be read or imported, lacks `load` or a grader, or a constant has the wrong type.
     """
     path = Path(name).expanduser().resolve()
-    expected = "a task file with load(split), and check(completion, row) or a class Environment"
+    expected = "a task file with load(split), and check(completion, row), a class Environment or agent(row, base_url)"
     return _checked_task(path, python_file.load(path, expected), expected)
 
 
@@ -302,14 +341,31 @@ def _checked_task(path: Path, module: Any, expected: str) -> TaskFile:
     environment = getattr(module, "Environment", None)
     if environment is not None and not isinstance(environment, type):
         raise UserError(f"{path}: Environment is {environment!r:.60}; expected a class")
-    has_check = callable(getattr(module, "check", None))
-    if has_check and environment:
-        raise UserError(f"{path} defines both check and Environment; expected {expected}")
-    if not has_check and not environment:
-        raise UserError(f"{path} defines neither check nor Environment; expected {expected}")
+    command = getattr(module, "AGENT", None)
+    if command is not None and not _is_command(command):
+        raise UserError(f"{path}: AGENT is {command!r:.60}; expected a program and its arguments, as a list of texts")
+
+    forms = {
+        "check": callable(getattr(module, "check", None)),
+        "Environment": environment is not None,
+        "agent": callable(getattr(module, "agent", None)),
+        "AGENT": command is not None,
+    }
+    defined = [name for name, is_defined in forms.items() if is_defined]
+    if not defined:
+        raise UserError(f"{path} defines neither check, Environment, agent nor AGENT; expected {expected}")
+    if len(defined) > 1:
+        raise UserError(f"{path} defines both {' and '.join(defined)}; expected {expected}")
+    if "agent" in defined and not isinstance(module, ModuleType):
+        raise UserError(f"{path} is an object with an agent, which runs in processes of its own; put it into a file")
     if isinstance(module, ModuleType):
         return task_of_module(path, module)
     return _with_constants(path, module)
+
+
+def _is_command(command: Any) -> bool:
+    is_list = isinstance(command, (list, tuple)) and bool(command)
+    return is_list and all(isinstance(part, str) and part for part in command)
 
 
 @functools.cache

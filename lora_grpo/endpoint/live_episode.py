@@ -1,0 +1,357 @@
+"""One episode of an agent at the endpoint: its requests are answered by the policy, and its calls are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lora_grpo.endpoint.contexts import Call, Context, KnownConversations, answer_message
+from lora_grpo.endpoint.protocol import ChatRequest, Choice, Completion, RequestError, TextRequest, Token, messages_of
+from lora_grpo.sampling import Request, RequestQueue, SampledTokens, completion_seed
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code of the error for a request that does not fit."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that answers, as far as the endpoint needs it."""
+
+    tokenizer: Any
+    eos_token_ids: Sequence[int]
+    encode: Callable[[list[str]], list[list[int]]]
+    """Returns the ids of rendered prompts; see `Sampler.encode`."""
+    queue: RequestQueue
+    """Where completions are asked for."""
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """How much an episode may sample, and how."""
+
+    temperature: float
+    top_p: float
+    prompt_tokens: int
+    """Maximum number of tokens of the first context."""
+    budget: int
+    """Maximum number of tokens after the first context: all that the model samples, and what later contexts add."""
+    turn_tokens: int
+    """Maximum number of tokens of one completion."""
+
+
+class LiveEpisode:
+    """Answers the requests of one episode, and keeps its calls.
+
+    All methods run in the thread of the endpoint.
+
+    Args:
+        number: of the episode among those that are played together.
+        seed: of the episode. The seed of a call follows from it and from what the call reads.
+    """
+
+    def __init__(self, number: int, seed: int, policy: Policy, limits: EpisodeLimits) -> None:
+        self.number = number
+        self.secret = secrets.token_urlsafe(16)
+        """The first part of the path of its address."""
+        self.calls: list[Call] = []
+        self.ran_out_of_tokens = False
+        """Whether a request was refused or cut because the budget was used up."""
+        self._seed = seed
+        self._policy = policy
+        self._limits = limits
+        self._conversations = KnownConversations(policy.tokenizer, policy.eos_token_ids, policy.encode)
+        self._num_calls_by_context: Counter[tuple[int, ...]] = Counter()
+        self._keys = itertools.count()
+        self._key_of_call: dict[Call, tuple[int, int]] = {}
+        self._used_tokens = 0  # of the budget, by finished calls
+        self._held_tokens = 0  # of the budget, by calls that wait for the model
+        self._waiting = 0
+        self._own_seconds = 0.0
+        self._went_on_at = time.monotonic()
+        self._is_over = False
+
+    # Time
+
+    @property
+    def waits_for_model(self) -> bool:
+        """Whether a request of the episode is not answered yet."""
+        return self._waiting > 0
+
+    @property
+    def seconds_since_answer(self) -> float:
+        """How long the agent has worked since its start or its last answer; 0 while it waits for the model."""
+        return 0.0 if self._waiting else time.monotonic() - self._went_on_at
+
+    @property
+    def own_seconds(self) -> float:
+        """How long the agent has worked, without the time in which it waited for the model."""
+        return self._own_seconds + self.seconds_since_answer
+
+    def end(self) -> list[Call]:
+        """End the episode, whose requests are refused from now on, and return its calls in the order of their places.
+
+        The order does not depend on the order in which parallel calls arrived.
+        """
+        self._is_over = True
+        for key in self._key_of_call.values():
+            self._policy.queue.forget(key)
+        return sorted(self.calls, key=lambda call: call.place)
+
+    # Requests
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        """Answer a chat completion."""
+        self._check_sampling(request)
+        messages = messages_of(request)
+        tools = request.offered_tools
+        context = self._conversations.context(messages, tools)
+        samples = await self._sample(request, context)
+        choices = []
+        for sample, place in samples:
+            text = context.begun_text + sample.text
+            message = answer_message(
+                self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools)
+            )
+            call = self._keep(context, sample, text, [*messages, message], place)
+            self._conversations.add(call, tools)
+            wants_tokens = bool(request.logprobs)
+            choices.append(chat_choice(self._policy.tokenizer, message, sample, wants_tokens=wants_tokens))
+        return completion(request.model, context, [sample for sample, _ in samples], choices)
+
+    async def complete(self, request: TextRequest) -> Completion:
+        """Answer a completion of a text."""
+        self._check_sampling(request)
+        prompt = request.single_prompt
+        context = self._conversations.text_context(prompt)
+        samples = await self._sample(request, context)
+        choices = []
+        for sample, place in samples:
+            shown_prompt = prompt if isinstance(prompt, str) else self._policy.tokenizer.decode(prompt)
+            messages = [{"role": "user", "content": shown_prompt}, {"role": "assistant", "content": sample.text}]
+            call = self._keep(context, sample, sample.text, messages, place)
+            if isinstance(prompt, str):
+                self._conversations.add_text(prompt, call)
+            wants_tokens = request.logprobs is not None
+            choices.append(text_choice(self._policy.tokenizer, sample, wants_tokens=wants_tokens))
+        return completion(request.model, context, [sample for sample, _ in samples], choices)
+
+    def _check_sampling(self, request: ChatRequest | TextRequest) -> None:
+        """Raise RequestError if the episode is over, or if a request asks for another distribution than the run's."""
+        if self._is_over:
+            raise RequestError("the episode of this address is over", status=410)
+        for name, value in (("temperature", self._limits.temperature), ("top_p", self._limits.top_p)):
+            asked = getattr(request, name)
+            if asked is not None and asked != value:
+                raise RequestError(
+                    f"{name} is {asked:g}, but this run samples with {value:g}; leave it out, or set "
+                    f"--sampling.{name.replace('_', '-')} of the run"
+                )
+
+    async def _sample(
+        self, request: ChatRequest | TextRequest, context: Context
+    ) -> list[tuple[SampledTokens, tuple[int, list[int], int]]]:
+        """Return `n` completions of a context, each with the place of its call."""
+        token_limit, num_new_tokens = self._reserve(request, context)
+        held_tokens = num_new_tokens + token_limit * request.num_choices
+        self._held_tokens += held_tokens
+        self._begin_waiting()
+        futures = []
+        places = []
+        for _ in range(request.num_choices):
+            place = self._place_of_next(context)
+            places.append(place)
+            futures.append(self._submit(request, context, token_limit, place))
+        try:
+            samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        except asyncio.CancelledError:  # the client has hung up
+            for future in futures:
+                future.cancel()
+            raise
+        finally:
+            self._held_tokens -= held_tokens
+            self._end_waiting()
+        self._used_tokens += num_new_tokens + sum(len(sample.token_ids) for sample in samples)
+        turn_limit = min(self._limits.turn_tokens, request.token_limit or self._limits.turn_tokens)
+        if token_limit < turn_limit and any(sample.truncated for sample in samples):
+            self.ran_out_of_tokens = True
+        return list(zip(samples, places, strict=True))
+
+    def _reserve(self, request: ChatRequest | TextRequest, context: Context) -> tuple[int, int]:
+        """Return how many tokens a completion may have, and how many of the budget its context takes.
+
+        Raises:
+            RequestError: the context does not fit, or leaves no room for a token.
+        """
+        length = len(context.token_ids)
+        if not self.calls and not self._waiting:
+            if length > self._limits.prompt_tokens:
+                self.ran_out_of_tokens = True
+                raise RequestError(
+                    f"the first prompt has {length} tokens, more than the {self._limits.prompt_tokens} of "
+                    "PROMPT_TOKENS in the task file; shorten it, or raise PROMPT_TOKENS",
+                    code=TOO_LONG,
+                )
+            num_new_tokens = 0
+        else:
+            num_new_tokens = length - self._num_shared(context.token_ids)
+        remaining = self._limits.budget - self._used_tokens - self._held_tokens - num_new_tokens
+        token_limit = min(self._limits.turn_tokens, remaining // request.num_choices)
+        if request.token_limit:
+            token_limit = min(token_limit, request.token_limit)
+        if token_limit < 1:
+            self.ran_out_of_tokens = True
+            raise RequestError(
+                f"the episode has {max(0, remaining + num_new_tokens)} of its {self._limits.budget} tokens left, and "
+                f"this request needs {num_new_tokens} for its messages; send less, send max_tokens with parallel "
+                "requests, or raise --sampling.max-completion-tokens of the run",
+                code=TOO_LONG,
+            )
+        return token_limit, num_new_tokens
+
+    def _num_shared(self, token_ids: list[int]) -> int:
+        """Return how many tokens a context begins with that an earlier call has, too: they are in the row already."""
+        longest = 0
+        for call in self.calls:
+            num_common = 0
+            for token, other_token in zip(token_ids, call.all_ids, strict=False):
+                if token != other_token:
+                    break
+                num_common += 1
+            longest = max(longest, num_common)
+        return longest
+
+    def _place_of_next(self, context: Context) -> tuple[int, list[int], int]:
+        """Return the place of a new call with this context; see `Call.place`."""
+        if context.parent is not None:
+            depth = context.parent.place[0] + 1
+        else:
+            depth = 0 if not self.calls else 1  # what starts anew later comes after the first contexts
+        context_key = tuple(context.token_ids)
+        number = self._num_calls_by_context[context_key]
+        self._num_calls_by_context[context_key] += 1
+        return depth, context.token_ids, number
+
+    def _submit(
+        self, request: ChatRequest | TextRequest, context: Context, token_limit: int, place: tuple[int, list[int], int]
+    ) -> Any:
+        """Ask the sampler for one completion, and return its future."""
+        depth, context_ids, number = place
+        digest = hashlib.sha256(json.dumps(context_ids).encode()).hexdigest()
+        continued_key = self._key_of_call.pop(context.parent, None) if context.parent else None
+        return self._policy.queue.submit(
+            Request(
+                prompt_ids=context.token_ids,
+                seed=completion_seed(self._seed, digest, number),
+                max_tokens=token_limit,
+                temperature=self._limits.temperature,
+                top_p=self._limits.top_p,
+                stop=request.stop_texts,
+                episode=self.number,
+                continues=continued_key,
+                key=self._cache_key(context_ids, number),
+                order=(depth, number),
+            )
+        )
+
+    def _cache_key(self, context_ids: list[int], number: int) -> tuple[int, tuple[int, ...], int]:
+        """Return the key under which the sampler keeps the cache of a call."""
+        return self.number, tuple(context_ids), number
+
+    def _keep(
+        self,
+        context: Context,
+        sample: SampledTokens,
+        text: str,
+        messages: list[dict[str, Any]],
+        place: tuple[int, list[int], int],
+    ) -> Call:
+        """Keep a call that was answered."""
+        call = Call(
+            context_ids=context.token_ids,
+            token_ids=sample.token_ids,
+            logprobs=sample.logprobs,
+            text=text,
+            truncated=sample.truncated,
+            asked_next_question=sample.asked_next_question,
+            messages=messages,
+            place=place,
+        )
+        self.calls.append(call)
+        self._key_of_call[call] = self._cache_key(place[1], place[2])
+        return call
+
+    def _begin_waiting(self) -> None:
+        if not self._waiting:
+            self._own_seconds += time.monotonic() - self._went_on_at
+        self._waiting += 1
+
+    def _end_waiting(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._went_on_at = time.monotonic()
+
+
+def chat_choice(
+    tokenizer: Any, message: dict[str, Any], sample: SampledTokens, *, wants_tokens: bool
+) -> Choice:
+    """Return one choice of a chat completion.
+
+    Args:
+        message: result of `answer_message`.
+    """
+    calls = []
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = json.dumps(function["arguments"])
+        digest = hashlib.sha256(json.dumps([sample.token_ids, number]).encode()).hexdigest()
+        named = {"name": function["name"], "arguments": arguments}
+        calls.append({"id": f"call_{digest[:24]}", "type": "function", "function": named})
+
+    reason: Literal["stop", "length", "tool_calls"] = "stop"
+    if sample.truncated:
+        reason = "length"
+    elif calls:
+        reason = "tool_calls"
+    return Choice(
+        content=message["content"],
+        finish_reason=reason,
+        reasoning_content=message.get("reasoning_content", ""),
+        tool_calls=tuple(calls),
+        tokens=_tokens(tokenizer, sample) if wants_tokens else None,
+    )
+
+
+def text_choice(tokenizer: Any, sample: SampledTokens, *, wants_tokens: bool) -> Choice:
+    """Return one choice of a completion of a text."""
+    return Choice(
+        content=sample.text,
+        finish_reason="length" if sample.truncated else "stop",
+        tokens=_tokens(tokenizer, sample) if wants_tokens else None,
+    )
+
+
+def completion(
+    model: str, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]
+) -> Completion:
+    """Return the answer to a request."""
+    return Completion(
+        id=f"chatcmpl-{secrets.token_hex(12)}",
+        model=model or "policy",
+        choices=choices,
+        prompt_tokens=len(context.token_ids),
+        completion_tokens=sum(len(sample.token_ids) for sample in samples),
+    )
+
+
+def _tokens(tokenizer: Any, sample: SampledTokens) -> tuple[Token, ...]:
+    texts = [tokenizer.decode([token_id]) for token_id in sample.token_ids]
+    logprobs: Sequence[float | None] = sample.logprobs or [None] * len(texts)
+    return tuple(Token(text, logprob) for text, logprob in zip(texts, logprobs, strict=True))
