@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import console
+from lora_grpo import agents, console
 from lora_grpo.audit import Findings, audit, refuse_problems
 from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
@@ -185,6 +185,7 @@ def train_and_evaluate(
     """Train a run's adapter and compare it with the base. The rows fit the context."""
     config = run.config
     check_server(config)
+    agents.keep_logs_in(run.folder)
     policy = load_policy(config, resumed=run.is_resumed)
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import asynchronous, sandbox, workers
+from lora_grpo import agents, asynchronous, sandbox, workers
 from lora_grpo.files import lock, python_file
 
 _LIBRARY_PREFIXES = ("UNSLOTH_", "VLLM_")
@@ -81,6 +81,7 @@ def restored() -> Iterator[None]:
         stack.callback(python_file.forget)
         stack.callback(asynchronous.close)
         stack.callback(workers.close_all)
+        stack.callback(agents.close_all)
         if not had_sandbox:
             stack.callback(sandbox.stop)
         yield

@@ -27,6 +27,8 @@ LINES = [
     "models",
     "memory",
     "sampling merging",
+    "endpoint",
+    "agents",
     "rollouts",
     "data rewards",
     "evaluation",

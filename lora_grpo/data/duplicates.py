@@ -38,9 +38,10 @@ def _problem_keys(row: Row, task: str, data: DataConfig) -> set[Any]:
 def _question(row: Row, task: str) -> str:
     """Return what is asked in a row: its question, or the messages of its prompt, without the system prompt.
 
-    Rows of an environment often have the same question and differ in other columns, so all columns count.
+    Rows of an environment or an agent often have the same question and differ in other columns, so all columns count.
     """
-    if get_task(task).environment:
+    definition = get_task(task)
+    if definition.environment or definition.agent:
         return _all_columns(row)
     # Rows of a task file may have messages already. Other rows get them later.
     messages = [message["content"] for message in row.get("prompt", ()) if message["role"] != "system"]

@@ -50,7 +50,7 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
         rows=len(sized_rows),
         longest_prompt=max(sized.prompt_length for sized in sized_rows),
         longest_answered=max(sized.answered_length for sized in train),
-        has_conversations=any("reset_text" in sized.row for sized in sized_rows),
+        has_conversations=any("reset_text" in sized.row or "prompt_tokens" in sized.row for sized in sized_rows),
         largest_token_id=max(padding or 0, *(sized.largest_token_id for sized in sized_rows)),
     )
     return replace(
@@ -74,7 +74,8 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
     sized_rows = []
     for row in rows:
         prompt_ids = tokenizer(render_row(tokenizer, row), add_special_tokens=False)["input_ids"]
-        sized_rows.append(_SizedRow(row, len(prompt_ids), max(prompt_ids, default=0)))
+        prompt_length = row.get("prompt_tokens", len(prompt_ids))  # an agent makes its own prompt
+        sized_rows.append(_SizedRow(row, prompt_length, max(prompt_ids, default=0)))
     sized_rows = _within_limit(
         sized_rows,
         [sized.prompt_length for sized in sized_rows],

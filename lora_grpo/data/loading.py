@@ -52,7 +52,7 @@ def start_sandbox(data: DataConfig, settings: sandbox.Settings, also: Sequence[s
 def check_tasks(config: RunConfig) -> None:
     """Raise a UserError if a run's tasks do not allow its settings. Loads no rows, so that a plan can call it."""
     if config.model.engine == "unsloth" and has_conversations(config):
-        raise UserError("conversations cannot be sampled by Unsloth's trainer; pass --model.engine peft")
+        raise UserError("conversations and agents cannot be sampled by Unsloth's trainer; pass --model.engine peft")
     _check_few_shot(config.data)
 
 

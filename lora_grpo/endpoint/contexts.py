@@ -53,6 +53,8 @@ class Call:
     """Whether it ended at the next `Question:` of a plain prompt."""
     messages: list[dict[str, Any]]
     """The messages of the request, and the model's turn."""
+    parent: Call | None
+    """The call that it continues; None if its context was rendered as a whole."""
     place: tuple[int, list[int], int]
     """Its place among the calls of its episode, which does not depend on the order in which parallel calls arrive: its
     depth in its conversation, its context, and its number among the calls with this context."""

@@ -282,6 +282,7 @@ class LiveEpisode:
             truncated=sample.truncated,
             asked_next_question=sample.asked_next_question,
             messages=messages,
+            parent=context.parent,
             place=place,
         )
         self.calls.append(call)

@@ -88,6 +88,10 @@ def _grading(task: str) -> str:
         return "the last code block, or a file's completion as it is, against the unit tests in the sandbox"
     definition = get_task(task)
     if isinstance(definition, TaskFile):
-        grader = "Environment" if definition.environment else "check"
+        grader = "check"
+        if definition.environment:
+            grader = "Environment"
+        elif definition.agent:
+            grader = "AGENT" if definition.agent.command else "agent"
         return f"`{grader}` in {definition.path.name}"
     return "the number after the last ####, \\boxed{} or <answer>, or in a final statement, by value (`robust`)"

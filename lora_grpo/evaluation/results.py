@@ -98,6 +98,10 @@ def episode_result(task: str, sample_index: str | int, episode: Episode, verdict
         result["ended_by"] = episode.ended_by
         result["tool_calls"] = episode.session.calls
         result["failed_calls"] = episode.session.failed_calls
+    if episode.agent:
+        result["messages"] = episode.messages
+        result["calls"] = len(episode.agent.calls)
+        result["failure"] = episode.agent.failure
     result["num_tokens"] = sum(episode.loss_mask)
     result["truncated"] = episode.truncated
     return result

@@ -37,7 +37,7 @@ def completion_lines(batch: ScoredBatch, eos_token_ids: Sequence[int]) -> list[d
             "rewards": batch.values[index],
             "reward": batch.rewards[index],
         }
-        if episode and episode.session:
+        if episode and (episode.session or episode.agent):
             line["messages"] = episode.messages
             line["ended_by"] = episode.ended_by
         lines.append(line)

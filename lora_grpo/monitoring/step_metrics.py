@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 
 from lora_grpo.monitoring.phase_peaks import PhasePeaks
-from lora_grpo.rollouts import Episode
+from lora_grpo.rollouts import Episode, conversations_of
 
 LOGPROB_MISMATCH = "sampling/sampling_logp_difference/mean"
 """TRL's name for the mean absolute logprob difference between sampler and trainer, in nats per token."""
@@ -74,7 +74,16 @@ class StepMetrics:
 
 
 def conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return means per conversation, and fractions of conversations; {} without an environment."""
+    """Return means per conversation, and fractions of conversations; {} without an environment or an agent."""
+    played = [episode.agent for episode in episodes if episode.agent]
+    if played:
+        return {
+            "agents/calls": statistics.fmean(len(result.calls) for result in played),
+            "agents/conversations": statistics.fmean(len(conversations_of(result.calls)) for result in played),
+            "agents/seconds": statistics.fmean(result.seconds for result in played),
+            "agents/failed_ratio": statistics.fmean(bool(result.failure) for result in played),
+            "agents/out_of_tokens_ratio": statistics.fmean(result.ran_out_of_tokens for result in played),
+        }
     sessions = [episode.session for episode in episodes if episode.session]
     if not sessions:
         return {}

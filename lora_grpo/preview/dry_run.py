@@ -9,6 +9,7 @@ from lora_grpo.data import Data, gold_episodes
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
+from lora_grpo.rollouts import has_agent
 from lora_grpo.tasks import get_task
 
 
@@ -23,8 +24,13 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
     """Print one rendered prompt, and the rewards of its reference answer. The rows fit the context."""
     rows = data.train
     scorer = Scorer(resolve(parse_reward_specs(config.rewards)), tokenizer, rows)
-    console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
-    if get_task(config.data.task).has_gold:
+    if has_agent(rows[0]):
+        console.result(f"--- row {rows[0]['id']}, for which the agent makes the prompts\n{rows[0]['question']}")
+    else:
+        console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    if has_agent(rows[0]):
+        console.result("--- no reference answer: --preview plays episodes of the agent")
+    elif get_task(config.data.task).has_gold:
         _show_reference_answer(config, rows[0], tokenizer, scorer)
     else:
         console.result(f"--- no reference answer: {Path(config.data.task).name} has no gold(row)")

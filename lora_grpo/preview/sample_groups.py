@@ -13,7 +13,7 @@ from lora_grpo.grading import CheckError, Row
 from lora_grpo.models import load_policy
 from lora_grpo.preview.diagnosis import Answer, Diagnosis, Group, Summary, judge, measure
 from lora_grpo.rewards import RewardError, Scorer, parse_reward_specs, resolve
-from lora_grpo.rollouts import play_all
+from lora_grpo.rollouts import has_agent, play_all
 from lora_grpo.sampling import Sampler, SamplingParams, build_sampler, completion_seed
 
 PROMPTS = 8
@@ -127,7 +127,7 @@ def _group_lines(group: Group) -> list[str]:
         lines += _cut(line, width)
 
         texts = [answer.text]
-        if "reset_text" in group.row:  # a conversation, turn by turn
+        if "reset_text" in group.row or has_agent(group.row):  # a conversation, turn by turn
             texts = answer.text.splitlines()[:_SHOWN_LINES]
         for text in texts:
             lines += [f"    {part}" for part in _cut(text, width - 4)]

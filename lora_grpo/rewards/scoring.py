@@ -76,6 +76,8 @@ class Scorer:
         if sessions:  # the task has an Environment, so all episodes are conversations
             completions = [episode.messages for episode in episodes]
             extra_arguments["environments"] = [session.environment for session in sessions]
+        if any(episode.agent for episode in episodes):
+            completions = [episode.messages for episode in episodes]
         batch = self.score(
             ids=[episode.row["id"] for episode in episodes],
             completions=completions,
@@ -83,8 +85,22 @@ class Scorer:
             verdicts=grade(episodes[0].row["task"], episodes),
             **extra_arguments,
         )
+        batch = self._without_failed(batch, episodes)
         # `score` takes the last message of a conversation for its text; here, its text is the whole transcript.
         return replace(batch, texts=texts, episodes=episodes)
+
+    def _without_failed(self, batch: ScoredBatch, episodes: Sequence[Episode]) -> ScoredBatch:
+        """Return a batch in which episodes whose agent failed have no rewards: the model is not to learn from them."""
+        has_failed = [episode.agent is not None and bool(episode.agent.failure) for episode in episodes]
+        if not any(has_failed):
+            return batch
+        values = list(batch.values)
+        rewards = list(batch.rewards)
+        for index, failed in enumerate(has_failed):
+            if failed:
+                values[index] = dict.fromkeys(batch.values[index])
+                rewards[index] = None
+        return replace(batch, values=values, rewards=rewards)
 
     def texts(self, ids: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of completions that the trainer sampled; see `completion_texts`."""

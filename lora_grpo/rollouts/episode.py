@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_grpo.agents import Played
+from lora_grpo.endpoint import Call
 from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.prompts import chat, thoughts, turns
 from lora_grpo.tasks import Session, get_task, grade_all
@@ -59,6 +61,8 @@ class Episode:
     """The environment's grade, when the episode is over. See `grade`."""
     session: Session | None = None
     """None without an environment."""
+    agent: Played | None = None
+    """The result of its agent; None without an agent."""
 
     def __post_init__(self) -> None:
         self._text_before_turn = self.prompt
@@ -99,6 +103,8 @@ class Episode:
     def text(self) -> str:
         """The completion, with what its prompt has begun of it; or the conversation, with a line `[role]` before each
         message."""
+        if self.agent:
+            return agent_text(self.agent)
         if self.session is None:
             return str(self.messages[-1]["content"])
         return transcript(self.messages)
@@ -209,6 +215,11 @@ def has_environment(row: Row) -> bool:
     return "reset_text" in row
 
 
+def has_agent(row: Row) -> bool:
+    """Return whether an agent plays the episodes of a row, whose prompts are then not known before."""
+    return "prompt_tokens" in row
+
+
 def transcript(messages: Sequence[dict[str, Any]]) -> str:
     """Return messages as text, each below a line with its role. Tool calls are lines of their own."""
     lines = []
@@ -225,9 +236,25 @@ def transcript(messages: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def conversations_of(calls: Sequence[Call]) -> list[list[dict[str, Any]]]:
+    """Return the messages of each conversation of an episode: those that no other call continues."""
+    continued = {call.parent for call in calls}
+    return [call.messages for call in calls if call not in continued]
+
+
+def agent_text(played: Played) -> str:
+    """Return all conversations of an episode as text, and why its agent failed if it did."""
+    texts = [transcript(messages) for messages in conversations_of(played.calls)]
+    if len(texts) > 1:
+        texts = [f"[conversation {number}]\n{text}" for number, text in enumerate(texts, start=1)]
+    if played.failure:
+        texts.append(f"[agent failed] {played.failure}")
+    return "\n".join(texts)
+
+
 def grade(task: str, episodes: Sequence[Episode]) -> list[Verdict]:
     """Return the verdicts of episodes of one task, from their environments or from the task's `check`."""
     verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
-    if len(verdicts) == len(episodes):  # the task has an environment
+    if len(verdicts) == len(episodes):  # the task has an environment or an agent
         return verdicts
     return grade_all(task, [episode.text for episode in episodes], [episode.row for episode in episodes])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat, plain_text, turns
-from lora_grpo.rollouts.episode import Episode, has_environment
+from lora_grpo.rollouts.agent_episodes import play_agents
+from lora_grpo.rollouts.episode import Episode, has_agent, has_environment
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 
 
@@ -24,6 +25,9 @@ def play(
         seeds: B·G seeds. Each determines one episode: its first turn, and through `completion_seed` all later ones.
     """
     if not rows:
+        return
+    if has_agent(rows[0]):
+        yield from play_agents(sampler, rows, params, seeds)
         return
     group_size = params.num_samples
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
@@ -137,7 +141,7 @@ def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> 
     """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
     prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
     # When a turn of a conversation begins, the cache of the turn before is copied, so both exist for a moment.
-    caches_per_episode = 2 if has_environment(rows[0]) else 1
+    caches_per_episode = 2 if has_environment(rows[0]) or has_agent(rows[0]) else 1
     sampler.fit_batch(prompts, params.max_tokens, caches_per_episode)
 
 

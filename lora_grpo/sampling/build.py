@@ -99,6 +99,7 @@ def check_context(target: ModelSpec | GgufModel, tokenizer: Any, rows: Sequence[
     prompts = [chat.render_row(tokenizer, row) for row in rows]
     prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     longest_prompt = max(len(ids) for ids in prompt_ids)
+    longest_prompt = rows[0].get("prompt_tokens", longest_prompt)  # an agent makes its own prompts
     context_tokens = target.context_tokens
     if context_tokens is not None and longest_prompt + max_tokens > context_tokens:
         raise UserError(

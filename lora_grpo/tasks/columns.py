@@ -25,7 +25,18 @@ REWARD_ARGUMENTS = frozenset(
 )
 """Arguments of rewards that are not columns; `self` is that of a method. A column with such a name cannot be passed."""
 
-ROW_ENTRIES = frozenset({"prompt", "prompt_style", "task", "loaded_row", "reset_text", "tools", "completion_prefix"})
+ROW_ENTRIES = frozenset(
+    {
+        "prompt",
+        "prompt_style",
+        "prompt_tokens",
+        "task",
+        "loaded_row",
+        "reset_text",
+        "tools",
+        "completion_prefix",
+    }
+)
 """Entries of a row that lora_grpo adds and reads. A column with such a name is in `loaded_row` only."""
 
 

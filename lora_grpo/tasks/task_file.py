@@ -245,12 +245,12 @@ class TaskFile(Task):
         if self.agent:
             agent_entries["prompt_tokens"] = self.agent.prompt_tokens
         return {
-            **agent_entries,
             **without_row_entries(loaded_row),  # without `id`, `question` and other entries of lora_grpo's own
             "id": row_id,
             "question": question,
             "prompt": messages,
             "loaded_row": loaded_row,
+            **agent_entries,
         }
 
     def _messages(self, columns: dict[str, Any], where: str) -> list[dict[str, Any]]:
