@@ -1,8 +1,9 @@
-"""The program that runs the `agent` of a task file: `python -m lora_grpo.agents.host my_agent.py`.
+"""The program that runs the `agent` of a task file: `python -m lora_grpo.agents.host my_agent.py BASE_URL`.
 
 It imports the file once, and forks a child for every episode, so that an agent may block, hang, exit or crash without
-an effect on the others. A child is a copy of this process as it was after the import. It is the leader of a process
-group, which is killed as a whole.
+an effect on the others. A child is a copy of this process as it was after the import, and after a first request to
+BASE_URL: what a client imports with its first request is then there. The child is the leader of a process group, which
+is killed as a whole.
 
 Lines of standard input, in JSON:
 
@@ -21,6 +22,7 @@ It ends when its standard input does, and then kills the children that are left.
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import inspect
 import json
 import os
@@ -228,6 +230,25 @@ def _write_line(descriptor: int, entry: dict[str, Any]) -> None:
         data = data[os.write(descriptor, data) :]
 
 
+def warm_up(base_url: str) -> None:
+    """Send a request with OpenAI's client, if the task file has imported it.
+
+    Its first request imports and compiles for 0.2 s, which every child would do again.
+    """
+    if "openai" not in sys.modules:
+        return
+    import openai
+
+    async def request() -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0) as client:
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": ""}])
+
+    with contextlib.suppress(openai.OpenAIError):  # the agent's own requests report what is wrong
+        asyncio.run(request())
+    gc.collect()
+    gc.freeze()  # a child's garbage collection does not copy what it shares with this process
+
+
 @contextlib.contextmanager
 def _own_output() -> Iterator[int]:
     """Yield a descriptor of standard output. What the agent prints goes to standard error instead."""
@@ -246,6 +267,7 @@ def main() -> None:
         except UserError as error:
             _write_line(results, {"error": str(error)})
             sys.exit(2)
+        warm_up(sys.argv[2])
         _write_line(results, {"ready": True})
         Host(module.agent, path, results).run()
 

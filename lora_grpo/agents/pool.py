@@ -23,15 +23,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lora_grpo.agents.processes import AgentProcess
-from lora_grpo.endpoint import Call, EpisodeLimits, LiveEpisode, Policy, make_app, serving
+from lora_grpo.endpoint import Call, EpisodeLimits, LiveEpisode, Policy, WarmUp, make_app, serving
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.grading import Row, Verdict, as_verdict
+from lora_grpo.sampling import RequestQueue
 from lora_grpo.tasks import AgentDefinition
 
 FAILED = "agent_failed"
 """The reason of the verdict on an episode whose agent failed."""
 _SECONDS_TO_START = 600.0
 """How long a process may take from its start to its first request, which may install packages."""
+_SECONDS_TO_IMPORT = 60.0
+"""How long the other episodes wait for a process that was just started."""
 _SECONDS_BETWEEN_CHECKS = 0.25
 _TOKEN_LIMIT = "token_limit"
 _RESULT_ENTRIES = {"score", "returned", "error"}
@@ -88,7 +91,11 @@ class AgentPool:
         self._thread.start()
         self._stack = contextlib.AsyncExitStack()
         self._address = ""
-        self._answerers: dict[str, LiveEpisode] = {}  # by the secret of an episode, or of a process
+        self._answerers: dict[str, LiveEpisode | WarmUp] = {}
+        """By the secret of an episode, or of a process."""
+        self._warm_up = WarmUp()
+        self._starting_host = asyncio.Lock()
+        self._answerers[self._warm_up.secret] = self._warm_up
         self._host: _Host | None = None
         self._idle_workers: list[_Worker] = []
         self._is_closed = False
@@ -128,7 +135,12 @@ class AgentPool:
             if not self._address:
                 app = make_app(self._answerers.get, ["policy"])
                 self._address = await self._stack.enter_async_context(serving(app))
-            slots = asyncio.Semaphore(self._definition.processes if self._definition.command else len(jobs))
+            num_slots = len(jobs)
+            if self._definition.command:
+                num_slots = min(num_slots, self._definition.processes)
+            slots = asyncio.Semaphore(num_slots)
+            for number in range(num_slots):  # all before the first one asks, so that they ask together
+                policy.queue.episode_started(number)
             async with asyncio.TaskGroup() as group:
                 tasks = []
                 for number, job in enumerate(jobs):
@@ -148,14 +160,16 @@ class AgentPool:
             self._answerers[runner.secret] = episode
             policy.queue.episode_started(episode.number)
             try:
-                answer = await self._run(runner, job, episode)
+                answer = await self._run(runner, job, episode, policy.queue)
             finally:
                 policy.queue.episode_ended(episode.number)
                 self._answerers.pop(episode.secret, None)
                 self._answerers.pop(runner.secret, None)
             return self._played(answer, episode)
 
-    async def _run(self, runner: _Host | _Worker, job: Job, episode: LiveEpisode) -> dict[str, Any]:
+    async def _run(
+        self, runner: _Host | _Worker, job: Job, episode: LiveEpisode, queue: RequestQueue
+    ) -> dict[str, Any]:
         """Return what the agent answered for an episode: `{"returned": score}` or `{"error": text}`."""
         request = {
             "id": episode.number,
@@ -171,12 +185,19 @@ class AgentPool:
                     return running.result()
                 if problem := self._exceeded_limit(runner, episode):
                     return {"error": problem}
+                if self._is_starting(runner, episode):
+                    queue.episode_started(episode.number)  # let the others wait for it
         finally:
             if not running.done():
                 await runner.kill(episode.number)
                 running.cancel()
             if isinstance(runner, _Worker) and not runner.process.has_ended:
                 self._idle_workers.append(runner)
+
+    def _is_starting(self, runner: _Host | _Worker, episode: LiveEpisode) -> bool:
+        """Return whether the process of an episode has not asked anything yet, and may still import its packages."""
+        is_new = not runner.has_called and not episode.calls and not episode.waits_for_model
+        return is_new and episode.own_seconds < _SECONDS_TO_IMPORT
 
     def _exceeded_limit(self, runner: _Host | _Worker, episode: LiveEpisode) -> str:
         """Return which time limit an episode exceeds, or ""."""
@@ -234,8 +255,10 @@ class AgentPool:
         """Return the host of the function `agent`, or an idle process of the command `AGENT`."""
         definition = self._definition
         if not definition.command:
-            if self._host is None or self._host.has_ended:
-                self._host = await _Host.start(definition, self.log)
+            async with self._starting_host:
+                if self._host is None or self._host.has_ended:
+                    base_url = f"{self._address}/{self._warm_up.secret}/v1"
+                    self._host = await _Host.start(definition, self.log, base_url)
             return self._host
         while self._idle_workers:
             worker = self._idle_workers.pop()
@@ -267,9 +290,9 @@ class _Host:
     """It has imported the task file, so that an agent has the usual time for its first call."""
 
     @classmethod
-    async def start(cls, definition: AgentDefinition, log: Path) -> _Host:
+    async def start(cls, definition: AgentDefinition, log: Path, base_url: str) -> _Host:
         """Start the program and let it import the task file, or raise a UserError."""
-        command = [sys.executable, "-m", "lora_grpo.agents.host", str(definition.path)]
+        command = [sys.executable, "-m", "lora_grpo.agents.host", str(definition.path), base_url]
         process = await AgentProcess.start(command, definition.path.parent, log, {})
         first_entry = await process.receive()
         if first_entry is None or "ready" not in first_entry:

@@ -10,6 +10,6 @@ server.py        serves the application
 """
 
 from lora_grpo.endpoint.contexts import Call
-from lora_grpo.endpoint.live_episode import EpisodeLimits, LiveEpisode, Policy
+from lora_grpo.endpoint.live_episode import EpisodeLimits, LiveEpisode, Policy, WarmUp
 from lora_grpo.endpoint.app import make_app
 from lora_grpo.endpoint.server import serving

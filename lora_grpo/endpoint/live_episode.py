@@ -70,7 +70,7 @@ class LiveEpisode:
         self._conversations = KnownConversations(policy.tokenizer, policy.eos_token_ids, policy.encode)
         self._num_calls_by_context: Counter[tuple[int, ...]] = Counter()
         self._keys = itertools.count()
-        self._key_of_call: dict[Call, tuple[int, int]] = {}
+        self._key_of_call: dict[Call, tuple[int, tuple[int, ...], int]] = {}
         self._used_tokens = 0  # of the budget, by finished calls
         self._held_tokens = 0  # of the budget, by calls that wait for the model
         self._waiting = 0
@@ -298,6 +298,21 @@ class LiveEpisode:
         self._waiting -= 1
         if not self._waiting:
             self._went_on_at = time.monotonic()
+
+
+class WarmUp:
+    """Answers requests that only exercise a client, without a model."""
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_urlsafe(16)
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        """Return a chat completion without tokens."""
+        return Completion("chatcmpl-0", "policy", [Choice("", "stop")], prompt_tokens=0, completion_tokens=0)
+
+    async def complete(self, request: TextRequest) -> Completion:
+        """Return a completion without tokens."""
+        return await self.chat(ChatRequest(messages=[{}]))
 
 
 def chat_choice(

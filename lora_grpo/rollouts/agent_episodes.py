@@ -15,6 +15,9 @@ from lora_grpo.tasks import get_task, loaded_columns
 
 _MAX_LIVE_EPISODES = 64
 """Number of episodes that are played at the same time, unless memory has less room."""
+_PATIENCE = 3.0
+"""Seconds that the others wait for an agent before the model goes on without it. If every agent is faster, a resumed run
+samples the same tokens: what is sampled together does not depend on time."""
 
 
 def play_agents(
@@ -48,7 +51,7 @@ def play_agents(
                 jobs.append(agents.Job(loaded_columns(rows[index]), seed))
 
         # The agents begin in processes of their own. This thread samples what they ask for until the last one is over.
-        queue = RequestQueue()
+        queue = RequestQueue(patience=_PATIENCE)
         policy = Policy(sampler.tokenizer, sampler.eos_token_ids, lambda prompts: sampler.encode(prompts), queue)
         playing = pool.start(jobs, policy, limits)
         try:
