@@ -19,6 +19,7 @@ from lora_grpo.errors import RunError
 from lora_grpo.prompts import plain_text, thoughts
 from lora_grpo.sampling import batch_memory, growing_cache
 from lora_grpo.sampling import continuous_batching as batching
+from lora_grpo.sampling.requests import RequestQueue
 from lora_grpo.sampling.samples import (
     Decoded,
     Prompts,
@@ -54,6 +55,7 @@ class Sampler:
         self.eos_token_ids = list(eos_token_ids)
         self._previous_call: dict[int, batching.CachedCompletion] | None = None
         """The completions of the previous call, by index; see `SamplingParams.continues`."""
+        self._woken_with_adapter = True
 
     def sample(
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
@@ -79,6 +81,7 @@ class Sampler:
     @contextlib.contextmanager
     def awake(self, *, adapter: bool) -> Iterator[None]:
         """Keep the sampler awake inside the block, with the current adapter or without an adapter."""
+        self._woken_with_adapter = adapter
         self.wake_up(adapter=adapter)
         try:
             yield
@@ -166,6 +169,26 @@ class Sampler:
             if is_over or not ends_within_character:
                 yield text.removeprefix(shown_text)
                 shown_text = text
+
+    def serve(self, queue: RequestQueue) -> None:
+        """Sample what other threads ask for, until the queue is closed and empty. The sampler must be awake.
+
+        It runs in the thread that owns the model. An error is raised here and in all threads that wait.
+        """
+        try:
+            self._serve(queue)
+        except BaseException as error:
+            queue.fail(error)
+            raise
+
+    def _serve(self, queue: RequestQueue) -> None:
+        """Sample in waves; see `RequestQueue`."""
+        while (wave := queue.next_wave()) is not None:
+            for waiting in wave:
+                request = waiting.request
+                params = SamplingParams(1, request.temperature, request.top_p, request.max_tokens)
+                [(_, [sample])] = self.stream([request.prompt_ids], params, [request.seed])
+                waiting.finish(sample)
 
     def _to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
         texts = thoughts.decode(self.tokenizer, [completion.token_ids for completion in decoded])
