@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.errors import RunError
-from lora_grpo.sampling.samples import SampledTokens
+from lora_grpo.sampling.samples import SampledTokens, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Request:
     top_p: float
     """Nucleus probability; 1 disables nucleus sampling."""
     stop: tuple[str, ...] = ()
-    """The completion ends with the first token after which its text contains one of these; see `SamplingParams.stop`."""
+    """The completion ends with the first token after which its text contains one of them; see `end_early`."""
     adapter: bool = True
     """False samples from the base model, also where the sampler is awake with its adapter."""
     episode: int | None = None
@@ -40,6 +40,11 @@ class Request:
     """Key under which the completion's cache is kept until `RequestQueue.forget`, or until it is continued."""
     order: tuple[Any, ...] = ()
     """Place among the requests of the same episode in a wave. Orders that meet in a wave must be comparable."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of a call that samples this completion alone."""
+        return SamplingParams(1, self.temperature, self.top_p, self.max_tokens, stop=self.stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +184,8 @@ class RequestQueue:
     def take_arrived(self, *, wait: bool = False) -> list[Waiting] | None:
         """Return the requests that have arrived, without waiting for others.
 
+        For engines that take requests as they come, and find the beginnings of prompts in their own caches.
+
         Args:
             wait: wait for at least one request. Then the result is None when the queue is closed and empty.
         """
@@ -189,6 +196,7 @@ class RequestQueue:
                     return None
                 self._changed.wait()
                 self._raise_error()
+            self._forgotten.clear()  # nothing is kept under keys
             return self._take_pending()
 
     def take_forgotten(self) -> list[Hashable]:
