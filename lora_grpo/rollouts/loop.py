@@ -89,10 +89,10 @@ def _converse(
     if params.max_turn_tokens:
         turn_limit = min(turn_limit, params.max_turn_tokens)
 
-    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. This turn continues
-    # no earlier one. `continues` is () and not None, so that the sampler keeps its cache for the turns that follow.
+    # In the first turn, the G episodes of a group share one prompt, which the sampler reads once. The sampler keeps the
+    # cache of each episode under its index, for the turns that follow.
     prompts = [group[0].prompt_ids for group in groups]
-    turn_params = replace(params, max_tokens=turn_limit, continues=())
+    turn_params = replace(params, max_tokens=turn_limit, keys=tuple(unfinished))
     for turn in itertools.count():
         # The seed of a turn depends on its episode alone, not on which other episodes are unfinished. The first turn
         # has the episode's own seed, as an episode without an environment does.
@@ -107,9 +107,13 @@ def _converse(
             for position, sample in enumerate(samples, start=first_position):
                 _take_turn(episodes[unfinished[position]], sample)
 
-        # Positions in this turn's batch of the episodes that have another turn.
-        kept_positions = tuple(position for position, index in enumerate(unfinished) if not episodes[index].is_over)
-        still_unfinished = [unfinished[position] for position in kept_positions]
+        # The episodes that have another turn. Those that are over do not need their caches.
+        still_unfinished = []
+        for index in unfinished:
+            if episodes[index].is_over:
+                sampler.forget(index)
+            else:
+                still_unfinished.append(index)
 
         # A group is over when the last of its episodes is.
         groups_before = {index // group_size for index in unfinished}
@@ -119,8 +123,8 @@ def _converse(
         if not unfinished:
             return
 
-        # From now on, each episode is a prompt of its own: everything up to here. `continues` gives its position in the
-        # previous call, whose cache is kept. The cache lacks only the tokens that the environment has added.
+        # From now on, each episode is a prompt of its own: everything up to here. Its cache lacks only the last token
+        # of its turn and those that the environment has added.
         prompts = [episodes[index].prompt_ids + episodes[index].token_ids for index in unfinished]
         token_limits = tuple(min(turn_limit, episodes[index].remaining_tokens) for index in unfinished)
         turn_params = replace(
@@ -128,7 +132,8 @@ def _converse(
             num_samples=1,
             max_tokens=max(token_limits),
             max_tokens_by_prompt=token_limits,
-            continues=kept_positions,
+            continues=tuple(unfinished),
+            keys=tuple(unfinished),
         )
 
 

@@ -6,10 +6,12 @@
     groups = sampler.sample(prompts, params, seeds)    # 8 completions per prompt: SampledTokens
 
 Each completion has its own seed, so a resumed run samples the same completions as an uninterrupted one. To process
-completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`.
+completions as they finish, use `with sampler.awake(adapter=True)` and `sampler.stream`. To sample what other threads
+ask for, use `sampler.serve(queue)` there: they submit a `Request` to the `RequestQueue`, and get a future.
 
     build.py                 chooses and loads the sampler for a policy or a model spec
     samples.py               prompts, parameters and completions
+    requests.py              completions that other threads ask for, in waves or as they come
     sampler.py               the Sampler interface, and the decoding loop of the built-in sampler
     continuous_batching.py   the batch of that loop: finished completions leave it, and waiting ones join it
     growing_cache.py         its key-value cache
@@ -31,6 +33,7 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
 from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
 from lora_grpo.sampling.llama_cpp import GgufSampler
+from lora_grpo.sampling.requests import Request, RequestQueue
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams
 from lora_grpo.sampling.token_selection import completion_seed

@@ -14,6 +14,7 @@ Which completion a row decodes changes from step to step: `Batch.indices` has it
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,43 +76,40 @@ class Batch:
         if len(self):
             self.logits = _forward(model, tokens[:, None], self.mask, self.positions[:, None], self.cache)
 
-    def copy(self, rows: torch.Tensor) -> Batch:
-        """Return a batch with copies of some rows. It has no logits, because the copies read more tokens first."""
+    def copy_row(self, row: int) -> Batch:
+        """Return a batch with a copy of one row. It has no logits, because it reads more tokens first.
+
+        At most half of its columns are padding, because its cache may be kept for long.
+        """
+        import torch
+
+        mask = self.mask[row]
+        columns = torch.arange(len(mask), device=mask.device)
+        if 2 * int(mask.sum()) < len(mask):
+            columns = mask.nonzero().squeeze(1)
         cache = copy.copy(self.cache)
-        cache.layers = [layer.copy_rows(rows) for layer in self.cache.layers]
+        cache.layers = [layer.copy_row(row, columns) for layer in self.cache.layers]
         return Batch(
-            indices=self.indices[rows],
-            steps=self.steps[rows],
-            positions=self.positions[rows],
-            mask=self.mask[rows],
+            indices=self.indices[row : row + 1],
+            steps=self.steps[row : row + 1],
+            positions=self.positions[row : row + 1],
+            mask=mask[None, columns],
             cache=cache,
             logits=self.logits[:0],
         )
 
     @classmethod
-    def continued(cls, completions: Sequence[CachedCompletion]) -> Batch:
-        """Return a batch of completions of earlier batches, which are consumed.
+    def continued(cls, batches: dict[int, Batch]) -> Batch:
+        """Return one batch of the rows of earlier batches, which are consumed.
 
-        The completions of one earlier batch are neighbors. `indices` has the place of each in `completions`.
+        Args:
+            batches: a batch of one row for each index in the call.
         """
         import torch
 
-        # Collect the completions by batch, so that each batch is copied once.
-        indices_by_batch: dict[int, list[int]] = {}
-        for index, completion in enumerate(completions):
-            indices_by_batch.setdefault(id(completion.batch), []).append(index)
-
-        device = completions[0].batch.mask.device
-        copies = []
-        for indices in indices_by_batch.values():
-            batch = completions[indices[0]].batch
-            rows = [completions[index].row for index in indices]
-            copied = batch.copy(torch.tensor(rows, device=device))
-            copied.indices = torch.tensor(indices, device=device)
-            copies.append(copied)
-            batch.cache = None  # so that no more than one batch exists twice
-        joined = copies[0]
-        joined.join(*copies[1:])
+        joined, *others = batches.values()
+        joined.join(*others)
+        joined.indices = torch.tensor(list(batches), device=joined.mask.device)
         return joined
 
     def read(self, model: Any, prompts: Sequence[list[int]], pad_token_id: int) -> None:
@@ -166,42 +164,52 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class CachedCompletion:
-    """A finished completion of a conversation, whose cache the next turn goes on with."""
+class KeptCache:
+    """The cache of a finished completion, which a later prompt may go on with."""
 
+    token_ids: list[int]
+    """The T tokens that it contains: the prompt and the completion without its last token, which was never read."""
     batch: Batch
-    """It holds the completions that finished at the same step."""
-    row: int
-    """The row of the completion in the batch."""
+    """A batch of this completion alone."""
+
+    def begins(self, prompt: list[int]) -> bool:
+        """Return whether a prompt goes on with these tokens."""
+        num_tokens = len(self.token_ids)
+        return len(prompt) > num_tokens and prompt[:num_tokens] == self.token_ids
 
 
 def prefill(
     model: Any,
     pad_token_id: int,
     prompts: Sequence[list[int]],
-    indices: range,
-    num_samples: int,
+    indices: Sequence[int],
     common_cache: Any = None,
 ) -> Batch:
-    """Run the model on the prompts of some completions, once per prompt, and return a batch with a row for each.
+    """Run the model on the prompts of some completions, and return a batch with a row for each.
 
-    Shorter prompts are padded on the left, or after the common tokens.
+    Equal prompts that follow each other are read once. Shorter prompts are padded on the left, or after the common
+    tokens.
 
     Args:
-        prompts: token ids of all B prompts of the call.
-        indices: the completions to start, out of all B·G.
-        num_samples: G.
-        common_cache: the cache of the tokens that all prompts start with; see `read_common_tokens`.
+        prompts: token ids of the prompts of all N completions of the call.
+        indices: the R completions to start.
+        common_cache: the cache of the tokens that all these prompts start with; see `read_common_tokens`.
     """
     import torch
 
     device = next(model.parameters()).device
-    first_prompt = indices[0] // num_samples
-    last_prompt = indices[-1] // num_samples
     num_common = common_cache.get_seq_length() if common_cache else 0
 
-    # P prompts, without the common tokens.
-    new_tokens = [ids[num_common:] for ids in prompts[first_prompt : last_prompt + 1]]
+    # P prompts, and the one of each completion.
+    unique_prompts: list[list[int]] = []
+    prompt_of_row = []
+    for index in indices:
+        if not unique_prompts or prompts[index] != unique_prompts[-1]:
+            unique_prompts.append(prompts[index])
+        prompt_of_row.append(len(unique_prompts) - 1)
+
+    # The prompts without the common tokens.
+    new_tokens = [ids[num_common:] for ids in unique_prompts]
     input_ids, is_new = _pad_left(new_tokens, pad_token_id, device)  # (P, T) each
     mask = torch.cat([is_new.new_ones(len(new_tokens), num_common), is_new], dim=1)  # (P, L)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, num_common:]  # (P, T)
@@ -216,8 +224,8 @@ def prefill(
     logits = _forward(model, input_ids, mask, positions, cache, logits_to_keep=1)  # (P, V)
 
     # From P prompts to R completions. Unlike batch_repeat_interleave, all layer types support reorder_cache.
-    completions = torch.arange(indices.start, indices.stop, device=device)  # (R,)
-    prompt_rows = completions // num_samples - first_prompt  # (R,) the row of each completion's prompt
+    completions = torch.tensor(indices, device=device)  # (R,)
+    prompt_rows = torch.tensor(prompt_of_row, device=device)  # (R,)
     cache.reorder_cache(prompt_rows)
     return Batch(
         indices=completions,
@@ -233,9 +241,15 @@ def read_common_tokens(model: Any, prompts: Sequence[list[int]]) -> Any:
     """Run the model once on the tokens that all prompts start with, such as a system prompt or worked examples.
 
     Return their cache, or None if they are few or cannot be read separately.
+
+    Args:
+        prompts: those of the completions in their order. Equal prompts that follow each other are read once anyway.
     """
     import torch
 
+    prompts = [prompt for prompt, _ in itertools.groupby(prompts)]
+    if not prompts:
+        return None
     num_common = _common_length(prompts)
     saved_tokens = num_common * (len(prompts) - 1)
     if saved_tokens < _MIN_SAVED_TOKENS or not growing_cache.has_full_attention(model.config):

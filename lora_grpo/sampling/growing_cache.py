@@ -104,11 +104,11 @@ class GrowingLayer:
         self.keys = self.keys[:count]
         self.values = self.values[:count]
 
-    def copy_rows(self, rows: torch.Tensor) -> GrowingLayer:
-        """Return a layer with copies of some rows."""
+    def copy_row(self, row: int, columns: torch.Tensor) -> GrowingLayer:
+        """Return a layer with copies of some columns of one row."""
         layer = copy.copy(self)
-        layer.keys = self.keys[rows]
-        layer.values = self.values[rows]
+        layer.keys = self.keys[row : row + 1].index_select(2, columns)
+        layer.values = self.values[row : row + 1].index_select(2, columns)
         layer._spare = 0
         return layer
 

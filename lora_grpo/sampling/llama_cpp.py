@@ -11,8 +11,9 @@ from lora_grpo.grading import Row
 from lora_grpo.prompts import thoughts
 from lora_grpo.sampling.gguf_model import GgufModel
 from lora_grpo.sampling.llama_server import LlamaServer
+from lora_grpo.sampling.requests import Request, RequestQueue, serve_in_threads
 from lora_grpo.sampling.sampler import Sampler
-from lora_grpo.sampling.samples import Prompts, SampledTokens, SamplingParams, end_at_question
+from lora_grpo.sampling.samples import Prompts, SampledTokens, SamplingParams, end_early
 from lora_grpo.sampling.streams import by_prompt, in_threads
 
 _SLOTS = 8
@@ -101,28 +102,38 @@ class GgufSampler(Sampler):
         """Return an iterator over (index of the prompt, its completions). See `Sampler.stream`."""
 
         def complete(index: int) -> SampledTokens:
-            limit = params.token_limit(index)
-            body = {
-                "prompt": prompts[index // params.num_samples],
-                "n_predict": limit,
-                "seed": seeds[index],
-                "return_tokens": True,
-                "temperature": params.temperature,
-                "top_p": params.top_p,
-                **_ONLY_TEMPERATURE_AND_TOP_P,
-                "preserved_tokens": self._kept_tokens,  # llama.cpp's text has no special tokens but these
-            }
-            answer = self._server.post("/completion", body)
-            token_ids = answer["tokens"]
-            truncated = answer["stop_type"] == "limit"
-            if truncated and len(token_ids) < limit:
-                raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
-            sample = SampledTokens(token_ids, answer["content"], truncated)
-            if params.ends_at_next_question:
-                sample = end_at_question(self.tokenizer, sample)
-            return sample
+            prompt = prompts[index // params.num_samples]
+            return self._complete(prompt, params, params.token_limit(index), seeds[index])
 
         return by_prompt(in_threads(complete, len(seeds), _SLOTS), params.num_samples)
+
+    def _serve(self, queue: RequestQueue) -> None:
+        """Sample requests as they come, each in a thread of its own."""
+
+        def complete(request: Request) -> SampledTokens:
+            return self._complete(request.prompt_ids, request.params, request.max_tokens, request.seed)
+
+        serve_in_threads(queue, complete, _SLOTS)
+
+    def _complete(self, prompt: str | list[int], params: SamplingParams, limit: int, seed: int) -> SampledTokens:
+        """Return one completion of at most `limit` tokens."""
+        body = {
+            "prompt": prompt,
+            "n_predict": limit,
+            "seed": seed,
+            "return_tokens": True,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            **_ONLY_TEMPERATURE_AND_TOP_P,
+            "preserved_tokens": self._kept_tokens,  # llama.cpp's text has no special tokens but these
+        }
+        answer = self._server.post("/completion", body)
+        token_ids = answer["tokens"]
+        truncated = answer["stop_type"] == "limit"
+        if truncated and len(token_ids) < limit:
+            raise RunError("the context of llama.cpp is full; pass a smaller --max-completion-tokens")
+        sample = SampledTokens(token_ids, answer["content"], truncated)
+        return end_early(self.tokenizer, sample, params)
 
     def close(self) -> None:
         """End the server."""

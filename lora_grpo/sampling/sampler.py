@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from lora_grpo.errors import RunError
 from lora_grpo.prompts import plain_text, thoughts
 from lora_grpo.sampling import batch_memory, growing_cache
 from lora_grpo.sampling import continuous_batching as batching
+from lora_grpo.sampling.requests import RequestQueue, Waiting
 from lora_grpo.sampling.samples import (
     Decoded,
     Prompts,
     SampledTokens,
     SamplingParams,
-    asks_next_question,
-    end_at_question,
+    end_early,
+    has_ended_early,
 )
 from lora_grpo.sampling.streams import by_prompt
 from lora_grpo.sampling.token_selection import completion_seed, select_tokens, uniform_numbers
@@ -52,8 +53,10 @@ class Sampler:
         self.model = model
         self.tokenizer = tokenizer
         self.eos_token_ids = list(eos_token_ids)
-        self._previous_call: dict[int, batching.CachedCompletion] | None = None
-        """The completions of the previous call, by index; see `SamplingParams.continues`."""
+        self._adapter_is_on = True
+        """Whether completions are sampled with the adapter, as far as the caches that are kept are concerned."""
+        self._kept: dict[tuple[bool, Hashable], batching.KeptCache] = {}
+        """The caches of earlier completions, the oldest first, by adapter (on or off) and `SamplingParams.keys`."""
 
     def sample(
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int], *, adapter: bool = True
@@ -79,6 +82,7 @@ class Sampler:
     @contextlib.contextmanager
     def awake(self, *, adapter: bool) -> Iterator[None]:
         """Keep the sampler awake inside the block, with the current adapter or without an adapter."""
+        self._adapter_is_on = adapter
         self.wake_up(adapter=adapter)
         try:
             yield
@@ -97,7 +101,12 @@ class Sampler:
 
     def sleep(self) -> None:
         """Release the memory that only sampling needs."""
-        self._previous_call = None
+        self._kept.clear()
+
+    def forget(self, key: Hashable) -> None:
+        """Free the cache that is kept under a key of `SamplingParams.keys`, if there is one."""
+        for adapter in (False, True):
+            self._kept.pop((adapter, key), None)
 
     def close(self) -> None:
         """Release all memory. The sampler cannot be used afterwards."""
@@ -114,7 +123,12 @@ class Sampler:
         return self.tokenizer(list(prompts), add_special_tokens=add_special_tokens)["input_ids"]
 
     def fit_batch(self, prompts: Prompts, max_tokens: int, caches_per_completion: int = 1) -> None:
-        """Set `batch_size` to the number of completions that fit in memory. Engines that stream keep None."""
+        """Set `batch_size` to the number of completions that fit in memory. Engines that stream keep None.
+
+        Args:
+            caches_per_completion: 2 if caches are kept for later prompts. Then as many caches can be kept as
+                completions are decoded, so that the oldest are given up if there are more.
+        """
         if self.streams:
             return
         longest_prompt = max(len(ids) for ids in self.encode(prompts))
@@ -125,8 +139,11 @@ class Sampler:
         self, prompts: Prompts, params: SamplingParams, seeds: Sequence[int]
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions). The sampler must be awake. See `sample` for arguments."""
-        decoded = self._decode_in_memory(self.encode(prompts), params, seeds)
-        samples = self._to_samples(decoded, params)
+        prompt_ids = [ids for ids in self.encode(prompts) for _ in range(params.num_samples)]
+        finished: dict[int, Decoded] = {}
+        self._decode_in_memory(prompt_ids, params, seeds, finished.__setitem__)
+        decoded = [finished[index] for index in range(len(seeds))]
+        samples = self.to_samples(decoded, params)
         yield from by_prompt(enumerate(samples), params.num_samples)
 
     def stream_text(self, prompt: str, params: SamplingParams, seed: int) -> Iterator[str]:
@@ -140,7 +157,8 @@ class Sampler:
             part_params = replace(
                 params,
                 max_tokens=min(_PART_TOKENS, params.max_tokens - len(token_ids)),
-                continues=(0,) if token_ids else (),
+                continues=("text",),
+                keys=("text",),
                 ends_at_next_question=False,  # a part may begin or end within `Question:`; see below
             )
             part_seed = completion_seed(seed, "part", len(token_ids))
@@ -166,34 +184,113 @@ class Sampler:
             if is_over or not ends_within_character:
                 yield text.removeprefix(shown_text)
                 shown_text = text
+        self.forget("text")
 
-    def _to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
+    def serve(self, queue: RequestQueue) -> None:
+        """Sample what other threads ask for, until the queue is closed and empty. The sampler must be awake.
+
+        It runs in the thread that owns the model. An error is raised here and in all threads that wait.
+        """
+        try:
+            self._serve(queue)
+        except BaseException as error:
+            queue.fail(error)
+            raise
+
+    def _serve(self, queue: RequestQueue) -> None:
+        """Sample in waves; see `RequestQueue`. Requests with the same options are decoded together."""
+        woken_with_adapter = self._adapter_is_on
+        try:
+            while (wave := queue.next_wave()) is not None:
+                for key in queue.take_forgotten():
+                    self.forget(key)
+                groups: dict[tuple[bool, float, float, tuple[str, ...]], list[Waiting]] = {}
+                for waiting in wave:
+                    request = waiting.request
+                    adapter = request.adapter and woken_with_adapter
+                    options = (adapter, request.temperature, request.top_p, request.stop)
+                    groups.setdefault(options, []).append(waiting)
+                for options in sorted(groups):
+                    adapter, *_ = options
+                    self._switch_adapter(on=adapter)
+                    self._serve_together(groups[options])
+        finally:
+            self._switch_adapter(on=woken_with_adapter)
+
+    def _switch_adapter(self, *, on: bool) -> None:
+        """Turn the adapter on or off while the sampler is awake."""
+        if on != self._adapter_is_on:
+            self._adapter_is_on = on
+            self.wake_up(adapter=on)
+
+    def _serve_together(self, group: Sequence[Waiting]) -> None:
+        """Decode requests with the same options, and answer each as soon as its completion is finished."""
+        requests = [waiting.request for waiting in group]
+        token_limits = tuple(request.max_tokens for request in requests)
+        params = SamplingParams(
+            num_samples=1,
+            temperature=requests[0].temperature,
+            top_p=requests[0].top_p,
+            max_tokens=max(token_limits),
+            max_tokens_by_prompt=token_limits,
+            continues=tuple(request.continues for request in requests),
+            keys=tuple(request.key for request in requests),
+            stop=requests[0].stop,
+        )
+
+        def answer(index: int, decoded: Decoded) -> None:
+            [sample] = self.to_samples([decoded], params)
+            is_wanted = group[index].finish(sample)
+            key = requests[index].key
+            if not is_wanted and key is not None:
+                self.forget(key)
+
+        prompts = [request.prompt_ids for request in requests]
+        self._decode_in_memory(prompts, params, [request.seed for request in requests], answer)
+
+    def to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
+        """Return completions with their text, up to where they end by the parameters; see `end_early`."""
         texts = thoughts.decode(self.tokenizer, [completion.token_ids for completion in decoded])
         samples = []
         for completion, text in zip(decoded, texts, strict=True):
             token_ids = completion.token_ids
             has_ended = bool(token_ids) and token_ids[-1] in self.eos_token_ids
             samples.append(SampledTokens(token_ids, text, truncated=not has_ended, logprobs=completion.logprobs))
-        if params.ends_at_next_question:
-            samples = [end_at_question(self.tokenizer, sample) for sample in samples]
-        return samples
+        return [end_early(self.tokenizer, sample, params) for sample in samples]
 
     @functools.cached_property
-    def _colon_ids(self) -> list[int]:
-        """The tokens that can end `Question:`."""
-        return sorted(token_id for token, token_id in self.tokenizer.get_vocab().items() if ":" in token)
+    def _token_texts(self) -> list[str]:
+        """The text of each token of the vocabulary."""
+        return list(self.tokenizer.batch_decode([[token_id] for token_id in range(len(self.tokenizer))]))
+
+    def _ending_ids(self, params: SamplingParams) -> list[int]:
+        """Return the tokens that can be the last of a stop string or of `Question:`."""
+        last_characters = {stop[-1] for stop in params.stop}
+        if params.ends_at_next_question:
+            last_characters.add(":")
+        if not last_characters:
+            return []
+        if " " in last_characters:  # the text of a single token may be without its space
+            return list(range(len(self._token_texts)))
+        last_characters.add("\ufffd")  # a part of a character
+        return [token_id for token_id, text in enumerate(self._token_texts) if not last_characters.isdisjoint(text)]
 
     def _decode_in_memory(
-        self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Decoded]:
-        """Decode. If memory runs out and `batch_size` is set, halve it and start over."""
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        on_finished: Callable[[int, Decoded], object],
+    ) -> None:
+        """Decode. If memory runs out and `batch_size` is set, halve it and start over, also with what has finished."""
         import torch
 
         was_training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                return self._decode(prompts, params, seeds)
+                self._decode(prompts, params, seeds, on_finished)
+                return
         except RuntimeError as error:
             if self.batch_size is None or not batch_memory.ran_out_of_memory(error):
                 raise
@@ -206,17 +303,28 @@ class Sampler:
         finally:
             self.model.train(was_training)
         # The batch is freed only here, after the error and its frames are gone.
+        self._kept.clear()
         gc.collect()
         torch.cuda.empty_cache()
         self.batch_size = failed_batch_size // 2
         console.note(f"out of memory with batch size {failed_batch_size}; retrying with {self.batch_size}")
-        return self._decode_in_memory(prompts, params, seeds)
+        self._decode_in_memory(prompts, params, seeds, on_finished)
 
-    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
-        """Return N = B·G completions.
+    def _decode(
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        on_finished: Callable[[int, Decoded], object],
+    ) -> None:
+        """Decode N completions.
 
         The batch has R ≤ N rows. At each step, every row gets a token; rows that have finished leave; the model reads
         the new tokens of the others. The rows change, so results are stored by the completion's index in the call.
+
+        Args:
+            prompts: those of the N completions, in the order of `seeds`.
+            on_finished: is called with the index and the tokens of each completion when it is finished.
         """
         import torch
 
@@ -224,55 +332,52 @@ class Sampler:
         pad_token_id = self.tokenizer.pad_token_id
         num_completions = len(seeds)
         max_tokens = params.max_tokens
+        is_greedy = params.temperature == 0  # then the tokens have no logprobs
 
         # How the batch is filled. Without a batch size, all completions start together, and the batch only shrinks.
         batch_size = min(self.batch_size or num_completions, num_completions)
         full_attention = growing_cache.has_full_attention(self.model.config)
         refills = self.batch_size is not None and full_attention
-        # In a conversation, the caches of finished completions are kept for the next call.
-        keeps_caches = params.continues is not None and batch_size == num_completions and full_attention
-        # `_previous_call` is emptied before decoding, so that a second try after an error reads whole prompts.
-        previous_call = self._previous_call
-        self._previous_call = None
-        finished: dict[int, batching.CachedCompletion] = {}
+        keys = params.keys if full_attention else None
 
         # What each completion samples, and when it ends.
         uniform = uniform_numbers(seeds, max_tokens, device)  # (N, max_tokens) in [0, 1)
         sampled = torch.zeros((num_completions, max_tokens), dtype=torch.long, device=device)
         logprobs = torch.zeros((num_completions, max_tokens), device=device)
-        lengths = torch.full((num_completions,), max_tokens, device=device)
         limits = torch.tensor([params.token_limit(index) for index in range(num_completions)], device=device)
         eos = torch.tensor(self.eos_token_ids, device=device)
-        colon_ids = self._colon_ids if params.ends_at_next_question else []
-        colons = torch.tensor(colon_ids, dtype=torch.long, device=device)
+        ending_ids = torch.tensor(self._ending_ids(params), dtype=torch.long, device=device)
 
-        # Start: the conversations go on in the caches of their previous turns, or prompts are read as places are free.
+        # Completions whose caches are kept start first, so that as many caches are in memory as before.
+        kept_caches = self._take_kept(prompts, params)
+        new_indices = [index for index in range(num_completions) if index not in kept_caches]
+        waiting = [*kept_caches, *new_indices]
+        common_cache = batching.read_common_tokens(self.model, [prompts[index] for index in new_indices])
+
         batch: batching.Batch | None = None
-        common_cache = None
-        num_started = 0
-        if previous_call and params.continues:
-            batch = batching.Batch.continued([previous_call[index] for index in params.continues])
-            previous_call = None  # frees the caches of conversations that are over
-            batch.read(self.model, prompts, pad_token_id)
-            num_started = num_completions
-        else:
-            common_cache = batching.read_common_tokens(self.model, prompts)
-
-        num_running = len(batch) if batch is not None else 0
-        while num_running or num_started < num_completions:
+        num_running = 0
+        while num_running or waiting:
             # Waiting completions take the places of those that have finished.
             while num_new := batching.num_to_start(
-                batch_size, running=num_running, waiting=num_completions - num_started, refills=refills
+                batch_size, running=num_running, waiting=len(waiting), refills=refills
             ):
-                indices = range(num_started, num_started + num_new)
-                new_batch = batching.prefill(
-                    self.model, pad_token_id, prompts, indices, params.num_samples, common_cache
-                )
-                if batch is not None and num_running:
-                    batch.join(new_batch)
-                else:
-                    batch = new_batch
-                num_started += num_new
+                started = waiting[:num_new]
+                waiting = waiting[num_new:]
+                new_batches = [batch] if batch is not None and num_running else []
+
+                # They go on in their caches, or their prompts are read.
+                continued = {index: kept_caches.pop(index) for index in started if index in kept_caches}
+                if continued:
+                    continued_batch = batching.Batch.continued(continued)
+                    continued_batch.read(self.model, prompts, pad_token_id)
+                    new_batches.append(continued_batch)
+                unread = [index for index in started if index not in continued]
+                if unread:
+                    new_batches.append(batching.prefill(self.model, pad_token_id, prompts, unread, common_cache))
+
+                batch, *others = new_batches
+                if others:
+                    batch.join(*others)
                 num_running = len(batch)
             assert batch is not None  # at least one completion has started
 
@@ -285,16 +390,19 @@ class Sampler:
 
             # Which rows have ended: (R,) booleans.
             has_ended = torch.isin(tokens, eos) | (batch.steps == limits[batch.indices])
-            if params.ends_at_next_question:
-                # Text is decoded only where the newest token can end `Question:`.
-                for row in torch.isin(tokens, colons).nonzero().squeeze(1).tolist():
+            if params.ends_early:
+                # Text is decoded only where the newest token can be the last of what ends it.
+                for row in torch.isin(tokens, ending_ids).nonzero().squeeze(1).tolist():
                     row_tokens = sampled[batch.indices[row], : batch.steps[row]].tolist()
-                    has_ended[row] |= asks_next_question(self.tokenizer, row_tokens)
-            lengths[batch.indices[has_ended]] = batch.steps[has_ended]
-            if keeps_caches and has_ended.any():
-                ended_batch = batch.copy(has_ended.nonzero().squeeze(1))
-                for row, index in enumerate(ended_batch.indices.tolist()):
-                    finished[index] = batching.CachedCompletion(ended_batch, row)
+                    has_ended[row] |= has_ended_early(self.tokenizer, row_tokens, params)
+            for row in has_ended.nonzero().squeeze(1).tolist():
+                index = int(batch.indices[row])
+                length = int(batch.steps[row])
+                token_ids = sampled[index, :length].tolist()
+                if keys is not None and keys[index] is not None:
+                    cached_ids = prompts[index] + token_ids[:-1]
+                    self._keep(keys[index], batching.KeptCache(cached_ids, batch.copy_row(row)))
+                on_finished(index, Decoded(token_ids, None if is_greedy else logprobs[index, :length].tolist()))
 
             # The others go on: the model reads their new tokens.
             batch.advance(self.model, tokens, running=(~has_ended).nonzero().squeeze(1))
@@ -302,10 +410,31 @@ class Sampler:
                 batch.trim()  # the longest rows may have left
             num_running = len(batch)
 
-        if keeps_caches:
-            self._previous_call = finished
-        is_greedy = params.temperature == 0  # then the tokens have no logprobs
-        completions = []
-        for ids, ids_logprobs, length in zip(sampled.tolist(), logprobs.tolist(), lengths.tolist(), strict=True):
-            completions.append(Decoded(ids[:length], None if is_greedy else ids_logprobs[:length]))
-        return completions
+    def _take_kept(self, prompts: list[list[int]], params: SamplingParams) -> dict[int, batching.Batch]:
+        """Return the caches that completions of a call go on with, by index. They are no longer kept."""
+        caches: dict[Hashable, batching.KeptCache] = {}
+        batches: dict[int, batching.Batch] = {}
+        for index, prompt in enumerate(prompts):
+            key = None
+            if params.continues is not None:
+                key = params.continues[index // params.num_samples]
+            if key is None:
+                continue
+            if key not in caches:
+                kept = self._kept.get((self._adapter_is_on, key))
+                if kept is None or not kept.begins(prompt):
+                    continue
+                del self._kept[self._adapter_is_on, key]
+                caches[key] = kept
+                batches[index] = kept.batch
+            elif caches[key].begins(prompt):
+                batches[index] = caches[key].batch.copy_row(0)  # another branch
+        return batches
+
+    def _keep(self, key: Hashable, cache: batching.KeptCache) -> None:
+        """Keep a cache under a key. With a batch size, no more caches are kept than completions are decoded at once."""
+        self._kept.pop((self._adapter_is_on, key), None)
+        if self.batch_size is not None and len(self._kept) >= self.batch_size:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+        self._kept[self._adapter_is_on, key] = cache

@@ -1,13 +1,14 @@
 """Sample from a model that Unsloth trains, with its vLLM engine or with `generate`. Its trainer makes the rollouts."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from lora_grpo.sampling.requests import RequestQueue
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams
 from lora_grpo.sampling.streams import by_prompt
 from lora_grpo.sampling.vllm_engine import VllmEngine
-from lora_grpo.sampling.vllm_sampler import request_options
+from lora_grpo.sampling.vllm_sampler import request_options, serve_engine
 
 
 class SharedVllmSampler(Sampler):
@@ -46,7 +47,12 @@ class SharedVllmSampler(Sampler):
         options = request_options(params, seeds, self.eos_token_ids, logprobs=True)
         finished = engine.stream(requests, options, self._adapter)
         for prompt_index, decoded in by_prompt(finished, params.num_samples):
-            yield prompt_index, self._to_samples(decoded, params)
+            yield prompt_index, self.to_samples(decoded, params)
+
+    def _serve(self, queue: RequestQueue) -> None:
+        """Sample requests as they come."""
+        engine = VllmEngine(self.model.vllm_engine.llm_engine, sleeps=False)
+        serve_engine(self, engine, queue, self._adapter, logprobs=True)
 
 
 class GenerateSampler(Sampler):
@@ -58,17 +64,21 @@ class GenerateSampler(Sampler):
 
     serves_training = False
 
-    def _decode(self, prompts: list[list[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Decoded]:
+    def _decode(
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        seeds: Sequence[int],
+        on_finished: Callable[[int, Decoded], object],
+    ) -> None:
         import torch
 
-        rows = [ids for ids in prompts for _ in range(params.num_samples)]
-        batch_size = self.batch_size or len(rows)
+        batch_size = self.batch_size or len(prompts)
         torch.manual_seed(seeds[0])
-        completions = []
-        for start in range(0, len(rows), batch_size):
-            for ids in self._generate(rows[start : start + batch_size], params):
-                completions.append(Decoded(ids, logprobs=None))
-        return completions
+        for start in range(0, len(prompts), batch_size):
+            completions = self._generate(prompts[start : start + batch_size], params)
+            for index, ids in enumerate(completions, start):
+                on_finished(index, Decoded(ids[: params.token_limit(index)], logprobs=None))
 
     def _generate(self, rows: list[list[int]], params: SamplingParams) -> list[list[int]]:
         """Return the token ids of a completion of each of R rows, up to its end-of-sequence token."""

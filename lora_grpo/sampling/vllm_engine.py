@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import check_vllm_quantizes, use_tables
 from lora_grpo.models import base_model, engines, in_vllm, model_files
 from lora_grpo.sampling.merged_copy import plain_copy
-from lora_grpo.sampling.samples import Decoded
+from lora_grpo.sampling.requests import Request, RequestQueue, Waiting
+from lora_grpo.sampling.samples import Decoded, SampledTokens
 
 _SETTINGS = {
     # The engine runs in this process, so that it ends with it. On a CPU, it then uses torch's threads, unpinned.
@@ -84,31 +85,81 @@ class VllmEngine:
             options: R sets of arguments for vLLM's `SamplingParams`.
             adapter: None for the base model.
         """
-        import vllm
-        from vllm.sampling_params import RequestOutputKind
-
         if self._engine.has_unfinished_requests():
             raise RuntimeError("another stream of this sampler is running; finish or close it first")
         call = next(self._call_numbers)
         pending = {f"{call}-{index}": index for index in range(len(prompts))}
-        inputs = self._engine.renderer.render_cmpl([{"prompt_token_ids": prompt} for prompt in prompts])
         try:
             for name, index in pending.items():
-                params = vllm.SamplingParams(
-                    **options[index], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-                )
-                self._engine.add_request(name, inputs[index], params, lora_request=adapter)
+                self._add(name, prompts[index], options[index], adapter)
             while pending:
-                for output in self._engine.step():
-                    [completion] = output.outputs
-                    reason = completion.finish_reason
-                    if reason not in ("stop", "length"):
-                        raise RunError(f"vLLM aborted a completion ({reason}); select the transformers backend")
-                    index = pending.pop(output.request_id)
-                    yield index, Decoded(list(completion.token_ids), _token_logprobs(completion))
+                for name, decoded in self._step():
+                    yield pending.pop(name), decoded
         finally:
             if pending:
                 self._engine.abort_request(list(pending))
+
+    def serve(
+        self,
+        queue: RequestQueue,
+        task_of: Callable[[Request], tuple[dict[str, Any], Any]],
+        sample_of: Callable[[Request, Decoded], SampledTokens],
+    ) -> None:
+        """Decode requests as they come, until the queue is closed and empty. Canceled ones are aborted.
+
+        Args:
+            task_of: returns the arguments for vLLM's `SamplingParams`, and the adapter or None.
+            sample_of: returns the completion that a request gets.
+        """
+        call = next(self._call_numbers)
+        request_numbers = itertools.count()
+        running: dict[str, Waiting] = {}
+        try:
+            while True:
+                # If nothing is running, there is nothing to do until a request arrives.
+                arrived = queue.take_arrived(wait=not running)
+                if arrived is None:
+                    return
+                for waiting in arrived:
+                    name = f"{call}-{next(request_numbers)}"
+                    options, adapter = task_of(waiting.request)
+                    self._add(name, waiting.request.prompt_ids, options, adapter)
+                    running[name] = waiting
+
+                canceled = [name for name, waiting in running.items() if waiting.future.cancelled()]
+                if canceled:
+                    self._engine.abort_request(canceled)
+                    for name in canceled:
+                        del running[name]
+
+                if running:
+                    for name, decoded in self._step():
+                        waiting = running.pop(name)
+                        waiting.finish(sample_of(waiting.request, decoded))
+        finally:
+            if running:
+                self._engine.abort_request(list(running))
+
+    def _add(self, name: str, prompt: list[int], options: dict[str, Any], adapter: Any) -> None:
+        """Add a request to those that the engine decodes."""
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        [engine_input] = self._engine.renderer.render_cmpl([{"prompt_token_ids": prompt}])
+        params = vllm.SamplingParams(**options, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        self._engine.add_request(name, engine_input, params, lora_request=adapter)
+
+    def _step(self) -> list[tuple[str, Decoded]]:
+        """Decode one more token of each request, and return the name and the tokens of those that have finished."""
+        finished = []
+        for output in self._engine.step():
+            [completion] = output.outputs
+            reason = completion.finish_reason
+            if reason not in ("stop", "length"):
+                raise RunError(f"vLLM aborted a completion ({reason}); select the transformers backend")
+            decoded = Decoded(list(completion.token_ids), _token_logprobs(completion))
+            finished.append((output.request_id, decoded))
+        return finished
 
     def sleep(self) -> None:
         """Move the weights to host memory and free the cache."""

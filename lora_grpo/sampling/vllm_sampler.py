@@ -16,8 +16,9 @@ from lora_grpo.errors import RunError
 from lora_grpo.files import disk
 from lora_grpo.memory import estimate
 from lora_grpo.models import ADAPTER_WEIGHTS, SELECTION, read_adapter
+from lora_grpo.sampling.requests import Request, RequestQueue
 from lora_grpo.sampling.sampler import Sampler
-from lora_grpo.sampling.samples import Prompts, SampledTokens, SamplingParams
+from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams
 from lora_grpo.sampling.streams import by_prompt
 from lora_grpo.sampling.vllm_engine import VllmEngine
 from lora_grpo.sampling.vllm_server import VllmServer
@@ -106,7 +107,11 @@ class VllmSampler(Sampler):
         options = request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
         finished = self.engine.stream(requests, options, self._adapter)
         for prompt_index, decoded in by_prompt(finished, params.num_samples):
-            yield prompt_index, self._to_samples(decoded, params)
+            yield prompt_index, self.to_samples(decoded, params)
+
+    def _serve(self, queue: RequestQueue) -> None:
+        """Sample requests as they come."""
+        serve_engine(self, self.engine, queue, self._adapter, logprobs=self.serves_training)
 
     def close(self) -> None:
         """Shut down the engine."""
@@ -175,6 +180,28 @@ def request_options(
     for index, seed in enumerate(seeds):
         options.append({**common_options, "seed": seed, "max_tokens": params.token_limit(index)})
     return options
+
+
+def serve_engine(
+    sampler: Sampler, engine: VllmEngine | VllmServer, queue: RequestQueue, adapter: Any, *, logprobs: bool
+) -> None:
+    """Let an engine sample requests as they come; see `Sampler.serve`.
+
+    Args:
+        adapter: the engine's name for the adapter with which the sampler is awake, or None.
+        logprobs: whether completions that are not decoded greedily have logprobs.
+    """
+
+    def task_of(request: Request) -> tuple[dict[str, Any], Any]:
+        wants_logprobs = logprobs and request.temperature > 0
+        [options] = request_options(request.params, [request.seed], sampler.eos_token_ids, logprobs=wants_logprobs)
+        return options, adapter if request.adapter else None
+
+    def sample_of(request: Request, decoded: Decoded) -> SampledTokens:
+        [sample] = sampler.to_samples([decoded], request.params)
+        return sample
+
+    engine.serve(queue, task_of, sample_of)
 
 
 def served_rank(adapter: Path) -> int:

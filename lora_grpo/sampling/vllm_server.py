@@ -5,13 +5,14 @@ import contextlib
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lora_grpo import distributed
 from lora_grpo.errors import RunError, UserError, first_line
-from lora_grpo.sampling.samples import Decoded
+from lora_grpo.sampling.requests import Request, RequestQueue, serve_in_threads
+from lora_grpo.sampling.samples import Decoded, SampledTokens
 from lora_grpo.sampling.streams import in_threads
 
 _MAX_REQUESTS = 256
@@ -83,22 +84,41 @@ class VllmServer:
         """Return an iterator over completions. See `VllmEngine.stream`."""
 
         def complete(index: int) -> Decoded:
-            body = {
-                **options[index],
-                "prompt": prompts[index],
-                "model": adapter or self._base,
-                "return_token_ids": True,
-            }
-            answer = self._post("/v1/completions", body)
-            if answer.status_code != 200:
-                raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
-            [choice] = answer.json()["choices"]
-            if choice["finish_reason"] not in ("stop", "length"):
-                raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
-            logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else None
-            return Decoded(choice["token_ids"], logprobs)
+            return self._complete(prompts[index], options[index], adapter)
 
         return in_threads(complete, len(prompts), _MAX_REQUESTS)
+
+    def serve(
+        self,
+        queue: RequestQueue,
+        task_of: Callable[[Request], tuple[dict[str, Any], str | None]],
+        sample_of: Callable[[Request, Decoded], SampledTokens],
+    ) -> None:
+        """Decode requests as they come, each in a thread of its own. See `VllmEngine.serve`."""
+
+        def complete(request: Request) -> SampledTokens:
+            options, adapter = task_of(request)
+            # The server ends at stop strings too, so that it samples few tokens that `sample_of` cuts.
+            decoded = self._complete(request.prompt_ids, {**options, "stop": list(request.stop)}, adapter)
+            return sample_of(request, decoded)
+
+        serve_in_threads(queue, complete, _MAX_REQUESTS)
+
+    def _complete(self, prompt: list[int], options: dict[str, Any], adapter: str | None) -> Decoded:
+        body = {
+            **options,
+            "prompt": prompt,
+            "model": adapter or self._base,
+            "return_token_ids": True,
+        }
+        answer = self._post("/v1/completions", body)
+        if answer.status_code != 200:
+            raise RunError(f"the server at {self.url} failed on a completion: {_message(answer)}")
+        [choice] = answer.json()["choices"]
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise RunError(f"the server at {self.url} aborted a completion ({choice['finish_reason']})")
+        logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else None
+        return Decoded(choice["token_ids"], logprobs)
 
     def sleep(self) -> None:
         """Do nothing, because the server manages its own memory."""

@@ -146,11 +146,10 @@ def test_the_cache_is_kept_between_turns(quiz, starter_sampler, monkeypatch):
 def test_the_caches_of_earlier_batches_are_freed_one_by_one(starter_sampler):
     prompts = [[number % 50 + 5 for number in range(start, start + 400)] for start in range(12)]
     with torch.no_grad(), TensorMemory() as held:
-        batches = [continuous_batching.prefill(starter_sampler.model, 0, [ids], range(1), 1) for ids in prompts]
+        batches = [continuous_batching.prefill(starter_sampler.model, 0, [ids], [0]) for ids in prompts]
         expected = [layer.keys.clone() for layer in batches[5].cache.layers]
         before = held.peak = held.live
-        completions = [continuous_batching.CachedCompletion(batch, row=0) for batch in reversed(batches)]
-        joined = continuous_batching.Batch.continued(completions)
+        joined = continuous_batching.Batch.continued(dict(enumerate(reversed(batches))))
     keys = [layer.keys[6:7] for layer in joined.cache.layers]
     assert all(torch.equal(layer_keys, same) for layer_keys, same in zip(keys, expected, strict=True))
     assert held.peak < 1.4 * before
