@@ -142,7 +142,7 @@ class Host:
         for child in self._children.values():
             os.close(child.exit)
             os.close(child.pipe)
-        with open(os.devnull, "rb") as nothing:
+        with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
 
         random.seed(request["seed"])

@@ -39,9 +39,7 @@ class AgentProcess:
         self.mark = mark
 
     @classmethod
-    async def start(
-        cls, command: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]
-    ) -> AgentProcess:
+    async def start(cls, command: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> AgentProcess:
         """Start a command in a folder.
 
         Args:

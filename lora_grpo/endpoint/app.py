@@ -141,4 +141,3 @@ def _stream(events: Any) -> StreamingResponse:
 async def _refuse(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return JSONResponse(error.body(), status_code=error.status)
-

@@ -117,9 +117,7 @@ class LiveEpisode:
         choices = []
         for sample, place in samples:
             text = context.begun_text + sample.text
-            message = answer_message(
-                self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools)
-            )
+            message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools))
             call = self._keep(context, sample, text, [*messages, message], place)
             self._conversations.add(call, tools)
             wants_tokens = bool(request.logprobs)
@@ -315,9 +313,7 @@ class WarmUp:
         return await self.chat(ChatRequest(messages=[{}]))
 
 
-def chat_choice(
-    tokenizer: Any, message: dict[str, Any], sample: SampledTokens, *, wants_tokens: bool
-) -> Choice:
+def chat_choice(tokenizer: Any, message: dict[str, Any], sample: SampledTokens, *, wants_tokens: bool) -> Choice:
     """Return one choice of a chat completion.
 
     Args:
@@ -354,9 +350,7 @@ def text_choice(tokenizer: Any, sample: SampledTokens, *, wants_tokens: bool) ->
     )
 
 
-def completion(
-    model: str, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]
-) -> Completion:
+def completion(model: str, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]) -> Completion:
     """Return the answer to a request."""
     return Completion(
         id=f"chatcmpl-{secrets.token_hex(12)}",

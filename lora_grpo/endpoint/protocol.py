@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
     *("verbosity", "reasoning_effort"),
 )
-"""Fields that do not change what is sampled here: labels, billing, and wishes that a model without them cannot grant."""
+"""Fields that do not change what is sampled here: labels, billing, and wishes that need another kind of model."""
 
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),

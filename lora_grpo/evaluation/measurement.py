@@ -230,7 +230,8 @@ def _statistics(results: Sequence[Result]) -> dict[str, float]:
 
     if all("messages" in result for result in results):
         for name in ("turns", "tool_calls", "failed_calls"):
-            counts[f"mean {name.replace('_', ' ')}"] = statistics.fmean(result[name] for result in results)
+            if all(name in result for result in results):  # the tools of an agent are its own
+                counts[f"mean {name.replace('_', ' ')}"] = statistics.fmean(result[name] for result in results)
         ends = Counter(str(result["ended_by"]) for result in results)
         for end, count in sorted(ends.items()):
             counts[f"ended by {end}"] = count

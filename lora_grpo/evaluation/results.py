@@ -100,8 +100,10 @@ def episode_result(task: str, sample_index: str | int, episode: Episode, verdict
         result["failed_calls"] = episode.session.failed_calls
     if episode.agent:
         result["messages"] = episode.messages
-        result["calls"] = len(episode.agent.calls)
-        result["failure"] = episode.agent.failure
+        result["turns"] = episode.turns
+        result["ended_by"] = episode.ended_by
+        if episode.agent.failure:
+            result["failure"] = episode.agent.failure
     result["num_tokens"] = sum(episode.loss_mask)
     result["truncated"] = episode.truncated
     return result

@@ -16,8 +16,8 @@ from lora_grpo.tasks import get_task, loaded_columns
 _MAX_LIVE_EPISODES = 64
 """Number of episodes that are played at the same time, unless memory has less room."""
 _PATIENCE = 3.0
-"""Seconds that the others wait for an agent before the model goes on without it. If every agent is faster, a resumed run
-samples the same tokens: what is sampled together does not depend on time."""
+"""Seconds that the others wait for an agent before the model goes on without it. If every agent is faster, what is
+sampled together does not depend on time, and a resumed run samples the same tokens."""
 
 
 def play_agents(
@@ -73,6 +73,11 @@ def play_agents(
 
 def _episode(sampler: Sampler, row: Row, played: agents.Played, params: SamplingParams) -> Episode:
     """Return an episode that is over."""
+    ended_by = "reply"
+    if played.failure:
+        ended_by = "failure"
+    elif played.ran_out_of_tokens:
+        ended_by = "budget"
     episode = Episode(
         row=row,
         prompt="",
@@ -83,7 +88,7 @@ def _episode(sampler: Sampler, row: Row, played: agents.Played, params: Sampling
         verdict=played.verdict,
         agent=played,
         turns=len(played.calls),
-        ended_by="budget" if played.ran_out_of_tokens else "reply",
+        ended_by=ended_by,
     )
     if not played.calls:
         # The agent failed before the model was asked. A row needs a token, which is not trained on.

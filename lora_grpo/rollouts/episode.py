@@ -23,6 +23,7 @@ class Episode:
     - `reply`: the environment has nothing to add. An episode without an environment ends after its only turn.
     - `limit`: the model has had its maximum number of turns.
     - `budget`: a turn was cut at its limit, or the next messages leave no space for a turn.
+    - `failure`: its agent failed.
 
     The environment answers the last turn too, unless it was cut.
     """
