@@ -220,7 +220,7 @@ def measurements(folder: Path) -> Result:
         "micro_batch_size": memory.get("micro_batch_size", record["config"]["train"]["micro_batch_size"]),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "planned_phases_gib": memory.get("planned_phases_gib"),
-        "torch_peak_gib": record.get("peak_gpu_memory_gib"),
+        "torch_peak_gib": record.get("torch_peak_gib"),
     }
     if record.get("git_revision"):
         found["commit"] = record["git_revision"]
