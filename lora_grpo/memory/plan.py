@@ -109,7 +109,7 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
-        memory = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
+        memory: dict[str, Any] = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
         if self.choice:
             memory["choice"] = self.choice
         if self.least_gpu_memory_share is not None:
