@@ -210,6 +210,11 @@ def test_settings_of_vllm_keep_vllm(plug_in, install, folder_of):
     install("gpu")
     model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
     assert planned("gsm8k_lora", model=model, sampling={"reproducible": True}).backend == "vllm"
+
+
+def test_settings_of_vllm_are_not_advised_away(plug_in, install, folder_of):
+    plug_in(*CARDS["RTX 3060"])
+    install("gpu")
     model = {"name": folder_of("google/gemma-4-E2B-it")}
     with pytest.raises(UserError, match="does not fit on") as error:  # fits with the built-in sampler
         planned("gsm8k_lora", model=model, sampling={"reproducible": True})
