@@ -164,7 +164,10 @@ class FastGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Remember the rows for the sampler of a run, and the rollouts for `_prepare_inputs`."""
         self.step_inputs = inputs
-        with trl_compat.no_importance_weights(self) if self.weights_in_loss else contextlib.nullcontext():
+        without_weights: AbstractContextManager[None] = contextlib.nullcontext()
+        if self.weights_in_loss:
+            without_weights = trl_compat.no_importance_weights(self)
+        with without_weights:
             self._new_rollouts = super()._generate_and_score_completions(inputs)
         return self._new_rollouts
 
