@@ -13,6 +13,7 @@ zero_advantage.py       which completions have no gradient, because their advant
 importance_sampling.py  weights that correct for the difference between sampler and trainer
 sampler_comparison.py   that difference, over a step
 micro_batch.py          the completions whose loss is computed, with values for the ones that are left out
+trees.py                completions that are trees: where each token is, and their paths as rows of their own
 packing.py              layout of a packed micro-batch: the position of each token, and what it attends to
 attention.py            the attention of that layout, as implementations for transformers
 shared_prompts.py       hooks that pack what the backbone reads, and the test that a model allows it

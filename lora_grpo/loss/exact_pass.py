@@ -14,9 +14,11 @@ from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
-from lora_grpo.loss.scoring import Score, Scored, Tiles
+from lora_grpo.loss.probes import base_of
+from lora_grpo.loss.scoring import Score, Scored, Tiles, joined
 from lora_grpo.loss.shared_prompts import packed_rows, packing_obstacle
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle
+from lora_grpo.loss.trees import has_trees, paths_of
 from lora_grpo.loss.zero_advantage import rows_with_advantage
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class ExactLossPass:
         attention_mask: torch.Tensor,
         logits_to_keep: int,
         *args: Any,
+        predecessors: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Scored:
         """Return the logprobs of the tokens of R completions, their entropies, and the router's loss.
@@ -136,13 +139,20 @@ class ExactLossPass:
             attention_mask: 1 for tokens and 0 for padding, of the same shape.
             logits_to_keep: the completion width.
             args: more arguments of the trainer's function; so are `kwargs`.
+            predecessors: the column before each token of the completions, which may be trees (`trees.py`), shape (R,
+                completion width); None if every token follows the one before it.
         """
         micro_batch = self._micro_batch
         if micro_batch is not None and micro_batch.read_rows is not None:
             input_ids = input_ids[micro_batch.read_rows]
             attention_mask = attention_mask[micro_batch.read_rows]
+            if predecessors is not None:
+                predecessors = predecessors[micro_batch.read_rows]
 
-        scored = self._score_packed(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        if predecessors is None:
+            scored = self._score_packed(model, input_ids, attention_mask, logits_to_keep, None, *args, **kwargs)
+        else:
+            scored = self._score_trees(model, input_ids, attention_mask, logits_to_keep, predecessors, *args, **kwargs)
 
         if micro_batch is None:
             return scored
@@ -153,26 +163,85 @@ class ExactLossPass:
             return scored
         return micro_batch.with_skipped_rows(scored)
 
+    def _score_trees(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        completion_width: int,
+        predecessors: torch.Tensor,
+        *args: Any,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Scored:
+        """Score at most `batch_size` rows at once, some of which may be trees."""
+        slice_size = batch_size or len(ids)
+        parts = []
+        for start in range(0, len(ids), slice_size):
+            rows = slice(start, start + slice_size)
+            columns_before: torch.Tensor | None = predecessors[rows]
+            if not has_trees(predecessors[rows], mask[rows, -completion_width:]):
+                columns_before = None
+            part = self._score_packed(
+                model, ids[rows], mask[rows], completion_width, columns_before, *args, batch_size=batch_size, **kwargs
+            )
+            parts.append(part)
+        return joined(parts)
+
     def _score_packed(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion_width: int, *args: Any, **kwargs: Any
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        completion_width: int,
+        predecessors: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Scored:
         """Score packed rows if the model and the rows allow it, otherwise padded ones.
 
         `model` may be a wrapper of `self._model`, such as DDP's, which runs its hooks. A separate reference model has
         none, and reads padded rows.
+
+        Args:
+            predecessors: None if no row is a tree.
         """
         if self.packing_disabled_reason or not can_pack(ids, mask, completion_width):
-            return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
+            return self._score_padded(model, ids, mask, completion_width, predecessors, *args, **kwargs)
+        if predecessors is not None and base_of(self._model) not in model.modules():
+            return self._score_padded(model, ids, mask, completion_width, predecessors, *args, **kwargs)
         try:
-            with packed_rows(self._model, completion_width):
+            with packed_rows(self._model, completion_width, predecessors):
                 scored = self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
         except self._fallback_errors as error:
             if self._has_packed:
                 raise
             self._disable_packing(one_line(error))
-            return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
+            return self._score_padded(model, ids, mask, completion_width, predecessors, *args, **kwargs)
         self._has_packed = True
         return scored
+
+    def _score_padded(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        completion_width: int,
+        predecessors: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Scored:
+        """Score padded rows, and trees as one row for each of their paths."""
+        if predecessors is None:
+            return self._score_rows(model, ids, mask, completion_width, *args, **kwargs)
+        paths = paths_of(ids, mask, predecessors)
+        logprobs, entropies, router_loss = self._score_rows(
+            model, paths.ids, paths.mask, paths.path_width, *args, **kwargs
+        )
+        logprobs = paths.collect(logprobs, predecessors.shape)
+        if entropies is not None:
+            entropies = paths.collect(entropies, predecessors.shape)
+        return logprobs, entropies, router_loss
 
     def _score_rows(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Scored:
         """Score rows with the trainer's function, which uses tiles if they are enabled."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from lora_grpo.loss.trees import Ancestry, ancestry
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,9 @@ class Packing:
                              4 7 .
         prompt_entries       0 1 3 4 5       without the dot, which is entry 2
         completion_entries   0 1 4
+
+    A completion may be a tree (`trees.py`). Its tokens have the same slots. Their positions, `visible` and
+    `predecessors` follow the tree: a token attends to its ancestors and to itself.
     """
 
     ids: torch.Tensor
@@ -58,6 +64,8 @@ class Packing:
     + C)."""
     predecessors: torch.Tensor
     """Slot of the token from which each completion token is predicted, shape (R, completion width)."""
+    trees: Ancestry | None = None
+    """Where the tokens of the first C columns are in their trees; None if no completion is a tree."""
     _biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
     _block_masks: list[BlockMask] = field(default_factory=list, repr=False)
 
@@ -89,9 +97,41 @@ class Packing:
             is_prompt_or_same_row = (row_of_slot[key] == -1) | (row_of_slot[key] == row_of_slot[query])
             return is_same_prompt & is_prompt_or_same_row & (key <= query)  # slots of a row are in its order
 
+        visibility = is_visible
+        if self.trees is not None:
+            visibility = self._visibility_in(self.trees, prompt_of_slot, row_of_slot)
         length = self.ids.shape[1]
-        self._block_masks.append(create_block_mask(is_visible, None, None, length, length, device=self.ids.device))
+        self._block_masks.append(create_block_mask(visibility, None, None, length, length, device=self.ids.device))
         return self._block_masks[0]
+
+    def _visibility_in(
+        self, trees: Ancestry, prompt_of_slot: torch.Tensor, row_of_slot: torch.Tensor
+    ) -> Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return the function of two slots that says whether one attends to the other, if completions are trees.
+
+        Args:
+            prompt_of_slot: first slot of the prompt of each slot, shape (T,).
+            row_of_slot: row of each slot, -1 for prompts, shape (T,).
+        """
+        import torch
+
+        # Tokens of prompts have no numbers in a tree.
+        prompt_columns = self.prompt_entries % self.prompt_slots.shape[1]
+        no_numbers = torch.full_like(prompt_columns, -1)
+        entries = self.completion_entries
+        num_prompt_tokens = torch.cat([prompt_columns + 1, trees.num_prompt_tokens.flatten()[entries]])
+        numbers = torch.cat([no_numbers, trees.numbers.flatten()[entries]])
+        ends = torch.cat([no_numbers, trees.ends.flatten()[entries]])
+
+        def is_visible(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            is_same_prompt = prompt_of_slot[query] == prompt_of_slot[key]
+            column_in_prompt = key - prompt_of_slot[key]
+            is_prompt_of_path = (row_of_slot[key] == -1) & (column_in_prompt < num_prompt_tokens[query])
+            is_same_row = row_of_slot[key] == row_of_slot[query]
+            is_ancestor = is_same_row & (numbers[key] <= numbers[query]) & (numbers[query] < ends[key])
+            return is_same_prompt & (is_prompt_of_path | is_ancestor)
+
+        return is_visible
 
 
 def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bool:
@@ -112,13 +152,17 @@ def can_pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> bo
     return bool(prompts_are_left_padded & completions_are_right_padded)
 
 
-def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packing:
+def pack(
+    ids: torch.Tensor, mask: torch.Tensor, completion_width: int, predecessors: torch.Tensor | None = None
+) -> Packing:
     """Pack rows of left-padded prompts and right-padded completions.
 
     Args:
         ids: token ids, shape (R, prompt width + completion width).
         mask: 1 for tokens and 0 for padding, of the same shape.
         completion_width: number of columns of the completions.
+        predecessors: the column before each completion token, as in `rollouts/token_tree.py`, of shape (R,
+            completion width); None if no completion is a tree.
     """
     import torch
 
@@ -150,20 +194,40 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
     in_completion = completion_columns < completion_lengths[:, None] - 1  # (R, C)
     completion_slots = _number(in_completion, first=num_prompt_tokens)
 
-    # A token of a completion attends to its whole prompt, and to its completion up to itself.
-    sees_prompt = in_prompt[prompt_of_row][:, None].expand(-1, num_columns, -1)  # (R, C, longest prompt)
-    is_causal = completion_columns <= completion_columns[:, None]  # (C, C)
-    sees_completion = is_causal.expand(len(ids), -1, -1)  # (R, C, C)
+    prompt_lengths_of_rows = prompt_lengths[prompt_of_row][:, None]  # (R, 1)
+    context = torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1)
+    predecessor_slots = torch.zeros_like(completion_mask, dtype=torch.long)
+    if predecessors is None:
+        trees = None
+        # A token of a completion attends to its whole prompt, and to its completion up to itself.
+        sees_prompt = in_prompt[prompt_of_row][:, None].expand(-1, num_columns, -1)  # (R, C, longest prompt)
+        is_causal = completion_columns <= completion_columns[:, None]  # (C, C)
+        sees_completion = is_causal.expand(len(ids), -1, -1)  # (R, C, C)
+
+        # Positions count from the first token of a prompt, and go on in each of its completions.
+        positions = completion_columns + prompt_lengths_of_rows  # (R, C)
+
+        # The first token of a completion is predicted from the last one of its prompt, any other from the one before.
+        last_of_prompt = prompt_slots.gather(1, prompt_lengths[:, None] - 1)[prompt_of_row]  # (R, 1)
+        predecessor_slots[:, : num_columns + 1] = torch.cat([last_of_prompt, completion_slots], dim=1)
+    else:
+        trees = ancestry(predecessors[:, :num_columns], prompt_lengths_of_rows)
+        sees_prompt = prompt_columns < trees.num_prompt_tokens[:, :, None]  # (R, C, longest prompt)
+        numbers_of_queries = trees.numbers[:, :, None]
+        sees_completion = trees.numbers[:, None] <= numbers_of_queries  # (R, C, C)
+        sees_completion &= numbers_of_queries < trees.ends[:, None]
+        positions = trees.positions
+
+        # A token that begins a sequence gets slot 0. It is not sampled, so nothing is computed from its logprob.
+        columns_before = predecessors[:, : num_columns + 1]
+        is_in_completion = columns_before >= 0
+        entries = columns_before + torch.where(is_in_completion, longest_prompt, prompt_lengths_of_rows)
+        slots = context.gather(1, entries.clamp(min=0))
+        predecessor_slots[:, : num_columns + 1] = slots.masked_fill(entries < 0, 0)
+
     visible = torch.cat([sees_prompt, sees_completion], dim=2)[:, None]
-
-    # Positions count from the first token of a prompt, and go on in each of its completions.
     prompt_positions = prompt_columns.expand_as(in_prompt)[in_prompt]
-    completion_positions = (completion_columns + prompt_lengths[prompt_of_row][:, None])[in_completion]
-
-    # The first token of a completion is predicted from the last one of its prompt, any other from the one before it.
-    last_of_prompt = prompt_slots.gather(1, prompt_lengths[:, None] - 1)[prompt_of_row]  # (R, 1)
-    predecessors = torch.zeros_like(completion_mask, dtype=torch.long)
-    predecessors[:, : num_columns + 1] = torch.cat([last_of_prompt, completion_slots], dim=1)
+    completion_positions = positions[in_completion]
 
     packed_prompt_ids = unique_prompts[is_prompt_token]
     packed_completion_ids = completion_ids[:, :num_columns][in_completion]
@@ -174,9 +238,10 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, completion_width: int) -> Packin
         prompt_entries=in_prompt.flatten().nonzero().squeeze(1),
         completion_slots=completion_slots,
         completion_entries=in_completion.flatten().nonzero().squeeze(1),
-        context=torch.cat([prompt_slots[prompt_of_row], completion_slots], dim=1),
+        context=context,
         visible=visible,
-        predecessors=predecessors,
+        predecessors=predecessor_slots,
+        trees=trees,
     )
 
 

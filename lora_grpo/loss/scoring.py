@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -14,6 +14,17 @@ Scored: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | Non
 Score: TypeAlias = Callable[..., Any]
 """`score(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)`: returns `Scored` for R rows. The last
 `logits_to_keep` columns are the completions."""
+
+
+def joined(parts: Sequence[Scored]) -> Scored:
+    """Return the scores of slices of rows as those of all rows. The router's loss is kept if there is one slice."""
+    import torch
+
+    if len(parts) == 1:
+        return parts[0]
+    logprobs = torch.cat([part[0] for part in parts])
+    entropies = [part[1] for part in parts if part[1] is not None]
+    return logprobs, torch.cat(entropies) if entropies else None, None
 
 
 class Tiles(Protocol):

@@ -5,27 +5,38 @@ reads one packed sequence in place of the padded rows. It returns the hidden sta
 row for each completion.
 """
 
+from __future__ import annotations
+
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lora_grpo.loss.attention import ATTENTIONS, PackedAttention, register_attention
 from lora_grpo.loss.packing import Packing, pack
 from lora_grpo.loss.probes import base_of, logprob_tolerance, probe_tokens
 from lora_grpo.loss.scoring import Score
 
+if TYPE_CHECKING:
+    import torch
+
 
 @contextlib.contextmanager
-def packed_rows(model: Any, completion_width: int) -> Iterator[None]:
-    """Pack what the backbone reads inside the block. Completions have `completion_width` columns."""
+def packed_rows(model: Any, completion_width: int, predecessors: torch.Tensor | None = None) -> Iterator[None]:
+    """Pack what the backbone reads inside the block.
+
+    Args:
+        completion_width: number of columns of the completions.
+        predecessors: the column before each token of the completions, if some are trees; see `pack`. Then the backbone
+            must read all rows at once.
+    """
     import torch
 
     # The hook on the inputs leaves the packing here for the hook on the outputs. It is empty between two passes.
     packings: list[Packing] = []
 
     def pack_inputs(_: Any, __: Any, kwargs: dict[str, Any]) -> Any:
-        packing = pack(kwargs["input_ids"], kwargs["attention_mask"], completion_width)
+        packing = pack(kwargs["input_ids"], kwargs["attention_mask"], completion_width, predecessors)
         packings.append(packing)
         packed = {
             "input_ids": packing.ids,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_grpo import console
 from lora_grpo.loss.probes import logprob_tolerance
-from lora_grpo.loss.scoring import Score, Scored
+from lora_grpo.loss.scoring import Score, Scored, joined
 from lora_grpo.models import base_model
 
 if TYPE_CHECKING:
@@ -69,15 +69,9 @@ def score_in_slices(
 
     TRL gives a `batch_size` for old and reference logprobs, and asks for the router's loss only without one.
     """
-    import torch
-
     slice_size = batch_size or len(ids)
     parts = []
     for start in range(0, len(ids), slice_size):
         rows = slice(start, start + slice_size)
         parts.append(score(model, ids[rows], mask[rows], *args, batch_size=batch_size, **kwargs))
-    if len(parts) == 1:
-        return parts[0]
-    logprobs, entropies, _ = zip(*parts, strict=True)
-    all_entropies = None if entropies[0] is None else torch.cat(entropies)
-    return torch.cat(logprobs), all_entropies, None
+    return joined(parts)

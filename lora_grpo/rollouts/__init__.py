@@ -4,9 +4,11 @@
     episodes = [episode for group in groups for episode in group]
     verdicts = grade(task, episodes)                   # one for each episode
 
-episode.py   one completion or conversation: its tokens, which of them the model sampled, its grade
-loop.py      the loop of rollouts and evaluations: the model's turns alternate with an environment
+episode.py      one completion or conversation: its tokens, which of them the model sampled, its grade
+token_tree.py   an episode whose calls do not extend each other: one row of tokens, and what each token follows
+loop.py         the loop of rollouts and evaluations: the model's turns alternate with an environment
 """
 
 from lora_grpo.rollouts.episode import Episode, grade, transcript
 from lora_grpo.rollouts.loop import fit_batch, play, play_all
+from lora_grpo.rollouts.token_tree import ROOT, ModelCall, TreeRow, tree_row

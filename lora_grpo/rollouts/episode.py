@@ -43,6 +43,8 @@ class Episode:
     """(T,) 1 for each token that the model sampled, 0 for others. Only the former are trained on and counted."""
     logprobs: list[float] | None = field(default_factory=list)
     """(T,) logprob of each sampled token in nats, 0 for others; None if the sampler returns none."""
+    predecessors: list[int] | None = None
+    """(T,) column of the token before each token, as in `token_tree.py`; None if that is always the column before."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation after the prompt."""
     turns: int = 0

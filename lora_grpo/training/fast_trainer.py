@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -80,6 +80,8 @@ class FastGRPOTrainer(GRPOTrainer):
     step_inputs: Sequence[Mapping[str, Any]] = ()
     """The rows of the completions that are sampled, one for each completion of this process."""
     _new_rollouts: dict[str, Any] | None = None
+    _predecessors: Any = None
+    """The columns before the tokens of the completions that TRL is about to score; None if none is a tree."""
 
     @functools.wraps(GRPOTrainer.__init__)  # type: ignore[misc]  # for `inspect.signature`
     def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -167,16 +169,31 @@ class FastGRPOTrainer(GRPOTrainer):
         without_weights: AbstractContextManager[None] = contextlib.nullcontext()
         if self.weights_in_loss:
             without_weights = trl_compat.no_importance_weights(self)
-        with without_weights:
-            self._new_rollouts = super()._generate_and_score_completions(inputs)
-        return self._new_rollouts
+        with without_weights, self._trees(None):  # the completions do not exist yet
+            rollouts = super()._generate_and_score_completions(inputs)
+            if self._predecessors is not None:
+                rollouts[trl_compat.PREDECESSORS] = self._predecessors
+        self._new_rollouts = rollouts
+        return rollouts
+
+    @contextlib.contextmanager
+    def _trees(self, predecessors: Any) -> Iterator[None]:
+        """Let the loss pass know, inside the block, which completions are trees."""
+        self._predecessors = predecessors
+        try:
+            yield
+        finally:
+            self._predecessors = None
 
     def _generate(self, prompts: list[Any]) -> Any:
-        """Measure the sampling of a step."""
+        """Measure the sampling of a step, and keep the trees among its completions for the passes that follow."""
         if not self.model.training:  # TRL's `evaluate`
-            return super()._generate(prompts)
+            generated = super()._generate(prompts)
+            self._predecessors = trl_compat.take_predecessors(self, generated)
+            return generated
         with self._timed("rollouts"), self.step_metrics.peaks.phase("sampling", then="scoring"):
             generated = super()._generate(prompts)
+        self._predecessors = trl_compat.take_predecessors(self, generated)
         token_ids, logprobs = trl_compat.sampled_tokens(generated)
         self.step_metrics.add_rollouts(token_ids, logprobs)
         if self.sampler:
@@ -222,9 +239,12 @@ class FastGRPOTrainer(GRPOTrainer):
         trl_has_compared = importance_sampling is not None and not self.weights_in_loss
         if trl_has_compared:
             importance_sampling = None
-        with self.loss_pass.micro_batch(
-            inputs, may_skip_rows=may_skip_rows, importance_sampling=importance_sampling
-        ) as micro_batch:
+        with (
+            self._trees(inputs.get(trl_compat.PREDECESSORS)),
+            self.loss_pass.micro_batch(
+                inputs, may_skip_rows=may_skip_rows, importance_sampling=importance_sampling
+            ) as micro_batch,
+        ):
             loss = super()._compute_loss(model, inputs)
 
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
@@ -236,7 +256,7 @@ class FastGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute logprobs with the exact loss pass, which calls TRL's method on what is left to compute."""
-        return self.loss_pass.logprobs(model, *args, **kwargs)
+        return self.loss_pass.logprobs(model, *args, predecessors=self._predecessors, **kwargs)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Complete the metrics of the step. TRL logs their means."""
@@ -355,10 +375,15 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     A completion is everything after the prompt. Only the model's tokens count in the metrics of its length, in dapo's
     normalizer, and in the mean of GRPO's loss. dr_grpo divides by `max_completion_length`, the budget of all tokens.
     `mask_truncated_completions` leaves out conversations whose last turn was cut.
+
+    An episode of several calls that do not extend each other is one completion, too: the field `predecessors` says what
+    each token follows. Its length, its normalizer and its importance weight cover the sampled tokens of all calls, and
+    whether it is truncated depends on its last call.
     """
     completion_ids = []
     masks = []
     logprobs = []
+    predecessors = []
     for episode in episodes:
         token_ids = episode.token_ids
         mask = episode.loss_mask
@@ -369,7 +394,11 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
             token_ids = [*token_ids, episode.eos_token_ids[0]]
             mask = [*mask, 0]
             token_logprobs = None if token_logprobs is None else [*token_logprobs, 0.0]
+        columns_before = list(range(-1, len(token_ids) - 1))
+        if episode.predecessors is not None:
+            columns_before[: len(episode.predecessors)] = episode.predecessors
         completion_ids.append(token_ids)
+        predecessors.append(columns_before)
         masks.append(mask)
         logprobs.append(token_logprobs)
 
@@ -381,4 +410,6 @@ def as_trl(episodes: Sequence[Episode]) -> dict[str, Any]:
     has_other_tokens = any(0 in mask for mask in masks)
     if episodes[0].session or has_other_tokens:
         rollouts["env_mask"] = masks
+    if any(episode.predecessors is not None for episode in episodes):
+        rollouts[trl_compat.PREDECESSORS] = predecessors
     return rollouts

@@ -138,6 +138,33 @@ def sampled_tokens(generated: Any) -> tuple[list[list[int]], list[list[float | N
     return only_model_tokens(completion_ids), only_model_tokens(logprobs)
 
 
+PREDECESSORS = "predecessors"
+"""The name of this package for the columns before tokens: a field of rollouts, and a tensor of the loss."""
+
+
+def take_predecessors(trainer: Any, generated: Any) -> Any:
+    """Remove the predecessors of completions from the result of TRL's `_generate`, and return them as a tensor.
+
+    TRL would give them to rewards, row by row. See `rollouts/token_tree.py` for what they are.
+
+    Returns:
+        Shape (R, completion width), padded as TRL pads the completions, with -1; None if no completion is a tree.
+    """
+    import torch
+    from trl.trainer.utils import pad
+
+    extra_fields = generated[5]
+    rows = extra_fields.pop(PREDECESSORS, None)
+    if rows is None:
+        return None
+    predecessors = pad(
+        [torch.tensor(row, dtype=torch.long) for row in rows],
+        padding_value=-1,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
+    )
+    return predecessors.to(trainer.accelerator.device)
+
+
 def step_values(trainer: Any) -> MutableMapping[str, list[float]]:
     """Return the metrics of the current step of a GRPOTrainer or SFTTrainer: a list of values for each name.
 
