@@ -20,7 +20,7 @@ class ImportanceSampling:
 
     mode: str
     """`token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask`: whether a token has its own ratio or that
-    of its completion, the product of its tokens' ratios; and what becomes of a ratio outside the limits, which is
+    of its completion, the product of its tokens' ratios (of all calls of an episode that has several); and what becomes of a ratio outside the limits, which is
     replaced by the limit or by 0."""
     smallest: float
     """Lower limit of the ratios; 0 for none."""

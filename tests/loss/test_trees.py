@@ -1,6 +1,5 @@
 """Completions that are trees: each call of an episode has the logprobs and gradients that it has on its own."""
 
-import copy
 import math
 
 import pytest
@@ -259,7 +258,11 @@ def test_a_window_that_is_shorter_than_rows_is_a_window_of_each_call(tmp_path):
 def test_a_separate_reference_model_reads_paths(tmp_path):
     """It has no hooks that would pack trees."""
     trainer = trainer_that_reads("packed", tmp_path)
-    reference = copy.deepcopy(random_model("qwen3", num_key_value_heads=1))
+    reference = random_model("qwen3", num_key_value_heads=1)
+    if trl_compat.has_fused_head():  # which TRL adds to its reference models
+        from trl.trainer.utils import add_fused_lm_head
+
+        add_fused_lm_head(reference, outputs=("log_probs", "entropy"))
     inputs = batch_of(*HISTORIES.values())
     logprobs, _ = scores(trainer, inputs, model=reference)
     is_sampled = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
