@@ -263,6 +263,15 @@ def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
     return ["lora-grpo", *recipe]
 
 
+def on_several_gpus(processes: int) -> str:
+    """Return the command line that trains with several processes: that of this process, without `--plan`."""
+    start = current_start()
+    number_of_words = 2 if start.by == "lora-grpo" else 1
+    flags = [word for word in start.arguments[number_of_words:] if word != "--plan"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return shlex.join([*to_start_again(launcher), *flags])
+
+
 def program() -> str:
     """Return the name of this program in its help: `lora-grpo merge`, or `merge.py`."""
     start = current_start()

@@ -25,7 +25,7 @@ from lora_grpo.models import keep_start, load_policy, load_tokenizer
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
-from lora_grpo.runs import Run, check_settings, open_run, read_metrics
+from lora_grpo.runs import Run, check_settings, open_run, read_metrics, read_record
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
@@ -78,10 +78,13 @@ def train_run(
         UserError: a setting, a row or a file is wrong. The folder is as it was.
         RunError: the run has failed. With `invocation.resume`, it continues from its last checkpoint.
     """
+    begun = None
     if invocation.resume:
         check_settings(config)
+        if (config.folder / "run.json").is_file():
+            begun = read_record(config.folder)
     draft = _draft(config, invocation)
-    changed = changed_settings(config, recipe.presets)
+    changed = changed_settings(config, recipe.presets, begun)
     entries: dict[str, Any] = {
         "changed_settings": {name: value for name, value in changed.items() if name not in draft.derived}
     }

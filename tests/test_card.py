@@ -26,13 +26,13 @@ STAND_IN = ROOT / "tests" / "helpers" / "stand_in_card.py"
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 
-def run_card(program, output, *arguments):
+def run_card(program, output, *arguments, exit_code=0):
     command = [sys.executable, str(program), *arguments, "--tiny", "--output-dir", str(output)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == exit_code, done.stderr
+    return done.stdout + done.stderr
 
 
 def read(output, part):
@@ -59,7 +59,8 @@ def check_schema(record, part):
 def parts(tmp_path_factory):
     """The output of all parts of the stand-in, measured twice."""
     output = tmp_path_factory.mktemp("card")
-    run_card(STAND_IN, output)
+    told = run_card(STAND_IN, output, exit_code=1)
+    assert "error: failed: peaks, crash; logs are in " in told.splitlines()[-1]
     first = {part: read(output, part) for part in ("peaks", "small_cards", "steps")}
     run_card(STAND_IN, output, "peaks:quick,after", "steps")
     return SimpleNamespace(output=output, first=first, second={part: read(output, part) for part in first})

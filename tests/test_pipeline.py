@@ -5,10 +5,12 @@ import json
 import pytest
 from helpers.graded_samples import samples
 
-from lora_grpo.config import replace
+from lora_grpo.config import Invocation, replace, starter_preset
 from lora_grpo.config.schema import EvalConfig, RunConfig, SamplingConfig, TrainConfig
-from lora_grpo.pipeline import finish_run
+from lora_grpo.errors import RunError
+from lora_grpo.pipeline import finish_run, train_run
 from lora_grpo.runs import Run, now
+from lora_grpo.settings import Recipe
 
 
 @pytest.fixture
@@ -173,3 +175,22 @@ def test_a_loss_in_another_task_is_the_last_line(run, capsys):
     assert (code["task"], code["difference"]) == ("starter-code", -0.75)
     assert code["adjusted_p"] == 2 * code["p_value"] < 0.05
     assert mathematics["adjusted_p"] == 1.0
+
+
+def test_a_resumed_run_does_not_call_changed_what_was_chosen_for_it(tmp_path, monkeypatch):
+    chosen = {"model": {"engine": "peft", "bits": 4}, "sampling": {"backend": "transformers"}, "seed": 7}
+    config = replace(replace(RunConfig(preset="starter", output_dir=str(tmp_path)), starter_preset()), chosen)
+    begun = {"lora_grpo_run": 1, "config": config.to_dict(), "versions": {}, "data": {}, "policy": {}}
+    memory = {"derived": ["model.bits"]}
+    (tmp_path / "run.json").write_text(json.dumps(begun | {"changed_settings": {"seed": 0}, "memory": memory}))
+    opened = []
+
+    def open_run(config, invocation, recipe, data, entries):
+        opened.append(entries)
+        raise RunError("opened")
+
+    monkeypatch.setattr("lora_grpo.pipeline.open_run", open_run)
+    recipe = Recipe("gsm8k_lora", {"starter": starter_preset()})
+    with pytest.raises(RunError, match="opened"):
+        train_run(config, Invocation(resume=True), recipe)
+    assert opened[0]["changed_settings"] == {"seed": 0}

@@ -160,12 +160,17 @@ def session_of(options: argparse.Namespace, before: Path | None) -> Session:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measure each part in a process of its own, so that nothing that a part does ends another one."""
+    """Measure each part in a process of its own, so that nothing that a part does ends another one.
+
+    Raises:
+        RunError: a side has failed, after all parts.
+    """
     gpus, why_none = nvidia_gpus()
     if not gpus and not options.tiny:
         raise UserError(f"no NVIDIA GPU found ({why_none}); pass --tiny to run every part on the CPU")
     options.output_dir.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.minutes
+    failed = []
     with older_tree(options.before) as before:
         for choice in options.choices:
             unfinished = unfinished_sides(choice, options)
@@ -185,6 +190,12 @@ def measure(options: argparse.Namespace) -> None:
                 close_record(record, end, choice, options)
             for side in record["sides"]:
                 print(f"{choice.part}, {side['name']}: {outcome(side)}", flush=True)
+            measured_now = [side.name for side in unfinished]
+            for side in record["sides"]:
+                if side["name"] in measured_now and side["status"] == "failed":
+                    failed.append(f"{choice.part}, {side['name']}")
+    if failed:
+        raise RunError(f"failed: {'; '.join(failed)}; logs are in {options.output_dir / 'logs'}")
 
 
 @contextlib.contextmanager

@@ -206,11 +206,9 @@ class AgentPool:
         if not runner.has_called and not episode.calls:
             seconds_per_call = max(seconds_per_call, _SECONDS_TO_START if seconds_per_call else 0.0)
         if seconds_per_call and episode.seconds_since_answer > seconds_per_call:
-            return (
-                f"the agent worked for more than {seconds_per_call:g} s without a call of the model (SECONDS_PER_CALL)"
-            )
+            return f"the agent took more than {seconds_per_call:g} s without a call of the model (SECONDS_PER_CALL)"
         if definition.seconds_per_episode and episode.own_seconds > definition.seconds_per_episode:
-            return f"the agent worked for more than {definition.seconds_per_episode:g} s (SECONDS_PER_EPISODE)"
+            return f"the agent took more than {definition.seconds_per_episode:g} s in all (SECONDS_PER_EPISODE)"
         return ""
 
     def _played(self, answer: dict[str, Any], episode: LiveEpisode) -> Played:

@@ -10,7 +10,7 @@ batch.py        splits an optimizer step into micro-batches
 trl_fields.py   parses `--grpo KEY=VALUE`, and checks it against TRL's GRPOConfig
 """
 
-from lora_grpo.config.batch import batch_shape, micro_batches, prompts_to_read
+from lora_grpo.config.batch import batch_shape, micro_batches, prompts_to_read, smaller_micro_batch
 from lora_grpo.config.presets import LAPTOP_FOLDER, LAPTOP_MODEL, gpu_preset, laptop_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,

@@ -34,10 +34,13 @@ def batch_shape(config: RunConfig) -> BatchShape:
     micro_batch_size = config.train.micro_batch_size or default_size
     if micro_batch_size not in sizes:
         nearest = min(sizes, key=lambda size: abs(size - micro_batch_size))
+        other_flags = "--train.prompts-per-step"
+        if config.method == "grpo":
+            other_flags += " or --sampling.num-generations"
         raise UserError(
             f"micro-batches of {micro_batch_size} do not divide the {completions_per_step} completions of a step on "
-            f"{config.processes} processes; pass --train.micro-batch-size {nearest}, or change prompts per step or "
-            "group size"
+            f"{config.processes} processes; pass --train.micro-batch-size {nearest}, or change "
+            f"{other_flags}"
         )
 
     sampled_per_step = config.train.prompts_per_step * config.sampling.num_generations  # also with SFT
@@ -60,6 +63,12 @@ def micro_batches(config: RunConfig) -> list[int]:
             "--train.prompts-per-step"
         )
     return [size for size in range(per_process, 0, -1) if per_process % size == 0]
+
+
+def smaller_micro_batch(config: RunConfig) -> int | None:
+    """Return the largest micro-batch size of at most half the present one that divides a step; None if it is 1."""
+    half = batch_shape(config).micro_batch_size // 2
+    return max((size for size in micro_batches(config) if size <= half), default=None)
 
 
 def prompts_to_read(micro_batch_size: int, group: int) -> int:

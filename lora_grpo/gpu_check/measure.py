@@ -318,7 +318,7 @@ def _measurements(run: Path, log: Path, steps_before: int) -> Result:
     measurements |= {
         "micro_batch_size": memory.get("micro_batch_size", record["config"]["train"]["micro_batch_size"]),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
-        "torch_peak_gib": record.get("peak_gpu_memory_gib"),
+        "torch_peak_gib": record.get("torch_peak_gib"),
         "logprob_check": record.get("logprob_check") or {},
     }
     steps = [line for line in read_metrics(run) if "step_time" in line][steps_before:]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo.errors import RunError
 from lora_grpo.hardware import ShrinkKernel, ShrinkShape, save_tuned, vllm_default
 from lora_grpo.models import base_model
 
@@ -71,7 +72,10 @@ def tune(
         prepare: by default, `prepare_vllm`.
         device: where the tensors are.
         dtype: of inputs and matrices; by default, that of the base, which has 16 bits on a GPU.
-        seconds: time limit. A shape that is not finished by then is left out.
+        seconds: time limit.
+
+    Raises:
+        RunError: the time is over before all shapes are measured. vLLM would use the entries of some widths for others.
     """
     import torch
 
@@ -79,21 +83,22 @@ def tune(
     prepare = prepare or prepare_vllm
     dtype = dtype or base_model.compute_dtype()
     timings: list[Timing] = []
-    for shape in shapes:
+    for number, shape in enumerate(shapes):
         torch.manual_seed(0)
         inputs = torch.randn(shape.batch, shape.width, device=device).to(dtype)
         matrices = [torch.randn(shape.rank, shape.width, device=device).to(dtype) for _ in range(shape.slices)]
         expected = torch.stack([inputs.float() @ matrix.float().T for matrix in matrices])
         launch = prepare(inputs, matrices)
-        timings_of_shape = []
         for kernel in candidates(shape):
             if time.monotonic() > deadline:
-                return timings
+                raise RunError(
+                    f"{seconds:.0f} s were enough for {number} of {len(shapes)} shapes, and part of a table is not "
+                    "saved; pass more --minutes"
+                )
             error = (launch(kernel) - expected).norm() / expected.norm()  # the first launch also compiles
             if error <= _TOLERANCE:
                 call = functools.partial(launch, kernel)
-                timings_of_shape.append(Timing(shape, kernel, _microseconds(call, device)))
-        timings += timings_of_shape
+                timings.append(Timing(shape, kernel, _microseconds(call, device)))
     return timings
 
 
@@ -145,15 +150,24 @@ def main() -> None:
     import torch
 
     gpu = torch.cuda.get_device_name()
-    timings = tune(seconds=float(sys.argv[1]))
-    best = fastest(timings)
-    for shape, timing in best.items():
-        [default] = [other for other in timings if other.shape == shape and other.kernel == vllm_default(shape.batch)]
+    try:
+        timings = tune(seconds=float(sys.argv[1]))
+    except RunError as error:
+        sys.exit(f"error: {error}")
+    kernels = {}
+    for shape, timing in fastest(timings).items():
+        text = f"{shape.slices} x {shape.width} -> {shape.rank}"
+        default = vllm_default(shape.batch)
+        times = {other.kernel: other.microseconds for other in timings if other.shape == shape}
+        if default not in times:
+            print(f"{text}: skipped, because the product of vLLM's default is wrong")
+            continue
+        kernels[shape] = timing.kernel
         print(
-            f"{shape.slices} x {shape.width} -> {shape.rank}: {timing.microseconds:.1f} us with split_k "
-            f"{timing.kernel.split_k}, vLLM's default {default.microseconds:.1f}"
+            f"{text}: {timing.microseconds:.1f} us with split_k {timing.kernel.split_k}, "
+            f"vLLM's default {times[default]:.1f}"
         )
-    print(save_tuned(gpu, {shape: timing.kernel for shape, timing in best.items()}))
+    print(save_tuned(gpu, kernels))
 
 
 if __name__ == "__main__":

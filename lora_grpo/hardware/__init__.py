@@ -22,6 +22,7 @@ from lora_grpo.hardware.machine import (
     check_vllm_quantizes,
     choose_engine,
     choose_preset,
+    flags_of_vllm,
     local_sampler,
     use_one_gpu,
     uses_gpu,

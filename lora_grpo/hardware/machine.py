@@ -170,6 +170,17 @@ def uses_vllm(config: RunConfig) -> bool:
     return vllm_available() and uses_gpu(config) and vllm_serves(config) and not config.lora.dora
 
 
+def flags_of_vllm(config: RunConfig) -> list[str]:
+    """Return the flags that were given and that only a vLLM engine of this run reads."""
+    sampling = config.sampling
+    is_given = {
+        "--sampling.engine-sleep": sampling.engine_sleep is True,
+        "--sampling.no-engine-sleep": sampling.engine_sleep is False,
+        "--sampling.reproducible": sampling.reproducible,
+    }
+    return [name for name, given in is_given.items() if given]
+
+
 def local_sampler(config: RunConfig) -> Literal["transformers", "vllm", "shared"]:
     """Return the sampler that runs on this machine; `shared` is Unsloth's vLLM, which shares the trained weights."""
     if config.sampling.server_url or not uses_vllm(config):

@@ -21,7 +21,7 @@ class ImportanceSampling:
     mode: str
     """`token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask`: whether a token has its own ratio or that
     of its completion, the product of its tokens' ratios; and what becomes of a ratio outside the limits, which is
-    replaced by the limit or by 0."""
+    replaced by the limit or by 0. An episode of several model calls is one completion, with the tokens of all calls."""
     smallest: float
     """Lower limit of the ratios; 0 for none."""
     largest: float

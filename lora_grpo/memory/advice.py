@@ -10,9 +10,11 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, micro_batches, replace
 from lora_grpo.flags import flag
+from lora_grpo.hardware import flags_of_vllm
 from lora_grpo.memory.batches import MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
+from lora_grpo.runs import may_change
 
 Change = Mapping[str, Any]
 """Settings by dotted name: `{"model.bits": 4}`."""
@@ -25,16 +27,20 @@ _MIN_ROWS = 16
 """Fewest suggested rows of an evaluation."""
 
 
-def refusal(planner: Planner, config: RunConfig) -> str:
-    """Return the error message for a run that does not fit: what it needs at least, and the flags to pass."""
+def refusal(planner: Planner, config: RunConfig, *, is_resumed: bool = False) -> str:
+    """Return the error message for a run that does not fit: what it needs at least, and the flags to pass.
+
+    Args:
+        is_resumed: whether a run is resumed, so that only settings that may then change are named.
+    """
     smallest = planner.smallest(config)
     share = config.model.gpu_memory_share
     if share is not None and smallest.min_gpu_memory_share > share:
         return (
             f"--model.gpu-memory-share {share:g} is too small: vLLM's weights and one completion need "
-            f"{smallest.min_gpu_memory_share:g}; leave the flag out"
+            f"{smallest.min_gpu_memory_share:g}; pass that, or leave the flag out"
         )
-    advice = f"pass {_flags_to_pass(planner, config)}"
+    advice = f"pass {_flags_to_pass(planner, config, is_resumed=is_resumed)}"
     if not smallest.host_fits:
         return (
             f"{config.model.name} needs {smallest.host_bytes / GIB:.2f} GiB of host memory for what leaves the GPU, "
@@ -46,11 +52,24 @@ def refusal(planner: Planner, config: RunConfig) -> str:
     return f"{_largest_phase(smallest, config)}; {advice}"
 
 
-def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
+def memory_saving_options(planner: Planner, config: RunConfig, *, is_resumed: bool = False) -> list[list[Change]]:
     """Return changes that need less memory: a list for each setting, in which the memory decreases.
 
     Settings that only cost time come first, then those that hardly change the result, then those that limit learning.
     """
+    options = _all_options(planner, config)
+    if is_resumed:
+        # A run keeps its settings, so none can be left out.
+        options = [[change for change in changes if _may_follow(change)] for changes in options]
+    return [changes for changes in options if changes]
+
+
+def _may_follow(change: Change) -> bool:
+    """Return whether a run may be resumed with a change."""
+    return all(may_change(name) and value is not None for name, value in change.items())
+
+
+def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
     completion = config.sampling.max_completion_tokens
     prompt = config.model.max_sequence_tokens - completion
     uses_vllm = planner.sampler in ("vllm", "shared")
@@ -69,7 +88,7 @@ def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Chan
     options.append([{"train.micro_batch_size": size} for size in smaller])
     if not config.train.gradient_checkpointing:
         options.append([{"train.gradient_checkpointing": True}])
-    if uses_vllm:
+    if uses_vllm and not flags_of_vllm(config):
         options.append([{"sampling.backend": "transformers"}])
 
     # Settings that hardly change the result.
@@ -81,7 +100,7 @@ def memory_saving_options(planner: Planner, config: RunConfig) -> list[list[Chan
     # Settings that limit learning.
     options.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])
     options.append(_shorter_rows(prompt, completion))
-    return [changes for changes in options if changes]
+    return options
 
 
 def _shorter_rows(prompt: int, completion: int) -> list[Change]:
@@ -102,14 +121,14 @@ def _limits(prompt: int, completion: int) -> Change:
     return {"sampling.max_completion_tokens": completion, "model.max_sequence_tokens": prompt + completion}
 
 
-def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
+def _cheapest_changes(planner: Planner, config: RunConfig, *, is_resumed: bool) -> Sequence[Change]:
     """Return the cheapest changes with which the run fits, of one setting if possible; empty if it never fits."""
     if planner.device.on_cpu:
         # `memory_saving_options` suggests a smaller micro-batch only if a size is set. The default may be too large,
         # because it does not depend on the machine's memory, so it is set here.
         default_size = planner.smallest(config).micro_batch_size
         config = _changed(config, [{"train.micro_batch_size": default_size}])
-    options = memory_saving_options(planner, config)
+    options = memory_saving_options(planner, config, is_resumed=is_resumed)
 
     def fits(changes: Iterable[Change | None]) -> bool:
         applied = [change for change in changes if change is not None]
@@ -137,9 +156,11 @@ def _cheapest_changes(planner: Planner, config: RunConfig) -> Sequence[Change]:
     return [change for change in chosen if change is not None]
 
 
-def _flags_to_pass(planner: Planner, config: RunConfig) -> str:
+def _flags_to_pass(planner: Planner, config: RunConfig, *, is_resumed: bool) -> str:
     """Return the flags of the cheapest changes with which the run fits, and the memory that it then needs."""
-    changes = _cheapest_changes(planner, config)
+    changes = _cheapest_changes(planner, config, is_resumed=is_resumed)
+    if not changes and is_resumed:
+        return "another --output-dir, with settings that need less memory"
     if not changes:
         return "a smaller --model.name"
     flags = []

@@ -32,7 +32,10 @@ def choose(planner: Planner, config: RunConfig, *, can_be_16_bits: bool) -> Choi
     """
     *faster_options, least = _options(config, can_be_16_bits=can_be_16_bits)
     if not faster_options:
-        return Choice(least, planner.choose(least), f"{_name(least)}, as set")
+        line = f"{_name(least)}, as set"
+        if least.model.bits == 4 and not can_be_16_bits:
+            line = f"{_name(least)}: the checkpoint is quantized, and checkpointing is as set"
+        return Choice(least, planner.choose(least), line)
 
     rejected: list[RunConfig] = []
     for option in faster_options:

@@ -141,6 +141,7 @@ class MemoryEstimate:
             "gpu_memory_share": self.gpu_memory_share,
             "engine_sleeps": self.engine_sleeps,
             "gpu": self.device.name,
+            "is_unified": self.device.is_unified,
             "total_gib": _gib(self.device.total),
             "free_gib": _gib(self.device.free),
             "planned_gib": {name: _gib(size) for name, size in self.parts.items() if size},

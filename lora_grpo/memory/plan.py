@@ -19,6 +19,7 @@ from lora_grpo.flags import flag
 from lora_grpo.hardware import (
     MeasuredEngine,
     choose_engine,
+    flags_of_vllm,
     local_sampler,
     machine,
     measured_engine,
@@ -72,6 +73,10 @@ class Plan:
     """The size of checkpoints and adapters; None if the memory is not planned: the adapter's size is then unknown."""
     vocabulary: int | None = None
     """The number of tokens that the model has embeddings of; None if its configuration does not say."""
+    least_gpu_memory_share: float | None = None
+    """vLLM's smallest memory fraction, with room for one completion; None in a draft, and without vLLM."""
+    is_resumed: bool = False
+    """Whether a run is resumed, which keeps most of its settings."""
     too_large: str | None = None
     """The error message for requested settings that do not fit, with a suggestion; None if they fit."""
 
@@ -104,9 +109,11 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the entry `memory` of run.json, in GiB."""
-        memory = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
+        memory: dict[str, Any] = self.estimate.record() if self.estimate else {"not_planned": self.not_planned}
         if self.choice:
             memory["choice"] = self.choice
+        if self.least_gpu_memory_share is not None:
+            memory["least_gpu_memory_share"] = self.least_gpu_memory_share
         return {"memory": {"derived": list(self.derived), "length": self.length, **memory}}
 
 
@@ -157,8 +164,7 @@ def draft_plan(config: RunConfig, invocation: Invocation) -> Plan:
 
 def _with_planned_bits(plan: Plan) -> tuple[str, ...]:
     """Return the names in `Plan.derived`, with the bits of the base if they were planned when the run began."""
-    folder = plan.config.folder
-    if (folder / "run.json").is_file() and "model.bits" in planned_settings(read_record(folder)):
+    if plan.is_resumed and "model.bits" in planned_settings(read_record(plan.config.folder)):
         return tuple(dict.fromkeys(("model.bits", *plan.derived)))
     return plan.derived
 
@@ -196,6 +202,12 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
     sampler: SamplerKind = local_sampler(config)
     if device.on_cpu and not config.lora.dora:
         sampler = "merged"  # the built-in sampler on a copy of the model, into which it cannot merge DoRA
+    if not invocation.resume and not uses_vllm(config):
+        for name in flags_of_vllm(config):
+            raise UserError(
+                f"{name} needs vLLM, and with `auto` this run samples without it; leave it out, or pass "
+                "--sampling.backend vllm"
+            )
     architectures.check_architecture(model.values, config.model, engine)
     if device.is_present:
         check_engines(config)
@@ -212,6 +224,7 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
         assumptions=(*model.assumptions, *_assumptions(config, device)),
         measured=measured,
         unused_gpus=_unused_gpus(config, device),
+        is_resumed=invocation.resume and (config.folder / "run.json").is_file(),
         vocabulary=_vocabulary(model.values),
     )
     if device.on_cpu and uses_vllm(config) and not config.sampling.server_url:
@@ -264,7 +277,10 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         config = choice.config
         estimate = choice.estimate
     if estimate is None:
-        raise UserError(refusal(planner, config))
+        raise UserError(refusal(planner, config, is_resumed=plan.is_resumed))
+    least_share = None
+    if estimate.gpu_memory_share is not None:
+        least_share = planner.smallest(config).min_gpu_memory_share
     adapter = estimate.parts["adapter"]
     optimizer = estimate.parts["optimizer"]
     plan = dataclasses.replace(
@@ -273,7 +289,8 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
         estimate=estimate,
         choice=choice.line if choice else None,
         disk_bytes=disk_bytes(config, adapter, optimizer, planner.shape.vocabulary),
-        too_large=None if estimate.fits else refusal(planner, config),
+        least_gpu_memory_share=least_share,
+        too_large=None if estimate.fits else refusal(planner, config, is_resumed=plan.is_resumed),
     )
     if planner.device.on_cpu:
         return config, plan  # no setting depends on the memory

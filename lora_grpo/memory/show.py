@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from lora_grpo import console
+from lora_grpo.commands import current_start, on_several_gpus
 from lora_grpo.config import RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
@@ -19,6 +20,9 @@ _SAMPLERS = {
     "vllm": "vLLM and its own copy of the base model",
     "shared": "Unsloth's vLLM, on the trained weights",
 }
+
+_MUCH = 0.5 * GIB
+"""Memory that other programs use without being mentioned; the driver alone takes some hundred MiB."""
 
 
 def show_plan(plan: Plan) -> None:
@@ -37,10 +41,11 @@ def show_plan(plan: Plan) -> None:
         console.result(line)
     if plan.unused_gpus:
         gpus = plan.unused_gpus + 1
-        start = f"`torchrun --standalone --nproc-per-node {gpus}` and the path of the recipe train on all of them"
-        console.result(
-            _line("GPUs", f"{gpus}, one is used; {start}, with PEFT; untested on GPUs (docs/gpu-reference.md)")
-        )
+        line = f"{gpus}, one is used; with PEFT, a recipe trains on all of them"
+        line += ", untested on GPUs (docs/gpu-reference.md)"
+        if current_start().by != "python":
+            line += f":\n{on_several_gpus(gpus)}"
+        console.result(_line("GPUs", line))
     console.result("\n- ".join(("\nAssumptions:", *plan.assumptions)))
     if plan.too_large:
         raise UserError(plan.too_large)
@@ -104,7 +109,9 @@ def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:
     sampler = _SAMPLERS[estimate.sampler]
     yield _line("sampling", f"{estimate.max_num_seqs} completions in parallel, with {sampler}{share}")
     needed = f"{_gib(estimate.training)} for training, {_gib(estimate.sampling)} for sampling"
-    yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}")
+    used = device.total - device.free
+    others = f", {_gib(used)} are used by other programs and the driver" if used > _MUCH and not device.on_cpu else ""
+    yield _line("memory", f"{needed}; {_gib(device.free)} are free on {device.name}{others}")
     if estimate.sampler in ("vllm", "shared"):
         if estimate.engine_sleeps:
             yield _line("vLLM", "gives its memory back while the model is trained, and takes time to wake up")

@@ -20,7 +20,7 @@ trackers.py        --train.report-to: metrics, final table and report
 from lora_grpo.monitoring.alarms import Alarms
 from lora_grpo.monitoring.completion_log import completion_lines, write_completions
 from lora_grpo.monitoring.monitor import Monitor
-from lora_grpo.monitoring.phase_peaks import PhasePeaks, peaks_of_run
+from lora_grpo.monitoring.phase_peaks import START_OVER, PhasePeaks, peaks_of_run
 from lora_grpo.monitoring.step_metrics import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,

@@ -103,7 +103,7 @@ class Monitor:
             logs["time/training"] = logs["step_time"] - sampling_seconds - reward_seconds
         self.run.append_metrics({"step": step, **logs})
         self.progress.step(step, logs)
-        for phase, warning in excess(self.run.record, logs).items():
+        for phase, warning in excess(self.run.config, self.run.record.get("memory", {}), logs).items():
             if phase not in self._phases_over_plan:
                 console.note(warning)
             self._phases_over_plan.add(phase)

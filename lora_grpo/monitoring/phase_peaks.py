@@ -10,10 +10,14 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lora_grpo.config import RunConfig, smaller_micro_batch
 from lora_grpo.memory import GIB
 
 _TOLERANCE = 1.1
 """A phase exceeds its plan if its peak is larger by more than this factor."""
+
+START_OVER = "start over with a smaller --sampling.max-completion-tokens"
+"""Advice if nothing that a resumed run may change needs less memory."""
 
 _SAMPLING = ("sampling", "validation")
 """The phases in which a vLLM engine that sleeps between them is awake."""
@@ -78,6 +82,8 @@ class PhasePeaks:
         self._step_reserved: dict[str, int] = {}
         self.highest: dict[str, int] = {}
         """Peaks of all steps and of `start`, in bytes."""
+        self.highest_allocated = 0
+        """The most that torch's tensors took so far, in or between phases, in bytes."""
 
     def end_start(self) -> int | None:
         """Return the peak since the start of the process, in which the engines started. Call it before any phase."""
@@ -101,6 +107,7 @@ class PhasePeaks:
         counters = self._counters
         if counters is None:
             return
+        self.highest_allocated = max(self.highest_allocated, counters.allocated_peak())
         outside = counters.used() - self._used_by_others - counters.reserved()
         self._largest_outside = max(self._largest_outside, outside)
         if self._phase in _SAMPLING:
@@ -127,39 +134,55 @@ class PhasePeaks:
 
 
 def peaks_of_run(record: Mapping[str, Any]) -> PhasePeaks:
-    """Return the peaks of a run, with what other processes used when it was planned, from its run.json."""
+    """Return the peaks of a run, with what other processes used when it was planned, from its run.json.
+
+    In a memory that GPU and CPU share, nothing is measured: what the run takes outside of torch cannot be told from
+    what the machine takes.
+    """
     import torch
 
     if not torch.cuda.is_available():
         return PhasePeaks()
     plan = record.get("memory", {})
+    if plan.get("is_unified"):
+        return PhasePeaks()
     used_by_others = 0.0
     if plan.get("gpu") == torch.cuda.get_device_name():
         used_by_others = plan["total_gib"] - plan["free_gib"]
     return PhasePeaks(GpuCounters(), int(used_by_others * GIB))
 
 
-def excess(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, str]:
+def excess(config: RunConfig, plan: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, str]:
     """Return a warning for each phase of a step that took more GPU memory than planned, by phase.
 
     Args:
-        record: run.json.
+        config: of the run, with the planned settings.
+        plan: the entry `memory` of run.json.
         metrics: of the step.
     """
-    plan = record.get("memory", {})
     warnings = {}
     for phase, planned in plan.get("planned_phases_gib", {}).items():
         measured = metrics.get(f"memory/{phase}", 0.0)
-        if measured <= _TOLERANCE * planned:
-            continue
-        smaller_batch = max(1, record["config"]["train"]["micro_batch_size"] // 2)
-        advice = f"--train.micro-batch-size {smaller_batch}"
-        if phase == "sampling" and plan.get("gpu_memory_share"):
-            advice = f"--model.gpu-memory-share {0.8 * plan['gpu_memory_share']:.2f}"
-        elif not plan["engine_sleeps"]:
-            advice = "--sampling.engine-sleep"
-        warnings[phase] = (
-            f"warning: {phase} took {measured:.2f} GiB of GPU memory, {planned:.2f} were planned and "
-            f"{plan['free_gib']:.2f} are free; if a step runs out of memory, pass --resume {advice}"
-        )
+        if measured > _TOLERANCE * planned:
+            warnings[phase] = (
+                f"warning: {phase} took {measured:.2f} GiB of GPU memory, {planned:.2f} were planned and "
+                f"{plan['free_gib']:.2f} are free; if a step runs out of memory, {_advice(phase, config, plan)}"
+            )
     return warnings
+
+
+def _advice(phase: str, config: RunConfig, plan: Mapping[str, Any]) -> str:
+    """Return what makes a phase smaller: a setting that a resumed run may change or, without one, another run."""
+    if phase == "sampling":
+        share = plan["gpu_memory_share"]
+        if share:
+            smaller_share = round(0.8 * share, 2)
+            if plan["least_gpu_memory_share"] <= smaller_share < share:
+                return f"pass --resume --model.gpu-memory-share {smaller_share:.2f}"
+        return START_OVER
+    if not plan["engine_sleeps"]:
+        return "pass --resume --sampling.engine-sleep"
+    smaller_batch = smaller_micro_batch(config)
+    if smaller_batch:
+        return f"pass --resume --train.micro-batch-size {smaller_batch}"
+    return START_OVER

@@ -6,7 +6,10 @@
 
 episode.py      one completion or conversation: its tokens, which of them the model sampled, its grade
 token_tree.py   an episode whose calls do not extend each other: one row of tokens, and what each token follows
+<<<<<<< HEAD
 agent_episodes.py  episodes that programs outside this process play
+=======
+>>>>>>> tree60
 loop.py         the loop of rollouts and evaluations: the model's turns alternate with an environment
 """
 

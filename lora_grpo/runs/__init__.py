@@ -29,5 +29,5 @@ from lora_grpo.runs.reader import (
     system_prompt,
     versions,
 )
-from lora_grpo.runs.resuming import check_resume, check_settings
+from lora_grpo.runs.resuming import check_resume, check_settings, may_change
 from lora_grpo.runs.run import Run, begun_run, leave_run, open_run

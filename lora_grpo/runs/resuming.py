@@ -38,6 +38,11 @@ _TASKS = ("data.task", "data.eval_task")
 """Settings that may name a task file."""
 
 
+def may_change(name: str) -> bool:
+    """Return whether a resumed run may change a setting, by its dotted name."""
+    return name in _MAY_CHANGE
+
+
 def check_resume(folder: Path) -> None:
     """Raise a UserError if a folder has no run to resume. A run that was killed during its start counts, at step 0."""
     if (folder / "run.json").is_file() or (folder / ".lock").is_file():

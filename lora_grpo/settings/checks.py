@@ -7,7 +7,7 @@ from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
-from lora_grpo.hardware import choose_engine
+from lora_grpo.hardware import choose_engine, flags_of_vllm
 from lora_grpo.prompts import template_variables
 from lora_grpo.rewards import TEST_REWARDS, parse_reward_specs
 from lora_grpo.tasks import CODE_TASKS, get_task, task_title
@@ -22,21 +22,19 @@ def check(config: RunConfig) -> None:
 
 
 def check_has_vllm(config: RunConfig) -> None:
-    """Raise UserError for settings of vLLM beside another backend.
+    """Raise UserError for settings of vLLM without a vLLM engine in this run: beside another backend, or a server.
 
-    Not for a run that is resumed: there, the backend may be what became of `auto`.
+    Not for a run that is resumed: there, the backend may be what became of `auto`. What `auto` means is not known yet;
+    `draft_plan` refuses these settings if it is the built-in sampler.
     """
-    sampling = config.sampling
-    if sampling.backend != "transformers":
-        return
-    settings_of_vllm = {
-        "--sampling.engine-sleep": sampling.engine_sleep is True,
-        "--sampling.no-engine-sleep": sampling.engine_sleep is False,
-        "--sampling.reproducible": sampling.reproducible,
-    }
-    for name, is_set in settings_of_vllm.items():
-        if is_set:
+    for name in flags_of_vllm(config):
+        if config.sampling.backend == "transformers":
             raise UserError(f"{name} needs vLLM; leave it or --sampling.backend transformers out")
+        if config.sampling.server_url:
+            raise UserError(
+                f"{name} has no effect on the vLLM server of --sampling.server-url, which has its own settings; leave "
+                "it out"
+            )
 
 
 def _check_tasks(config: RunConfig) -> None:

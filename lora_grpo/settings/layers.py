@@ -106,18 +106,34 @@ def settle(
     return config
 
 
-def changed_settings(config: RunConfig, presets: Mapping[str, ConfigChanges]) -> dict[str, Any]:
-    """Return the preset's value of each setting that the user, a settings file or a start adapter changed."""
+def changed_settings(
+    config: RunConfig, presets: Mapping[str, ConfigChanges], begun: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the preset's value of each setting that the user, a settings file or a start adapter changed.
+
+    Args:
+        begun: run.json of the run that is resumed. Its settings include what the plan or `check-gpu` chose, so only
+            those count that it calls changed, or that differ now.
+    """
     preset = replace(RunConfig(method=config.method), presets[config.preset])
     preset = _with_defaults_of_task(preset, config.preset, config.data.task)
     values = flatten(config.to_dict())
     not_compared = {"preset", "output_dir"}
     if config.step_limit is None:
         not_compared.add("train.max_steps")
-    return {
+    changed = {
         name: value
         for name, value in flatten(check_fields(preset).to_dict()).items()
         if name not in not_compared and value != values[name]
+    }
+    changed_before = begun.get("changed_settings") if begun else None
+    if begun is None or changed_before is None:
+        return changed
+    values_before = flatten(begun["config"])
+    return {
+        name: value
+        for name, value in changed.items()
+        if name in changed_before or values[name] != values_before.get(name)
     }
 
 

@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lora_grpo import console
+from lora_grpo.config import smaller_micro_batch
 from lora_grpo.errors import Interrupted, RunError
 from lora_grpo.grading import Row
 from lora_grpo.memory import GIB
 from lora_grpo.models import load_adapter, save_adapter
+from lora_grpo.monitoring import START_OVER
 from lora_grpo.rewards import training_set
 from lora_grpo.runs import Run, newest_complete
 from lora_grpo.training.prepare import Training
@@ -86,11 +88,13 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
             with naming_overrides(run.config, RunError):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except torch.OutOfMemoryError as error:
-            smaller_batch = max(1, trainer.args.per_device_train_batch_size // 2)
+            advice = START_OVER
+            smaller_batch = smaller_micro_batch(run.config)
+            if smaller_batch:
+                advice = f"pass --resume --train.micro-batch-size {smaller_batch}, or {advice}"
             raise RunError(
-                f"the GPU ran out of memory in step {trainer.state.global_step + 1}; pass --resume "
-                f"--train.micro-batch-size {smaller_batch}, or start over with "
-                f"a smaller --sampling.max-completion-tokens ({' '.join(str(error).split())})"
+                f"the GPU ran out of memory in step {trainer.state.global_step + 1}; {advice} "
+                f"({' '.join(str(error).split())})"
             ) from error
         finally:
             training.progress.close()
@@ -98,13 +102,17 @@ def _run_trainer(training: Training, checkpoint: Path | None) -> None:
     seconds = run.record.get("seconds_training", 0) + time.monotonic() - started
     peak_memory_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_gpu_memory_gib = run.record.get("peak_gpu_memory_gib")  # None on a CPU
-    peaks = trainer.step_metrics.peaks.highest
-    if peaks:
-        peak_gpu_memory_gib = max(peak_gpu_memory_gib or 0.0, round(max(peaks.values()) / GIB, 2))
+    peaks = trainer.step_metrics.peaks
+    if peaks.highest:
+        peak_gpu_memory_gib = max(peak_gpu_memory_gib or 0.0, round(max(peaks.highest.values()) / GIB, 2))
+    torch_peak = peaks.highest_allocated
+    if torch.cuda.is_available():
+        torch_peak = max(torch_peak, torch.cuda.max_memory_allocated())  # since the last phase
     run.update(
         seconds_training=round(seconds, 1),
         peak_memory_gib=round(peak_memory_kib / 1024**2, 2),
         peak_gpu_memory_gib=peak_gpu_memory_gib,
+        torch_peak_gib=round(torch_peak / GIB, 2) if torch_peak else None,
     )
 
     signal_number = training.stop.signal_number()

@@ -87,6 +87,14 @@ def test_a_folder_the_presets_own_values_and_the_rewards_of_a_task_file_are_no_c
     assert changed_settings(config("--task", "mine.py"), PRESETS) == {"data.task": "starter"}
 
 
+def test_what_was_chosen_for_a_run_is_no_changed_setting_when_it_is_resumed():
+    run_folder("run", model={"engine": "peft"}, sampling={"backend": "transformers"}, seed=7)
+    begun = json.loads(Path("run", "run.json").read_text()) | {"changed_settings": {"seed": 0}}
+    resumed = config("--resume", "--output-dir", "run", "--train.keep-checkpoints", "5")
+    assert resumed.model.engine == "peft"
+    assert set(changed_settings(resumed, PRESETS, begun)) == {"seed", "train.keep_checkpoints"}
+
+
 TASK_WITH_A_PRESET = """
 load = gold = check = print
 REWARDS = ("coin_flip=2",)
@@ -215,6 +223,8 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         ),
         (["--sampling.no-engine-sleep", "--sampling.backend", "transformers"], "--sampling.no-engine-sleep needs vLLM"),
         (["--sampling.reproducible", "--sampling.backend", "transformers"], "--sampling.reproducible needs vLLM"),
+        (["--sampling.reproducible", "--sampling.server-url", "http://a"], "--sampling.reproducible has no effect on"),
+        (["--sampling.engine-sleep", "--sampling.server-url", "http://a"], "--sampling.engine-sleep has no effect on"),
         (["--data.task", "humaneval", "--data.eval-task", "mbpp"], "--data.task humaneval has no training split"),
         (["--data.train", "a.jsonl"], "--data.train and --data.eval need each other"),
     ],

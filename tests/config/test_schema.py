@@ -57,7 +57,11 @@ def test_a_step_is_cut_into_equal_passes(group, prompts, micro, processes, compl
             8,
             7,
             1,
-            ["64 completions of a step", "micro-batches of 7 ", "pass --train.micro-batch-size 8"],
+            [
+                "64 completions of a step",
+                "micro-batches of 7 ",
+                "pass --train.micro-batch-size 8, or change --train.prompts-per-step or --sampling.num-generations",
+            ],
         ),
         (8, 8, 200, 1, ["pass --train.micro-batch-size 64"]),
         (8, 8, 64, 2, ["64 completions", "on 2 processes", "--train.micro-batch-size 32"]),

@@ -2,9 +2,12 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
+import torch
 
+from lora_grpo.errors import RunError
 from lora_grpo.gpu_check import tune_kernels
 from lora_grpo.hardware import lora_kernels, vllm_available
 from lora_grpo.hardware.lora_kernels import FOLDER_VARIABLE, ShrinkKernel, ShrinkShape
@@ -65,8 +68,6 @@ def test_a_table_is_used_on_the_gpu_that_was_measured_unless_the_user_has_anothe
 
 def test_tuning_keeps_the_fastest_candidate_that_computes_the_product(monkeypatch):
     """The stand-in computes in parts. Four parts are the fastest right ones, two the fastest of all."""
-    import torch
-
     shape = ShrinkShape(2, 4, 512, 8)
     launched = []
 
@@ -88,7 +89,42 @@ def test_tuning_keeps_the_fastest_candidate_that_computes_the_product(monkeypatc
     assert launched[0] == lora_kernels.vllm_default(4)
     assert {timing.kernel.split_k for timing in timings} == {1, 4, 8, 64}
     assert tune_kernels.fastest(timings)[shape].kernel.split_k == 4
-    assert tune_kernels.tune([shape], prepare, device="cpu", seconds=-1) == []
+    with pytest.raises(RunError, match=r"^-1 s were enough for 0 of 1 shapes, "):
+        tune_kernels.tune([shape], prepare, device="cpu", seconds=-1)
+
+
+def tune_on_a_card(monkeypatch, shapes, *, wrong_widths=(), seconds=60):
+    """Run the program on a card, whose kernels compute with PyTorch; the default's product of some widths is wrong."""
+
+    def prepare(inputs, matrices):
+        products = torch.stack([inputs.float() @ matrix.float().T for matrix in matrices])
+        is_wrong = inputs.shape[1] in wrong_widths
+        return lambda kernel: products * 2 if is_wrong and kernel.split_k == 64 else products
+
+    def tune(**options):
+        return tune_kernels_on_cpu(shapes, prepare, device="cpu", **options)
+
+    tune_kernels_on_cpu = tune_kernels.tune
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: GPU)
+    monkeypatch.setattr("sys.argv", ["tune_kernels", str(seconds)])
+    tune_kernels.main()
+
+
+def test_a_shape_for_which_vllms_default_is_wrong_is_skipped(cache, monkeypatch, capsys):
+    shapes = [ShrinkShape(1, 2, width, 4) for width in (64, 128)]
+    tune_on_a_card(monkeypatch, shapes, wrong_widths=[64])
+    skipped, measured, path = capsys.readouterr().out.splitlines()
+    assert skipped == "1 x 64 -> 4: skipped, because the product of vLLM's default is wrong"
+    assert measured.startswith("1 x 128 -> 4: ")
+    assert list(json.loads(Path(path).read_text())["2"]["1"]["2"]) == ["128"]
+
+
+def test_part_of_a_table_is_not_saved(cache, monkeypatch):
+    with pytest.raises(SystemExit) as end:
+        tune_on_a_card(monkeypatch, [ShrinkShape(1, 2, 64, 4)], seconds=-1)
+    assert end.value.code.startswith("error: -1 s were enough for 0 of 1 shapes") and "--minutes" in end.value.code
+    assert not cache.exists()
 
 
 def test_tuning_takes_times():

@@ -38,7 +38,7 @@ def finish(gradient=0.25, slowness=1.0):
         "config": {"train": {"micro_batch_size": None}},
         "memory": {"micro_batch_size": 16, "planned_phases_gib": {"sampling": 3.5, "training": 4.25}},
         "logprob_check": {"difference": 0.0123, "tolerance": 0.05, "moved": 0.3},
-        "peak_gpu_memory_gib": 3.0 if flags.bits == "4" else 3.6,
+        "torch_peak_gib": 3.0 if flags.bits == "4" else 3.6,
     }
     (flags.output_dir / "run.json").write_text(json.dumps(record))
     print("[Unsloth] GRPO seq-packing (grad) verify: T=132 maxseg=66 packed-vs-perrow max|d|=0.0312", flush=True)

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import runpy
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from helpers.fresh_imports import RECIPES
 
+from lora_grpo.commands import Start, started
 from lora_grpo.config import Invocation, replace
 from lora_grpo.errors import UserError
 from lora_grpo.hardware import nvidia_gpus, save_measured_engine
@@ -184,6 +186,41 @@ def test_vllms_memory_fraction_is_not_left_out_for_the_built_in_sampler(plug_in,
         planned("gsm8k_lora", model=model)
 
 
+@pytest.mark.parametrize("is_plan", [True, False])
+@pytest.mark.parametrize(
+    ("sampling", "name"),
+    [
+        ({"reproducible": True}, "--sampling.reproducible"),
+        ({"engine_sleep": True}, "--sampling.engine-sleep"),
+        ({"engine_sleep": False}, "--sampling.no-engine-sleep"),
+    ],
+)
+def test_settings_of_vllm_are_refused_where_auto_is_the_built_in_sampler(
+    plug_in, install, folder_of, sampling, name, is_plan
+):
+    plug_in(*CARDS["RTX 4090"])
+    model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
+    install("none")
+    with pytest.raises(UserError, match=f"^{name} needs vLLM, .* or pass --sampling.backend vllm$"):
+        planned("gsm8k_lora", plan=is_plan, model=model, sampling=sampling)
+
+
+def test_settings_of_vllm_keep_vllm(plug_in, install, folder_of):
+    plug_in(*CARDS["RTX 3060"])
+    install("gpu")
+    model = {"name": folder_of("Qwen/Qwen2.5-1.5B-Instruct")}
+    assert planned("gsm8k_lora", model=model, sampling={"reproducible": True}).backend == "vllm"
+
+
+def test_settings_of_vllm_are_not_advised_away(plug_in, install, folder_of):
+    plug_in(*CARDS["RTX 3060"])
+    install("gpu")
+    model = {"name": folder_of("google/gemma-4-E2B-it")}
+    with pytest.raises(UserError, match="does not fit on") as error:  # fits with the built-in sampler
+        planned("gsm8k_lora", model=model, sampling={"reproducible": True})
+    assert "--sampling.backend" not in str(error.value)
+
+
 @pytest.mark.parametrize("recipe", CONVERSATIONS)
 def test_a_measurement_of_check_gpu_does_not_give_conversations_to_unsloth(plug_in, install, folder_of, recipe):
     plug_in(*CARDS["RTX 4090"])
@@ -304,11 +341,16 @@ def test_several_gpus_are_offered_in_one_line(machine, install, folder_of, monke
     folder = folder_of("Qwen/Qwen2.5-1.5B-Instruct")
 
     def lines():
-        show_plan(planned("gsm8k_lora", model={"name": folder}))
-        return [line for line in capsys.readouterr().out.splitlines() if "torchrun" in line]
+        start = Start("lora-grpo", ("train", "gsm8k", "--plan", "--model.name", folder))
+        with started(start):
+            show_plan(planned("gsm8k_lora", model={"name": folder}))
+        printed = capsys.readouterr().out.splitlines()
+        return [line for line in printed if line.startswith("GPUs ") or "torch.distributed.run" in line]
 
-    [line] = lines()
-    assert line.startswith("GPUs ") and "--nproc-per-node 2" in line and "PEFT" in line
+    line, command = lines()
+    assert "PEFT" in line and line.endswith("(docs/gpu-reference.md):")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert shlex.split(command) == [*launcher, "-m", "lora_grpo", "train", "gsm8k", "--model.name", folder]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert lines() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -96,6 +96,10 @@ def test_a_quantized_checkpoint_stays_in_4_bits():
     planner = planner_for("H200", "Qwen2.5-1.5B-Instruct", "peft")
     choice = faster.choose(planner, config_of("Qwen2.5-1.5B-Instruct"), can_be_16_bits=False)
     assert chosen(choice) == (4, False)
+    config = config_of("Qwen2.5-1.5B-Instruct", train={"gradient_checkpointing": True})
+    choice = faster.choose(planner, config, can_be_16_bits=False)
+    reason = "the checkpoint is quantized, and checkpointing is as set"
+    assert choice.line == f"4 bits, gradient checkpointing: {reason}"
 
 
 def test_host_memory_counts_too():

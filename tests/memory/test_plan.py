@@ -1,5 +1,6 @@
 """The plan of a run on the machine at hand: what it settles, says, records and refuses."""
 
+import itertools
 import json
 import os
 import re
@@ -101,6 +102,13 @@ def test_on_a_gpu_what_is_open_is_settled_said_and_recorded(machine, model, monk
     assert plan.estimate.device.host == psutil.virtual_memory().total // 2
 
 
+def test_memory_that_other_programs_use_is_said_if_it_is_much(machine, model):
+    for used, is_said in ((500, False), (2048, True)):
+        machine(script=f"echo '0, GPU-0, Card 0, 8192, {8192 - used}, 580.65.06, 8.9'")
+        [line] = [line for line in start_lines(config_for(model)) if line.startswith("memory ")]
+        assert line.endswith(", 2.00 GiB are used by other programs and the driver") is is_said
+
+
 def test_a_model_that_cannot_be_planned_wants_the_numbers_named(machine, model):
     machine(8188)
     (model / "config.json").write_text(json.dumps({**LLAMA_ONE, "model_type": "olmo"}))
@@ -148,6 +156,30 @@ def test_a_resumed_run_keeps_the_bits_that_its_plan_chose_and_plans_the_rest_ane
     resumed, plan = make_plan(resumed, invocation)
     assert (resumed.model.bits, resumed.train.gradient_checkpointing) == (16, True)
     assert plan.record()["memory"]["derived"] == record["derived"]
+
+
+def test_a_resumed_run_that_no_longer_fits_is_told_only_what_a_resume_accepts(machine, model, tmp_path):
+    config = config_for(model, output_dir=str(tmp_path / "run"), train={"micro_batch_size": 64})
+    config = replace(config, {"model": {"bits": 16}})
+    begin_run(tmp_path / "run", config)
+    advice = []
+    for mebibytes, is_resumed in itertools.product((3000, 2600), (False, True)):
+        machine(mebibytes)
+        told = refused_plan(config, Invocation(plan=True, resume=is_resumed))
+        advice.append(told.rpartition("pass ")[2].partition(" (needs ")[0])
+    assert advice[:2] == ["--train.micro-batch-size 2", "--train.micro-batch-size 2"]
+    assert advice[2:] == [
+        "--train.micro-batch-size 4 --model.bits 4",
+        "another --output-dir, with settings that need less memory",
+    ]
+
+
+def refused_plan(config, invocation):
+    """The message with which a plan says that it does not fit."""
+    try:
+        return make_plan(config, invocation)[1].too_large or ""
+    except UserError as error:
+        return str(error)
 
 
 # What --plan says

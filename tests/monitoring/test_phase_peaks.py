@@ -5,7 +5,7 @@ from helpers.tiny_runs import run_tiny
 
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.memory import GIB
-from lora_grpo.monitoring import PhasePeaks, StepMetrics
+from lora_grpo.monitoring import PhasePeaks, StepMetrics, peaks_of_run
 from lora_grpo.monitoring.phase_peaks import GpuCounters, excess
 from lora_grpo.runs import read_metrics
 
@@ -116,39 +116,65 @@ def test_without_a_gpu_nothing_is_measured():
     assert (peaks.end_start(), peaks.end_step(), peaks.highest) == (None, {}, {})
 
 
+START_AGAIN = "start over with a smaller --sampling.max-completion-tokens"
+PLAN = {
+    "planned_phases_gib": {"sampling": 5.0, "loss": 4.0},
+    "free_gib": 11.5,
+    "gpu_memory_share": 0.3,
+    "least_gpu_memory_share": 0.2,
+    "engine_sleeps": True,
+}
+
+
+def config_with(micro_batch_size, prompts=8):
+    changes = {"train": {"micro_batch_size": micro_batch_size, "prompts_per_step": prompts}}
+    return replace(RunConfig(), changes | {"sampling": {"num_generations": 6}})
+
+
 @pytest.mark.parametrize(
-    ("metrics", "share", "advice"),
+    ("plan", "metrics", "advice"),
     [
-        ({"memory/loss": 4.3, "memory/sampling": 5.0}, 0.3, {}),
-        ({"memory/loss": 4.5}, 0.3, {"loss": "--train.micro-batch-size 8"}),
-        ({"memory/sampling": 6.0}, 0.3, {"sampling": "--model.gpu-memory-share 0.24"}),
-        ({"memory/sampling": 6.0}, None, {"sampling": "--train.micro-batch-size 8"}),
-        ({"memory/validation": 60.0}, 0.3, {}),  # not planned
+        ({}, {"memory/loss": 4.3, "memory/sampling": 5.0}, {}),
+        ({}, {"memory/loss": 4.5}, {"loss": "pass --resume --train.micro-batch-size 8"}),
+        ({"engine_sleeps": False}, {"memory/loss": 4.5}, {"loss": "pass --resume --sampling.engine-sleep"}),
+        ({}, {"memory/sampling": 6.0}, {"sampling": "pass --resume --model.gpu-memory-share 0.24"}),
+        ({"least_gpu_memory_share": 0.25}, {"memory/sampling": 6.0}, {"sampling": START_AGAIN}),
+        ({"gpu_memory_share": None}, {"memory/sampling": 6.0}, {"sampling": START_AGAIN}),
+        ({}, {"memory/validation": 60.0}, {}),  # not planned
     ],
 )
-def test_a_phase_that_exceeds_its_plan_says_what_to_do(metrics, share, advice):
-    memory = {"planned_phases_gib": {"sampling": 5.0, "loss": 4.0}, "free_gib": 11.5, "gpu_memory_share": share}
-    memory["engine_sleeps"] = True
-    config = replace(RunConfig(), {"train": {"micro_batch_size": 16}})
-    warnings = excess({"config": config.to_dict(), "memory": memory}, metrics)
+def test_a_phase_that_exceeds_its_plan_says_what_to_do(plan, metrics, advice):
+    warnings = excess(config_with(16), PLAN | plan, metrics)
     assert warnings.keys() == advice.keys()
-    for phase, flags in advice.items():
-        assert warnings[phase].endswith(f"pass --resume {flags}") and "\n" not in warnings[phase]
+    for phase, words in advice.items():
+        assert warnings[phase].endswith(f"; if a step runs out of memory, {words}") and "\n" not in warnings[phase]
 
 
-def test_training_beside_an_engine_that_is_awake_gets_its_memory_first():
-    memory = {"planned_phases_gib": {"loss": 4.0}, "free_gib": 11.5, "gpu_memory_share": 0.3, "engine_sleeps": False}
-    config = replace(RunConfig(), {"train": {"micro_batch_size": 16}})
-    warnings = excess({"config": config.to_dict(), "memory": memory}, {"memory/loss": 4.5})
-    assert warnings["loss"].endswith("pass --resume --sampling.engine-sleep")
+@pytest.mark.parametrize(("micro_batch_size", "prompts", "smaller"), [(18, 3, 9), (9, 3, 3), (3, 3, 1), (1, 3, None)])
+def test_the_advised_micro_batch_divides_the_step(micro_batch_size, prompts, smaller):
+    warning = excess(config_with(micro_batch_size, prompts), PLAN, {"memory/loss": 4.5})["loss"]
+    advice = f"pass --resume --train.micro-batch-size {smaller}" if smaller else START_AGAIN
+    assert warning.endswith(f", {advice}")
+
+
+def test_nothing_is_measured_in_a_memory_that_gpu_and_cpu_share(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Card")
+    plan = {"gpu": "Card", "total_gib": 119.0, "free_gib": 110.0}
+    for is_unified in (False, True):
+        peaks = peaks_of_run({"memory": plan | {"is_unified": is_unified}})
+        assert (peaks._counters is None) is is_unified
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 def test_a_run_logs_its_phases_and_warns_once_of_each_that_exceeds_its_plan(method, tmp_path, capsys):
     def count(training):
-        training.trainer.step_metrics.peaks = PhasePeaks(FakeGpu(outside=2.0))
+        gpu = FakeGpu(outside=1.75)
+        gpu.hold(0.25)
+        training.trainer.step_metrics.peaks = PhasePeaks(gpu)
         planned = {"sampling": 2.5, "loss": 1.0, "backward": 2.5}
         training.run.record["memory"] = {"planned_phases_gib": planned, "free_gib": 7.5, "engine_sleeps": True}
+        training.run.record["memory"]["gpu_memory_share"] = None
 
     phases = {"loss", "backward"} if method == "sft" else {"sampling", "scoring", "loss", "backward"}
     run, _ = run_tiny(
@@ -163,6 +189,7 @@ def test_a_run_logs_its_phases_and_warns_once_of_each_that_exceeds_its_plan(meth
             f"memory/{phase}" for phase in phases
         }
         assert line["memory/loss"] == 2
-    assert run.record["peak_gpu_memory_gib"] == 2
+    assert run.record["peak_gpu_memory_gib"] == 2  # with what is outside of torch
+    assert run.record["torch_peak_gib"] == 0.25
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: loss took 2.00 GiB")]
     assert len(warnings) == 1 and "of GPU memory" in warnings[0]

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from lora_grpo.errors import RunError
+from lora_grpo.models.architectures import ONLY_PEFT, TRAINABLE
 from lora_grpo.training.unsloth_compat import use_logprobs_of_loss_as_old
 
 GENERATED = """
@@ -45,3 +47,9 @@ def test_trls_own_trainer_is_left_alone():
     from trl import GRPOTrainer
 
     assert not use_logprobs_of_loss_as_old(GRPOTrainer)
+
+
+def test_no_model_that_unsloth_may_train_has_a_vision_config():
+    """Unsloth ends vLLM's standby mode for those, and a plan would say that vLLM gives its memory back."""
+    for model_type in set(TRAINABLE) - set(ONLY_PEFT):
+        assert not hasattr(CONFIG_MAPPING[model_type](), "vision_config"), model_type

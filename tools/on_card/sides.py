@@ -214,13 +214,14 @@ def measurements(folder: Path) -> Result:
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     memory = record.get("memory") or {}
     policy = record.get("policy") or {}
+    peak = record.get("torch_peak_gib", record.get("peak_gpu_memory_gib"))  # the name in an older tree
     found: Result = {
         "engine": policy.get("engine"),
         "bits": policy.get("bits"),
         "micro_batch_size": memory.get("micro_batch_size", record["config"]["train"]["micro_batch_size"]),
         "planned_gib": max(memory.get("planned_phases_gib", {}).values(), default=None),
         "planned_phases_gib": memory.get("planned_phases_gib"),
-        "torch_peak_gib": record.get("peak_gpu_memory_gib"),
+        "torch_peak_gib": peak,
     }
     if record.get("git_revision"):
         found["commit"] = record["git_revision"]
