@@ -181,11 +181,7 @@ class ExactLossPass:
             rows = slice(start, start + slice_size)
             columns_before: torch.Tensor | None = predecessors[rows]
             if not has_trees(predecessors[rows], mask[rows, -completion_width:]):
-<<<<<<< HEAD
-                columns_before = None
-=======
                 columns_before = None  # so that these rows are read as in a step without trees
->>>>>>> tree60
             part = self._score_packed(
                 model, ids[rows], mask[rows], completion_width, columns_before, *args, batch_size=batch_size, **kwargs
             )
@@ -212,10 +208,7 @@ class ExactLossPass:
         """
         if self.packing_disabled_reason or not can_pack(ids, mask, completion_width):
             return self._score_padded(model, ids, mask, completion_width, predecessors, *args, **kwargs)
-<<<<<<< HEAD
-=======
         # A model that does not run the hooks would read trees as if each token followed the one before it.
->>>>>>> tree60
         if predecessors is not None and base_of(self._model) not in model.modules():
             return self._score_padded(model, ids, mask, completion_width, predecessors, *args, **kwargs)
         try:

@@ -97,11 +97,7 @@ class Packing:
             is_prompt_or_same_row = (row_of_slot[key] == -1) | (row_of_slot[key] == row_of_slot[query])
             return is_same_prompt & is_prompt_or_same_row & (key <= query)  # slots of a row are in its order
 
-<<<<<<< HEAD
-        visibility = is_visible
-=======
         visibility: Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor] = is_visible
->>>>>>> tree60
         if self.trees is not None:
             visibility = self._visibility_in(self.trees, prompt_of_slot, row_of_slot)
         length = self.ids.shape[1]

@@ -23,14 +23,9 @@ def joined(parts: Sequence[Scored]) -> Scored:
     if len(parts) == 1:
         return parts[0]
     logprobs = torch.cat([part[0] for part in parts])
-<<<<<<< HEAD
-    entropies = [part[1] for part in parts if part[1] is not None]
-    return logprobs, torch.cat(entropies) if entropies else None, None
-=======
     entropies_of_parts = [part[1] for part in parts if part[1] is not None]
     entropies = torch.cat(entropies_of_parts) if entropies_of_parts else None
     return logprobs, entropies, None
->>>>>>> tree60
 
 
 class Tiles(Protocol):

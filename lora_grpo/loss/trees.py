@@ -2,13 +2,9 @@
 
 `rollouts/token_tree.py` describes how a tree becomes a row, and `predecessors`: the column before each token of a
 completion. TRL treats the row like any other: an episode is one completion with one advantage, the loss is on its
-<<<<<<< HEAD
-sampled tokens, and a normalizer counts them once, no matter how many calls have read them.
-=======
 sampled tokens, and a normalizer counts them once, no matter how many calls have read them. An advantage of zero leaves
 out all calls of an episode. The KL term and the comparison with the sampler take each sampled token in the context of
 its own call.
->>>>>>> tree60
 
 The model reads a tree in one of two ways. Packed, all tokens are read once, and attend to their ancestors. If a model
 cannot pack, each path from a root to a leaf is a row of its own, which takes the time and the memory of all paths.

@@ -4,13 +4,10 @@
     episodes = [episode for group in groups for episode in group]
     verdicts = grade(task, episodes)                   # one for each episode
 
-episode.py      one completion or conversation: its tokens, which of them the model sampled, its grade
-token_tree.py   an episode whose calls do not extend each other: one row of tokens, and what each token follows
-<<<<<<< HEAD
-agent_episodes.py  episodes that programs outside this process play
-=======
->>>>>>> tree60
-loop.py         the loop of rollouts and evaluations: the model's turns alternate with an environment
+episode.py         one completion or conversation: its tokens, which of them the model sampled, its grade
+token_tree.py      an episode whose calls do not extend each other: one row of tokens, and what each token follows
+agent_episodes.py  episodes that agents play, programs outside this process
+loop.py            the loop of rollouts and evaluations: the model's turns alternate with an environment
 """
 
 from lora_grpo.rollouts.episode import Episode, conversations_of, grade, has_agent, transcript

@@ -166,17 +166,10 @@ class FastGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Remember the rows for the sampler of a run, and the rollouts for `_prepare_inputs`."""
         self.step_inputs = inputs
-<<<<<<< HEAD
-        with (
-            trl_compat.no_importance_weights(self) if self.weights_in_loss else contextlib.nullcontext(),
-            self._trees(None),  # until the completions exist
-        ):
-=======
         without_weights: AbstractContextManager[None] = contextlib.nullcontext()
         if self.weights_in_loss:
             without_weights = trl_compat.no_importance_weights(self)
         with without_weights, self._trees(None):  # the completions do not exist yet
->>>>>>> tree60
             rollouts = super()._generate_and_score_completions(inputs)
             if self._predecessors is not None:
                 rollouts[trl_compat.PREDECESSORS] = self._predecessors
