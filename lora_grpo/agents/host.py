@@ -121,7 +121,12 @@ class Host:
         reading_end, writing_end = os.pipe()
         process_id = os.fork()
         if process_id == 0:
-            self._run_child(request, writing_end)
+            try:
+                self._run_child(request, writing_end)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)  # nothing else of this process is the child's
         os.close(writing_end)
         with contextlib.suppress(OSError):  # the child does it, too; whoever is first
             os.setpgid(process_id, process_id)
