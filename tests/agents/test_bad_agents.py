@@ -1,12 +1,11 @@
 """Agents that fail in every way: one line each, nothing left running, and the other episodes as they were."""
 
-import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers.agent_files import HEAD, play, rows_of
+from helpers.agent_files import play, rows_of
 
 from lora_grpo import agents, starter
 from lora_grpo.agents.processes import MARK
@@ -384,7 +383,9 @@ def agent(row, base_url):
             time.sleep(20)
     return time.time()
 """
-    text = text.replace("return time.time()", "open(f'{row[\"number\"]}.txt', 'w').write(str(time.time()))\n    return 1.0")
+    text = text.replace(
+        "return time.time()", "open(f'{row[\"number\"]}.txt', 'w').write(str(time.time()))\n    return 1.0"
+    )
     rows = rows_of(tmp_path, text)[:4]
     started = time.time()
     play(sampler, rows, group_size=1)
