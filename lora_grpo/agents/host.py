@@ -123,7 +123,7 @@ class Host:
         if process_id == 0:
             try:
                 self._run_child(request, writing_end)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the end of the child is reported
                 traceback.print_exc()
             finally:
                 os._exit(1)  # nothing else of this process is the child's

@@ -302,7 +302,7 @@ def test_other_episodes_are_as_they_are_alone(episodes):
 
 def test_more_failures_than_allowed_end_the_run(sampler, tmp_path):
     rows = rows_of(tmp_path, "def agent(row, base_url):\n    raise ValueError('no database')\n")
-    with pytest.raises(RunError, match="64 of 64 episodes failed, more than MAX_FAILED 0.1 .*no database.*[.]log"):
+    with pytest.raises(RunError, match=r"64 of 64 episodes failed, more than MAX_FAILED 0.1 .*no database.*[.]log"):
         play(sampler, rows * 2, group_size=1)
     assert not marked_processes()
 
