@@ -381,11 +381,10 @@ def agent(row, base_url):
         reply(client, asks(str(turn)), max_tokens=4)
         if row["number"] == 0 and turn == 0:
             time.sleep(20)
-    return time.time()
+    with open(f"{row['number']}.txt", "w") as file:
+        file.write(str(time.time()))
+    return 1.0
 """
-    text = text.replace(
-        "return time.time()", "open(f'{row[\"number\"]}.txt', 'w').write(str(time.time()))\n    return 1.0"
-    )
     rows = rows_of(tmp_path, text)[:4]
     started = time.time()
     play(sampler, rows, group_size=1)
