@@ -1,4 +1,4 @@
-"""The program that runs the `agent` of a task file: `python -m lora_grpo.agents.host my_agent.py BASE_URL`.
+"""The program that runs the `agent` of a task file: `main`, with the arguments my_agent.py and BASE_URL.
 
 It imports the file once, and forks a child for every episode, so that an agent may block, hang, exit or crash without
 an effect on the others. A child is a copy of this process as it was after the import, and after a first request to
@@ -275,7 +275,3 @@ def main() -> None:
         warm_up(sys.argv[2])
         _write_line(results, {"ready": True})
         Host(module.agent, path, results).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -293,7 +293,9 @@ class _Host:
     @classmethod
     async def start(cls, definition: AgentDefinition, log: Path, base_url: str) -> _Host:
         """Start the program and let it import the task file, or raise a UserError."""
-        command = [sys.executable, "-m", "lora_grpo.agents.host", str(definition.path), base_url]
+        # -P: no module in the folder of the task file replaces one of Python's.
+        code = "from lora_grpo.agents.host import main; main()"
+        command = [sys.executable, "-P", "-c", code, str(definition.path), base_url]
         process = await AgentProcess.start(command, definition.path.parent, log, {})
         first_entry = await process.receive()
         if first_entry is None or "ready" not in first_entry:
