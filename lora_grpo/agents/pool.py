@@ -98,7 +98,7 @@ class AgentPool:
         self._answerers[self._warm_up.secret] = self._warm_up
         self._host: _Host | None = None
         self._idle_workers: list[_Worker] = []
-        self._is_closed = False
+        self.is_closed = False
 
     def start(
         self, jobs: Sequence[Job], policy: Policy, limits: EpisodeLimits
@@ -108,9 +108,9 @@ class AgentPool:
 
     def close(self) -> None:
         """End the agents and the endpoint. Nothing that the agents have started is left."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         self._submit(self._close()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -144,21 +144,23 @@ class AgentPool:
             async with asyncio.TaskGroup() as group:
                 tasks = []
                 for number, job in enumerate(jobs):
-                    episode = LiveEpisode(number, job.seed, policy, limits)
-                    tasks.append(group.create_task(self._play(job, episode, policy, slots)))
+                    tasks.append(group.create_task(self._play(number, job, policy, limits, slots)))
             return [task.result() for task in tasks]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             policy.queue.close()
 
-    async def _play(self, job: Job, episode: LiveEpisode, policy: Policy, slots: asyncio.Semaphore) -> Played:
+    async def _play(
+        self, number: int, job: Job, policy: Policy, limits: EpisodeLimits, slots: asyncio.Semaphore
+    ) -> Played:
         """Play one episode as soon as there is a process for it."""
         async with slots:
             runner = await self._runner()
+            episode = LiveEpisode(number, job.seed, policy, limits)  # its time begins
             self._answerers[episode.secret] = episode
             self._answerers[runner.secret] = episode
-            policy.queue.episode_started(episode.number)
+            policy.queue.episode_started(number)
             try:
                 answer = await self._run(runner, job, episode, policy.queue)
             finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "LORA_GRPO_AGENT"
-"""The variable that marks an agent's processes."""
+"""The variable that marks an agent's processes: the number of the process that has started them, and a random one."""
 _MAX_LINE_BYTES = 2**20
 """Maximum length of a line of standard output."""
 _WITH_PARENT = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9,0,0,0);os.execvp(sys.argv[1],sys.argv[1:])"
@@ -49,7 +49,7 @@ class AgentProcess:
         Raises:
             OSError: there is no such program.
         """
-        mark = secrets.token_hex(16)
+        mark = f"{os.getpid()}-{secrets.token_hex(16)}"
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-c", _WITH_PARENT, *command),

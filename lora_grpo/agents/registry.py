@@ -20,14 +20,16 @@ def keep_logs_in(folder: Path) -> None:
 
 def pool_of(definition: AgentDefinition) -> AgentPool:
     """Return the running pool of an agent, or a new one."""
-    if definition not in _pools:
-        folder = Path(tempfile.gettempdir())
+    pool = _pools.get(definition)
+    if pool is None or pool.is_closed:  # it is closed after an error
+        name = f"agent-{definition.path.stem}"
         if _log_folder:
-            folder = _log_folder[0]
-        folder.mkdir(parents=True, exist_ok=True)
-        log = folder / f"agent-{definition.path.stem}-{os.getpid()}.log"
-        _pools[definition] = AgentPool(definition, log)
-    return _pools[definition]
+            log = _log_folder[0] / f"{name}.log"
+        else:
+            log = Path(tempfile.gettempdir()) / f"{name}-{os.getpid()}.log"
+        pool = AgentPool(definition, log)
+        _pools[definition] = pool
+    return pool
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat, plain_text, turns
@@ -144,7 +145,9 @@ def _take_turn(episode: Episode, sample: SampledTokens) -> None:
 
 def fit_batch(sampler: Sampler, rows: Sequence[Row], params: SamplingParams) -> None:
     """Set how many episodes of the rows the sampler decodes at once, so that they fit in memory."""
-    prompts = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    prompts: Any = [chat.render_row(sampler.tokenizer, row) for row in rows]
+    if has_agent(rows[0]):  # which makes its own prompt
+        prompts = [[0] * rows[0]["prompt_tokens"]]
     # When a turn of a conversation begins, the cache of the turn before is copied, so both exist for a moment.
     caches_per_episode = 2 if has_environment(rows[0]) or has_agent(rows[0]) else 1
     sampler.fit_batch(prompts, params.max_tokens, caches_per_episode)

@@ -1,5 +1,6 @@
 """Agents that fail in every way: one line each, nothing left running, and the other episodes as they were."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -239,7 +240,7 @@ def marked_processes():
     numbers = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and f"{MARK}=".encode() in (folder / "environ").read_bytes():
+            if folder.name.isdigit() and f"{MARK}={os.getpid()}-".encode() in (folder / "environ").read_bytes():
                 numbers.append(int(folder.name))
         except OSError:
             continue
