@@ -16,14 +16,13 @@ import contextlib
 import secrets
 import shutil
 import sys
-import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lora_grpo.agents.processes import AgentProcess
-from lora_grpo.endpoint import Call, EpisodeLimits, LiveEpisode, Policy, WarmUp, make_app, serving
+from lora_grpo.endpoint import Call, EpisodeLimits, LiveEpisode, LoopThread, Policy, WarmUp, make_app, serving
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.grading import Row, Verdict, as_verdict
 from lora_grpo.sampling import RequestQueue
@@ -39,8 +38,6 @@ _SECONDS_BETWEEN_CHECKS = 0.25
 _TOKEN_LIMIT = "token_limit"
 _RESULT_ENTRIES = {"score", "returned", "error"}
 """A line of standard output with one of these is the result of an episode."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,7 @@ class AgentPool:
         self._definition = definition
         self.log = log
         self.counts = Counts()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="lora_grpo-agents", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("lora_grpo-agents")
         self._stack = contextlib.AsyncExitStack()
         self._address = ""
         self._answerers: dict[str, LiveEpisode | WarmUp] = {}
@@ -104,22 +99,17 @@ class AgentPool:
         self, jobs: Sequence[Job], policy: Policy, limits: EpisodeLimits
     ) -> concurrent.futures.Future[list[Played]]:
         """Let the agents play episodes. The queue of the policy is closed when the last one is over."""
-        return self._submit(self._play_all(jobs, policy, limits))
+        return self._thread.submit(self._play_all(jobs, policy, limits))
 
     def close(self) -> None:
         """End the agents and the endpoint. Nothing that the agents have started is left."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._submit(self._close()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.submit(self._close()).result()
+        self._thread.close()
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
-
-    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _close(self) -> None:
         if self._host:

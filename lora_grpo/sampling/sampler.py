@@ -204,11 +204,12 @@ class Sampler:
             while (wave := queue.next_wave()) is not None:
                 for key in queue.take_forgotten():
                     self.forget(key)
-                groups: dict[tuple[bool, float, float, tuple[str, ...]], list[Waiting]] = {}
+                groups: dict[tuple[bool, float, float, tuple[str, ...], bool], list[Waiting]] = {}
                 for waiting in wave:
                     request = waiting.request
                     adapter = request.adapter and woken_with_adapter
-                    options = (adapter, request.temperature, request.top_p, request.stop)
+                    ends_at_question = request.ends_at_next_question
+                    options = (adapter, request.temperature, request.top_p, request.stop, ends_at_question)
                     groups.setdefault(options, []).append(waiting)
                 for options in sorted(groups):
                     adapter, *_ = options
@@ -227,15 +228,12 @@ class Sampler:
         """Decode requests with the same options, and answer each as soon as its completion is finished."""
         requests = [waiting.request for waiting in group]
         token_limits = tuple(request.max_tokens for request in requests)
-        params = SamplingParams(
-            num_samples=1,
-            temperature=requests[0].temperature,
-            top_p=requests[0].top_p,
+        params = replace(
+            requests[0].params,
             max_tokens=max(token_limits),
             max_tokens_by_prompt=token_limits,
             continues=tuple(request.continues for request in requests),
             keys=tuple(request.key for request in requests),
-            stop=requests[0].stop,
         )
 
         def answer(index: int, decoded: Decoded) -> None:
