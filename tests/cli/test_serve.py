@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.tiny_runs import run_tiny, starter_data
 from helpers.warm_process import wait_for
-from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from openai import APIConnectionError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from lora_grpo.cli import verbs
 from lora_grpo.evaluation import EvaluateOptions, evaluate_tasks
@@ -20,10 +20,15 @@ from lora_grpo.prompts import chat
 
 MAX_TOKENS = 24
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
-PARAMETERS = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Find.", "parameters": PARAMETERS}}]
-ASKS_FOR_TOOL = [{"role": "user", "content": "Who is Tom?"}]
-TOOL_CALL = '<tool_call>\n{"name": "look_up", "arguments": {"name": "Tom"}}\n</tool_call><|im_end|>'
+TOOLS = [{"type": "function", "function": {"name": "roll"}}]
+ASKS_FOR_TOOL = [{"role": "user", "content": "Roll a die."}]
+TOOL_CALL = '<tool_call>\n{"name": "roll", "arguments": {}}\n</tool_call><|im_end|>'
+COMMAND = """
+import signal, sys
+from lora_grpo.cli import run_front_door
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
+sys.exit(run_front_door(sys.argv[1:]))
+"""
 
 
 def learn_tool_call(training):
@@ -35,11 +40,15 @@ def learn_tool_call(training):
     ids = torch.tensor([prompt_ids + call_ids])
     labels = torch.tensor([[-100] * len(prompt_ids) + call_ids])
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(weights, lr=0.02)
-    for _ in range(60):
+    optimizer = torch.optim.Adam(weights, lr=3e-3)
+    num_right = 0
+    while num_right < 10:
         optimizer.zero_grad()
-        model(input_ids=ids, labels=labels).loss.backward()
+        output = model(input_ids=ids, labels=labels)
+        output.loss.backward()
         optimizer.step()
+        greedy_ids = output.logits[0, len(prompt_ids) - 1 : -1].argmax(dim=-1)
+        num_right += greedy_ids.tolist() == call_ids
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,8 @@ def run(tmp_path_factory):
     run_tiny(
         folder,
         before=learn_tool_call,
-        model={"engine": "peft", "chat_template": "qwen2_5"},
+        model={"engine": "peft", "bits": 16, "chat_template": "qwen2_5"},
+        lora={"rank": 32, "alpha": 64},
         sampling={"max_completion_tokens": MAX_TOKENS},
         train={"max_steps": 1, "learning_rate": 1e-9},
     )
@@ -60,7 +70,7 @@ def run(tmp_path_factory):
 def front_door(warm, tmp_path_factory):
     """Return a function that starts `lora-grpo` with arguments."""
     script = tmp_path_factory.mktemp("script") / "lora_grpo_command.py"
-    script.write_text("import sys\nfrom lora_grpo.cli import run_front_door\nsys.exit(run_front_door(sys.argv[1:]))\n")
+    script.write_text(COMMAND)
     return lambda *arguments: warm.start(script, *arguments, cwd=script.parent)
 
 
@@ -126,9 +136,9 @@ def test_the_model_calls_tools(client):
     answer = ask(client, ASKS_FOR_TOOL, tools=TOOLS, temperature=0, max_tokens=80).choices[0]
     assert answer.finish_reason == "tool_calls"
     [call] = answer.message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("look_up", {"name": "Tom"})
+    assert (call.function.name, json.loads(call.function.arguments)) == ("roll", {})
     # The client sends the call and its result back.
-    messages = [*ASKS_FOR_TOOL, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "a boy"}]
+    messages = [*ASKS_FOR_TOOL, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "6"}]
     longer = ask(client, messages, tools=TOOLS)
     assert longer.usage.prompt_tokens > ask(client, ASKS_FOR_TOOL, tools=TOOLS).usage.prompt_tokens
 
@@ -145,7 +155,7 @@ def test_a_stream_has_the_answer(client):
     calls = []
     for chunk in ask(client, ASKS_FOR_TOOL, tools=TOOLS, temperature=0, max_tokens=80, stream=True):
         calls += chunk.choices[0].delta.tool_calls or []
-    assert [call.function.name for call in calls] == ["look_up"]
+    assert [call.function.name for call in calls] == ["roll"]
 
 
 def test_choices_follow_the_seed(client):
@@ -185,12 +195,6 @@ def test_a_text_is_completed(client):
     assert answer.choices[0].text
 
 
-def test_an_answer_may_fill_the_context(client):
-    answer = ask(client, max_tokens=None, temperature=0)
-    limit = 1024 - answer.usage.prompt_tokens
-    assert answer.usage.completion_tokens == limit or answer.choices[0].finish_reason == "stop"
-
-
 @pytest.mark.parametrize(
     ("options", "error", "word"),
     [
@@ -221,23 +225,29 @@ def test_another_path_is_an_error(base_url):
         ask(client)
 
 
-def test_the_system_prompt_of_the_training_is_shown(front_door, run):
+def test_a_server_for_others_with_a_short_context(front_door, run):
     server = front_door("serve", run, "--port", "0", "--host", "0.0.0.0", "--context-tokens", "100")
     address = address_of(server)
     errors = server.said()[1]
     assert errors.count("no password") == 1
+    # The system prompt of the training, as clients send it.
     assert json.dumps(chat.add_prompts([{"question": ""}], "xml")[0]["prompt"][0]["content"]) in errors
 
-    # Ctrl-C while a request is sampled: the client gets an error, and the exit code is that of other commands.
+    # Without max_tokens, an answer may fill the context.
+    with OpenAI(base_url=address, api_key="-", max_retries=0) as client:
+        usages = [ask(client, max_tokens=None, seed=seed).usage for seed in range(5)]
+    assert max(usage.total_tokens for usage in usages) == 100
+
+    # Ctrl-C while requests are sampled: the clients get an error, and the exit code is that of other commands.
     async def interrupted():
         async with AsyncOpenAI(base_url=address, api_key="-", max_retries=0) as client:
-            requests = [asyncio.create_task(ask(client, max_tokens=50, n=64)) for _ in range(8)]
+            requests = [asyncio.create_task(ask(client, n=64)) for _ in range(8)]
             await asyncio.sleep(0.2)
             server.interrupt()
             return await asyncio.gather(*requests, return_exceptions=True)
 
     answers = asyncio.run(interrupted())
-    assert isinstance(answers[-1], InternalServerError)
+    assert isinstance(answers[-1], InternalServerError | APIConnectionError)
     ended = server.end()
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr.splitlines()[-1] == "interrupted"
@@ -279,7 +289,7 @@ def test_a_gguf_file_answers_as_its_model(front_door, run):
         with OpenAI(base_url=address_of(server), api_key="-", max_retries=0) as client:
             texts.append(text_of(ask(client, model=model, temperature=0)))
             call = ask(client, ASKS_FOR_TOOL, model, tools=TOOLS, temperature=0, max_tokens=80)
-            assert call.choices[0].message.tool_calls[0].function.name == "look_up"
+            assert call.choices[0].message.tool_calls[0].function.name == "roll"
         server.terminate()
         assert server.end().returncode == 128 + signal.SIGTERM
     # Rounding to 16 bits decides near ties later in the answer.
