@@ -102,6 +102,22 @@ Prompts have the system prompt and the chat template of the training. Each quest
 training.
 """,
     ),
+    "serve": Verb(
+        room="cli.serve",
+        options="ServeOptions",
+        function="run_serve",
+        has_script=False,
+        help="""\
+Serve a run, an adapter, a model or a GGUF file at an OpenAI-compatible address, for chat programs and harnesses.
+
+    lora-grpo serve outputs/gsm8k_lora                      # http://127.0.0.1:8000/v1, models gsm8k_lora and base
+    lora-grpo serve outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf --port 8001
+
+A run and an adapter have two models: their own name, and `base` without the adapter. Each request is answered alone,
+with the chat template of the training and the temperature of the request (default 1; 0 is greedy). Clients send their
+own messages: for answers as in the run's evaluation, send the system prompt of the training, which this command prints.
+""",
+    ),
     "merge": Verb(
         room="merging",
         options="MergeOptions",

@@ -6,6 +6,7 @@
     results = playing.result()                       # their calls, token for token, and their verdicts
 
 pool.py       the agents of a task: their episodes, their time limits, and the endpoint that they talk to
+runners.py    the processes that play episodes: one that forks, or those of a command
 processes.py  a process that runs agents, and its end, which leaves nothing running
 host.py       the program that runs the function `agent` of a task file, in a child for every episode
 registry.py   the pools of this process

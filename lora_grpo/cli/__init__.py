@@ -5,10 +5,12 @@
         ...
     sys.exit(run_command(main))      # 0; 2 for a user error, 1 for a failed run, 128 + signal if interrupted
 
-arguments.py   parses a recipe's command line, and shows its help
-verbs.py       `lora-grpo` and its commands, which the scripts also run
-chat.py        `lora-grpo chat`: questions and answers, before and after training
-main.py        runs a command, sets the exit code, and closes an unfinished run
+arguments.py    parses a recipe's command line, and shows its help
+verbs.py        `lora-grpo` and its commands, which the scripts also run
+chat.py         `lora-grpo chat`: questions and answers, before and after training
+serve.py        `lora-grpo serve`: an OpenAI-compatible endpoint
+named_model.py  the model that the argument of these two names
+main.py         runs a command, sets the exit code, and closes an unfinished run
 """
 
 from lora_grpo.cli.arguments import parse

@@ -3,19 +3,18 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from lora_grpo.cli.named_model import named_model
 from lora_grpo.config import check_fields
-from lora_grpo.errors import UserError
 from lora_grpo.files import printable
 from lora_grpo.flags import Flag
-from lora_grpo.models import ModelFlags, ModelSpec, choose_adapter, resolve
+from lora_grpo.models import ModelFlags, ModelSpec
 from lora_grpo.prompts import chat, plain_text, template_variables, thoughts
 from lora_grpo.runs import system_prompt
-from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build, read_gguf
+from lora_grpo.sampling import GgufModel, GgufSampler, Sampler, SamplingParams, build
 
 _PROMPT_BYTES = 8192
 """Room for a question in the context of llama.cpp."""
@@ -47,7 +46,7 @@ def run_chat(options: ChatOptions) -> None:
     Every question is answered alone, as in training: the model does not see the questions before it.
     """
     check_fields(options)
-    model = _model(options)
+    model = named_model(options.source, options, options.bits)
     run = model.run
     max_tokens = options.max_completion_tokens or 512
     if run and not options.max_completion_tokens:
@@ -78,16 +77,6 @@ def run_chat(options: ChatOptions) -> None:
                 print()
     finally:
         sampler.close()
-
-
-def _model(options: ChatOptions) -> ModelSpec | GgufModel:
-    """Return the model that the flags name."""
-    source = choose_adapter(options.source, options.what)
-    if not source.lower().endswith(".gguf"):
-        return resolve(source, options, bits=options.bits)
-    if options.bits or options.base or options.revision or options.trust_remote_code:
-        raise UserError("--bits, --base, --revision and --trust-remote-code do not apply to a GGUF file; omit them")
-    return read_gguf(Path(source).expanduser())
 
 
 def _sampler(model: ModelSpec | GgufModel, system: str | None, max_tokens: int, seed: int) -> Sampler:

@@ -91,9 +91,11 @@ class KnownConversations:
             messages: in the form of `protocol.messages_of`.
 
         Raises:
-            RequestError: the chat template rejects the messages.
+            RequestError: the chat template rejects the messages, or has no tool calls.
         """
         try:
+            if tools:
+                turns.response_format(self._tokenizer)  # raises UserError if the template has no tools
             known = self._known_part(messages, tools)
             if known is not None:
                 call, following = known

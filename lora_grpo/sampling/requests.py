@@ -30,6 +30,8 @@ class Request:
     """Nucleus probability; 1 disables nucleus sampling."""
     stop: tuple[str, ...] = ()
     """The completion ends with the first token after which its text contains one of them; see `end_early`."""
+    ends_at_next_question: bool = False
+    """Whether the completion ends where the model writes the next `Question:`; see `end_early`."""
     adapter: bool = True
     """False samples from the base model, also where the sampler is awake with its adapter."""
     episode: int | None = None
@@ -44,7 +46,14 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         """The parameters of a call that samples this completion alone."""
-        return SamplingParams(1, self.temperature, self.top_p, self.max_tokens, stop=self.stop)
+        return SamplingParams(
+            num_samples=1,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+            ends_at_next_question=self.ends_at_next_question,
+            stop=self.stop,
+        )
 
 
 @dataclass(frozen=True, eq=False)

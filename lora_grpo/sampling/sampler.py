@@ -204,11 +204,12 @@ class Sampler:
             while (wave := queue.next_wave()) is not None:
                 for key in queue.take_forgotten():
                     self.forget(key)
-                groups: dict[tuple[bool, float, float, tuple[str, ...]], list[Waiting]] = {}
+                groups: dict[tuple[bool, float, float, tuple[str, ...], bool], list[Waiting]] = {}
                 for waiting in wave:
                     request = waiting.request
                     adapter = request.adapter and woken_with_adapter
-                    options = (adapter, request.temperature, request.top_p, request.stop)
+                    ends_at_question = request.ends_at_next_question
+                    options = (adapter, request.temperature, request.top_p, request.stop, ends_at_question)
                     groups.setdefault(options, []).append(waiting)
                 for options in sorted(groups):
                     adapter, *_ = options
@@ -227,15 +228,12 @@ class Sampler:
         """Decode requests with the same options, and answer each as soon as its completion is finished."""
         requests = [waiting.request for waiting in group]
         token_limits = tuple(request.max_tokens for request in requests)
-        params = SamplingParams(
-            num_samples=1,
-            temperature=requests[0].temperature,
-            top_p=requests[0].top_p,
+        params = replace(
+            requests[0].params,
             max_tokens=max(token_limits),
             max_tokens_by_prompt=token_limits,
             continues=tuple(request.continues for request in requests),
             keys=tuple(request.key for request in requests),
-            stop=requests[0].stop,
         )
 
         def answer(index: int, decoded: Decoded) -> None:
@@ -245,8 +243,11 @@ class Sampler:
             if not is_wanted and key is not None:
                 self.forget(key)
 
+        def is_canceled(index: int) -> bool:
+            return group[index].future.cancelled()
+
         prompts = [request.prompt_ids for request in requests]
-        self._decode_in_memory(prompts, params, [request.seed for request in requests], answer)
+        self._decode_in_memory(prompts, params, [request.seed for request in requests], answer, is_canceled)
 
     def to_samples(self, decoded: Sequence[Decoded], params: SamplingParams) -> list[SampledTokens]:
         """Return completions with their text, up to where they end by the parameters; see `end_early`."""
@@ -281,6 +282,7 @@ class Sampler:
         params: SamplingParams,
         seeds: Sequence[int],
         on_finished: Callable[[int, Decoded], object],
+        is_canceled: Callable[[int], bool] | None = None,
     ) -> None:
         """Decode. If memory runs out and `batch_size` is set, halve it and start over, also with what has finished."""
         import torch
@@ -289,7 +291,7 @@ class Sampler:
         self.model.eval()
         try:
             with torch.no_grad():
-                self._decode(prompts, params, seeds, on_finished)
+                self._decode(prompts, params, seeds, on_finished, is_canceled)
                 return
         except RuntimeError as error:
             if self.batch_size is None or not batch_memory.ran_out_of_memory(error):
@@ -308,7 +310,7 @@ class Sampler:
         torch.cuda.empty_cache()
         self.batch_size = failed_batch_size // 2
         console.note(f"out of memory with batch size {failed_batch_size}; retrying with {self.batch_size}")
-        self._decode_in_memory(prompts, params, seeds, on_finished)
+        self._decode_in_memory(prompts, params, seeds, on_finished, is_canceled)
 
     def _decode(
         self,
@@ -316,6 +318,7 @@ class Sampler:
         params: SamplingParams,
         seeds: Sequence[int],
         on_finished: Callable[[int, Decoded], object],
+        is_canceled: Callable[[int], bool] | None = None,
     ) -> None:
         """Decode N completions.
 
@@ -325,6 +328,7 @@ class Sampler:
         Args:
             prompts: those of the N completions, in the order of `seeds`.
             on_finished: is called with the index and the tokens of each completion when it is finished.
+            is_canceled: tells by the index whether nobody waits for a completion any more, which then ends.
         """
         import torch
 
@@ -395,6 +399,10 @@ class Sampler:
                 for row in torch.isin(tokens, ending_ids).nonzero().squeeze(1).tolist():
                     row_tokens = sampled[batch.indices[row], : batch.steps[row]].tolist()
                     has_ended[row] |= has_ended_early(self.tokenizer, row_tokens, params)
+            if is_canceled:
+                for row, index in enumerate(batch.indices.tolist()):
+                    if is_canceled(index):
+                        has_ended[row] = True
             for row in has_ended.nonzero().squeeze(1).tolist():
                 index = int(batch.indices[row])
                 length = int(batch.steps[row])

@@ -111,7 +111,7 @@ class VllmSampler(Sampler):
 
     def _serve(self, queue: RequestQueue) -> None:
         """Sample requests as they come."""
-        serve_engine(self, self.engine, queue, self._adapter, logprobs=self.serves_training)
+        serve_engine(self, self.engine, queue, self._adapter, logprobs=True)
 
     def close(self) -> None:
         """Shut down the engine."""

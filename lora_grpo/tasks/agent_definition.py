@@ -13,7 +13,9 @@ class AgentDefinition:
     command: tuple[str, ...]
     """`AGENT`; () for a function `agent`."""
     processes: int
-    """How many processes of `AGENT` run at the same time, each with one episode."""
+    """How many processes of `AGENT` run at the same time."""
+    episodes_per_process: int
+    """How many episodes a process of `AGENT` plays at the same time."""
     seconds_per_call: float
     """How long an agent may work between two answers of the model; 0 for any time."""
     seconds_per_episode: float

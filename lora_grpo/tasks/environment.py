@@ -64,6 +64,7 @@ class Constants:
     SECONDS_PER_EPISODE: NonNegativeFloat = 600.0
     PROMPT_TOKENS: PositiveInt = 512
     PROCESSES: PositiveInt = 8
+    EPISODES_PER_PROCESS: PositiveInt = 1
     MAX_FAILED: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 

@@ -31,6 +31,7 @@ and, optionally, any of these:
     SECONDS_PER_EPISODE       time limit of an agent's work in an episode; 0 for none; default: 600
     PROMPT_TOKENS             maximum number of tokens of an agent's first prompt; default: 512
     PROCESSES                 how many processes of AGENT run at the same time; default: 8
+    EPISODES_PER_PROCESS      how many rows each of them gets at once, to play them side by side; default: 1
     MAX_FAILED                fraction of episodes whose agent may fail before the run ends; default: 0.1
 """
 
@@ -96,6 +97,7 @@ class TaskFile(Task):
             path=self.path,
             command=tuple(command),
             processes=constants.PROCESSES,
+            episodes_per_process=constants.EPISODES_PER_PROCESS,
             seconds_per_call=seconds_per_call,
             seconds_per_episode=constants.SECONDS_PER_EPISODE,
             max_failed=constants.MAX_FAILED,

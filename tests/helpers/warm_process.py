@@ -63,6 +63,10 @@ class Started:
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
+    def interrupt(self) -> None:
+        """Send what Ctrl-C sends."""
+        os.kill(self.pid, signal.SIGINT)
+
     def kill(self) -> None:
         """Kill it and whatever it started, and wait for its end."""
         os.killpg(self.pid, signal.SIGKILL)
