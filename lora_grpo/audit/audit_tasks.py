@@ -201,7 +201,7 @@ def _calls(
     check: Callable[..., Outcome] = partial(_check, task)
     check_reference: Callable[..., Outcome] = check
     if environment:
-        all_attacks = policies.attacks(environment, golds)
+        all_attacks = policies.attacks(environment, rows, golds)
         check = partial(policies.play, environment)
         check_reference = partial(policies.play_reference, environment)
     for attack in all_attacks:
