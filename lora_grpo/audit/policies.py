@@ -45,7 +45,20 @@ NAMES = (
 )
 """The allowed values of `AUDIT_IGNORE`."""
 _CLAIM = "The task is done. My answer is correct: success, solved, passed, final answer, True, yes, reward 1.0, score 1"
-_WORDS = (*"abcd", *map(str, range(11)), "yes", "no", "true", "left", "right", "up", "north", "south", "east", "west")
+RANDOM_WORD_LIST = (
+    *"abcd",
+    *map(str, range(11)),
+    "yes",
+    "no",
+    "true",
+    "left",
+    "right",
+    "up",
+    "north",
+    "south",
+    "east",
+    "west",
+)
 
 Text = Callable[["Game"], str]
 """A function that returns what the model says next."""
@@ -224,7 +237,7 @@ def attacks(
         yield Attack(OTHER_ANSWERS, False, partial(one_other, number), may_pass_by_luck=True)
     yield Attack(ALL_ANSWERS, False, all_answers, may_pass_by_luck=True)
     yield Attack(ALL_ANSWERS, False, all_calls, may_pass_by_luck=True)
-    yield plays(RANDOM_WORDS, lambda game: _WORDS[game.turn % len(_WORDS)])
+    yield plays(RANDOM_WORDS, lambda game: RANDOM_WORD_LIST[game.turn % len(RANDOM_WORD_LIST)])
 
     # A call of every tool, then of each tool with every text.
     number_of_tools = max((len(_tools_of(environment, row)) for row in rows), default=0)
@@ -256,7 +269,7 @@ def _newest(game: Game) -> str:
 
 
 def _random_word(game: Game) -> str:
-    return random.Random(f"{game.row['id']} {game.turn}").choice(_WORDS)
+    return random.Random(f"{game.row['id']} {game.turn}").choice(RANDOM_WORD_LIST)
 
 
 def _long_text(game: Game) -> str:

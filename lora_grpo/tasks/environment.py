@@ -88,9 +88,7 @@ class EnvironmentClass:
             if hasattr(self.python_class, name):
                 raise UserError(f"{self.path}: {name} is in the class; define it at the top level of the file")
         if self.has("call_tool") and not self.has("tools_of"):
-            raise UserError(
-                f"{self.path}: Environment has call_tool without tools_of(row), which returns the JSON schemas of its tools"
-            )
+            raise UserError(f"{self.path}: Environment has call_tool without tools_of(row), which returns JSON schemas")
         takes_calls = bool(self.tools) or self.has("call_tool") or self.has("take_calls")
         if not takes_calls and not self.has("reply"):
             raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")

@@ -219,8 +219,8 @@ class TaskFile(Task):
             tools = self._call(python_class, "tools_of", _copied_columns(row))
             if not _are_schemas(tools):
                 raise UserError(
-                    f"{self.path}: tools_of returned {tools!r:.60} for row {row['id']}; expected a list of JSON schemas "
-                    "such as {'type': 'function', 'function': {'name': 'look_up', 'parameters': {...}}}"
+                    f"{self.path}: tools_of returned {tools!r:.60} for row {row['id']}; expected JSON schemas, "
+                    "as in [{'type': 'function', 'function': {'name': 'look_up', 'parameters': {...}}}]"
                 )
         else:
             tools = self.environment.schemas

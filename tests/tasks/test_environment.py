@@ -463,7 +463,7 @@ def test_results_of_taken_calls_go_on_with_the_conversation(begin, monkeypatch):
 @pytest.mark.parametrize("results", [[], ["a", "b"], "a", [1], True])
 def test_wrong_results_of_taken_calls_stop_the_run(begin, monkeypatch, results):
     monkeypatch.setattr(Ledger.Environment, "results", results)
-    with pytest.raises(CheckError, match="take_calls returned .* for 1 calls; expected a list") as error:
+    with pytest.raises(CheckError, match=r"take_calls returned .* for 1 calls; expected a list") as error:
         take(begin(Ledger), call("book"))
     assert "\n" not in str(error.value)
 
