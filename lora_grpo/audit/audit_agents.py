@@ -30,10 +30,10 @@ from lora_grpo.tasks import AgentDefinition, loaded_columns
 
 _SECONDS_TO_START = 600.0
 """Time limit of the first episode, before which the agent may install packages."""
-_MAX_CALLS = 32
+_MAX_CALLS = 16
 """After so many requests of an episode, a stand-in writes without end, so that its tokens run out."""
-_TURN_TOKENS = 1024
-_TOKENS = 32 * _TURN_TOKENS
+_TURN_TOKENS = 2048
+_TOKENS = 8 * _TURN_TOKENS
 """Maximum number of tokens of an episode's first prompt, and of all that follows it. The tokenizer of the bundled model
 has many short tokens, so this is more than the limits of a run."""
 _MIN_ROWS = 8
