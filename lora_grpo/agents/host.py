@@ -1,4 +1,4 @@
-"""The program that runs the `agent` of a task file: `python -m lora_grpo.agents.host my_agent.py BASE_URL`.
+"""The program that runs the `agent` of a task file: `main`, with the arguments my_agent.py and BASE_URL.
 
 It imports the file once, and forks a child for every episode, so that an agent may block, hang, exit or crash without
 an effect on the others. A child is a copy of this process as it was after the import, and after a first request to
@@ -121,7 +121,12 @@ class Host:
         reading_end, writing_end = os.pipe()
         process_id = os.fork()
         if process_id == 0:
-            self._run_child(request, writing_end)
+            try:
+                self._run_child(request, writing_end)
+            except BaseException:  # noqa: BLE001 - the end of the child is reported
+                traceback.print_exc()
+            finally:
+                os._exit(1)  # nothing else of this process is the child's
         os.close(writing_end)
         with contextlib.suppress(OSError):  # the child does it, too; whoever is first
             os.setpgid(process_id, process_id)
@@ -270,7 +275,3 @@ def main() -> None:
         warm_up(sys.argv[2])
         _write_line(results, {"ready": True})
         Host(module.agent, path, results).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -221,7 +221,7 @@ class AgentPool:
             verdict = self._verdict(answer)
             if verdict is None:
                 shown = answer.get("returned", answer)
-                failure = f"{self._definition.path}: the agent returned {shown!r:.80}; expected a score from 0 to 1"
+                failure = f"{self._definition.path}: the agent returned {shown!r:.200}; expected a score from 0 to 1"
             elif not calls:
                 failure = f"{self._definition.path}: the agent returned without a call of the model"
         elif episode.ran_out_of_tokens:
@@ -271,7 +271,8 @@ def check_failures(counts: Counts, definition: AgentDefinition, log: Path) -> No
     """Raise a RunError if more episodes have failed than the task file allows."""
     # A few failures among the first episodes say little.
     allowed = definition.max_failed * max(counts.episodes, 20)
-    if counts.failed > allowed or counts.failed == counts.episodes > 0:
+    all_failed = counts.failed == counts.episodes and definition.max_failed < 1
+    if counts.failed > allowed or all_failed:
         raise RunError(
             f"{counts.failed} of {counts.episodes} episodes failed, more than MAX_FAILED {definition.max_failed:g} "
             f"allows; the first: {counts.first_failure}; {log} has what the agents wrote to standard error"
@@ -292,7 +293,9 @@ class _Host:
     @classmethod
     async def start(cls, definition: AgentDefinition, log: Path, base_url: str) -> _Host:
         """Start the program and let it import the task file, or raise a UserError."""
-        command = [sys.executable, "-m", "lora_grpo.agents.host", str(definition.path), base_url]
+        # -P: no module in the folder of the task file replaces one of Python's.
+        code = "from lora_grpo.agents.host import main; main()"
+        command = [sys.executable, "-P", "-c", code, str(definition.path), base_url]
         process = await AgentProcess.start(command, definition.path.parent, log, {})
         first_entry = await process.receive()
         if first_entry is None or "ready" not in first_entry:
@@ -327,7 +330,7 @@ class _Host:
 
     async def _read(self) -> None:
         """Pass the results on. If the process ends, so do the episodes."""
-        while entry := await self.process.receive():
+        while (entry := await self.process.receive()) is not None:
             result = self.results.pop(entry["id"], None)
             if result and not result.done():
                 result.set_result(entry)
@@ -365,7 +368,7 @@ class _Worker:
         """Run an episode, and return its result."""
         await self.process.send(request)
         try:
-            while entry := await self.process.receive():
+            while (entry := await self.process.receive()) is not None:
                 is_of_another = entry.get("id", request["id"]) != request["id"]
                 if is_of_another or not _RESULT_ENTRIES & entry.keys():
                     continue

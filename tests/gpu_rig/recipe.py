@@ -59,7 +59,7 @@ class GivenRollouts(VllmSampler):
             decoded = calls[0]
             if len(calls) > 1:  # the logprob check repeats its calls
                 calls.pop(0)
-        samples = self._to_samples([Decoded(token_ids, logprobs) for token_ids, logprobs in decoded], params)
+        samples = self.to_samples([Decoded(token_ids, logprobs) for token_ids, logprobs in decoded], params)
         for index in range(len(prompts)):
             start = index * params.num_samples
             yield index, samples[start : start + params.num_samples]

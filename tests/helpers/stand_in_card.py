@@ -4,6 +4,7 @@ python stand_in_card.py ARGUMENTS OF card.py
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -57,4 +58,5 @@ if __name__ == "__main__":
     sides.PARTS.update(PARTS)
     card.PROGRAM = __file__
     card._MARGIN_SECONDS = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it as ignored
     sys.exit(run_command(card.main))

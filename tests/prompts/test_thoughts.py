@@ -349,7 +349,7 @@ def test_markers_that_are_special_tokens_stay_in_the_text(family):
     text = FAMILIES[family].format("It is 17.", "It is 18.")
     ids = tokenizer(f"{text}<|im_end|><|endoftext|>", add_special_tokens=False)["input_ids"]
     sampler = Sampler(None, tokenizer, [tokenizer.eos_token_id])
-    [sample] = sampler._to_samples([Decoded(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
+    [sample] = sampler.to_samples([Decoded(ids, None)], SamplingParams(1, 1.0, 1.0, len(ids)))
     assert sample.text == text and thoughts.answer_of(sample.text) == "It is 18."
     assert sample.token_ids == ids
 

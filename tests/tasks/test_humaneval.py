@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lora_grpo import sandbox
 from lora_grpo.tasks import get_task
 
 HUMANEVAL = get_task("humaneval")
@@ -22,6 +23,14 @@ RECORD = {
 def write(path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient_sandbox():
+    """Let programs take their time: on a busy machine, a right one may exceed the limit that users have."""
+    sandbox.start(sandbox.Settings(timeout_seconds=60.0))
+    yield
+    sandbox.stop()
 
 
 @pytest.fixture(scope="module")
