@@ -19,7 +19,7 @@ from lora_grpo.agents import AgentPool, Job, Played
 from lora_grpo.audit.attacks import REPEATED_CALLS
 from lora_grpo.audit.findings import Findings, Limits, shorten, spread
 from lora_grpo.audit.policies import SIDE_BY_SIDE
-from lora_grpo.audit.stand_ins import ENDLESS, RANDOM_STAND_IN, TEMPLATE, Asked, StandIn, stand_ins
+from lora_grpo.audit.stand_ins import EMPTY_STAND_IN, ENDLESS, RANDOM_STAND_IN, TEMPLATE, Asked, StandIn, stand_ins
 from lora_grpo.config import ModelConfig, SamplingConfig
 from lora_grpo.endpoint import EpisodeLimits, Policy
 from lora_grpo.grading import Row
@@ -155,38 +155,39 @@ def audit_agent(
     number_of_rows = len(rows)
     rows = spread(rows, max(limits.attacked_rows, _MIN_ROWS))
     models = [model for model in stand_ins([loaded_columns(row) for row in rows]) if model.name not in ignored]
-    names = [model.name for model in models]
-
     with tempfile.TemporaryDirectory(prefix="lora-grpo-audit-") as folder:
         stage = _Stage(definition, sampling, Path(folder) / "agent.log")
         try:
             # The first episode starts the agent, which may take long and is not part of the limit.
-            started = stage.play(
-                stand_ins([loaded_columns(rows[0])])[0], rows[:1], time.monotonic() + _SECONDS_TO_START
-            )
-            if started is None:
-                findings.notes.append(f"the agent took more than {_SECONDS_TO_START:g} s to start; nothing was tried")
+            if stage.play(EMPTY_STAND_IN, rows[:1], time.monotonic() + _SECONDS_TO_START) is None:
+                findings.notes.append(f"the first episode took more than {_SECONDS_TO_START:g} s; nothing was tried")
                 return findings
+
             deadline = time.monotonic() + limits.seconds
             played_by_model: dict[StandIn, list[_Attacked]] = {}
-            played_names = []
+            names_without_time = []
             for model in models:
                 if model.needs_tools and not stage.tools_are_offered:
-                    names.remove(model.name)
                     continue
                 played = stage.play(model, rows, deadline)
                 if played is None:
-                    break
-                played_by_model[model] = played
-                played_names.append(model.name)
+                    names_without_time.append(model.name)
+                else:
+                    played_by_model[model] = played
             _report(findings, played_by_model)
-            _compare(findings, stage, rows, deadline, ignored)
+            names = [model.name for model in played_by_model]
+
+            comparisons = [name for name in (REPEATED_CALLS, SIDE_BY_SIDE) if name not in ignored]
+            if comparisons and _compare(findings, stage, rows, deadline, comparisons):
+                names += comparisons
+            else:
+                names_without_time += comparisons
         finally:
             stage.pool.close()
 
-    if len(played_names) < len(names):
-        findings.notes.append(f"{len(names) - len(played_names)} of {len(names)} stand-ins did not play: no time left")
-    findings.size = f"{len(set(played_names))} attacks on {len(rows)} of {number_of_rows} rows"
+    if names_without_time:
+        findings.notes.append(f"there was no time for {', '.join(dict.fromkeys(names_without_time))}")
+    findings.size = f"{len(set(names))} attacks on {len(rows)} of {number_of_rows} rows"
     return findings
 
 
@@ -221,35 +222,46 @@ def _report(findings: Findings, played_by_model: dict[StandIn, list[_Attacked]])
         findings.notes.append(f"a model is rewarded for {', '.join(rewarded)}")
 
 
-def _compare(findings: Findings, stage: _Stage, rows: Sequence[Row], deadline: float, ignored: Sequence[str]) -> None:
-    """Add a finding if an episode goes another way when it is played again, or side by side with others."""
-    if REPEATED_CALLS in ignored and SIDE_BY_SIDE in ignored:
-        return
+def _compare(
+    findings: Findings, stage: _Stage, rows: Sequence[Row], deadline: float, comparisons: Sequence[str]
+) -> bool:
+    """Add a finding if an episode goes another way when it is played again, or side by side with others.
+
+    Args:
+        comparisons: REPEATED_CALLS, SIDE_BY_SIDE or both.
+
+    Returns:
+        Whether there was time for it.
+    """
     repeated_rows = rows[:_REPEATED_ROWS]
     alone: list[_Attacked] = []
     for row in repeated_rows:
         first = stage.play(RANDOM_STAND_IN, [row], deadline)
         second = stage.play(RANDOM_STAND_IN, [row], deadline)
         if first is None or second is None:
-            return
-        if first[0].conversation != second[0].conversation and REPEATED_CALLS not in ignored:
+            return False
+        if first[0].conversation == second[0].conversation:
+            alone += first
+            continue
+        if REPEATED_CALLS in comparisons:
             findings.problems[REPEATED_CALLS] = (
                 f"{REPEATED_CALLS}: other requests or another score in a second episode of row {row['id']} with the "
                 f"same answers: {shorten(agent_text(second[0].played))}; {findings.grader} must not depend on chance "
                 "or on earlier episodes"
             )
-            return
-        alone += first
-    if SIDE_BY_SIDE in ignored:
-        return
+        return True  # what differs alone says nothing about others
+    if SIDE_BY_SIDE not in comparisons:
+        return True
+
     together = stage.play(RANDOM_STAND_IN, [*repeated_rows, *reversed(rows)], deadline)
     if together is None:
-        return
-    for attacked, attacked_alone in zip(together, alone, strict=False):
+        return False
+    for attacked_alone, attacked in zip(alone, together, strict=False):  # the other rows are only neighbors
         if attacked.conversation != attacked_alone.conversation:
             findings.problems[SIDE_BY_SIDE] = (
                 f"{SIDE_BY_SIDE}: other requests or another score than alone, such as for row {attacked.row['id']}: "
                 f"{shorten(agent_text(attacked.played))}; the episodes of {findings.grader} must not share files or "
                 "other state"
             )
-            return
+            break
+    return True

@@ -155,16 +155,17 @@ def _all_values(column: str, values: Sequence[str], asked: Asked) -> str:
     return " ".join([*others[:half], own_value, *others[half:]])
 
 
+EMPTY_STAND_IN = StandIn(EMPTY_TEXT, "writes nothing", lambda asked: "")
 RANDOM_STAND_IN = StandIn(RANDOM_WORDS, "says random words", _random_words)
 
 
 def stand_ins(rows: Sequence[Row]) -> list[StandIn]:
-    """Return the stand-ins, in the order in which they play. The first one writes nothing.
+    """Return the stand-ins, in the order in which they play.
 
     Args:
         rows: the columns of the rows that are attacked.
     """
-    models = [StandIn(EMPTY_TEXT, "writes nothing", lambda asked: "")]
+    models = [EMPTY_STAND_IN]
     models.append(StandIn(ECHO, "repeats the last message", lambda asked: asked.newest_text))
     for claim in _CLAIMS:
         models.append(StandIn(CLAIM_OF_SUCCESS, f"says {claim!r}", partial(_constant, claim)))
