@@ -116,10 +116,12 @@ class _Stage:
     def _answer(self, stand_in: StandIn, waiting: Waiting, row: Row, call_number: int) -> None:
         """Answer a request with the text of a stand-in, in tokens."""
         request = waiting.request
-        prompt = self._tokenizer.decode(request.prompt_ids)
-        asked = Asked(prompt, row, waiting.request.episode or 0, call_number, request.seed)
-        self.tools_are_offered = self.tools_are_offered or bool(asked.tools)
-        text = stand_in.text(asked) if call_number < _MAX_CALLS else ENDLESS
+        text = ENDLESS
+        if call_number < _MAX_CALLS:
+            prompt = self._tokenizer.decode(request.prompt_ids)
+            asked = Asked(prompt, row, request.episode or 0, call_number, request.seed)
+            self.tools_are_offered = self.tools_are_offered or bool(asked.tools)
+            text = stand_in.text(asked)
 
         # A text may contain the token that ends turns, as an echo may. A model ends there.
         eos_token_id = self._tokenizer.eos_token_id

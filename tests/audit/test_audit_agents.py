@@ -88,15 +88,6 @@ def agent(row, base_url):
     call = tool_call(row, base_url)
     return float(bool(call) and call == ("add", {"a": int(row["answer"]) // 4, "b": int(row["answer"]) // 4 * 3}))
 """,
-    "a loop without an end": """
-def agent(row, base_url):
-    messages = [{"role": "user", "content": row["question"]}]
-    while True:
-        message = ask(base_url, messages)
-        if message["content"] == row["answer"]:
-            return 1.0
-        messages += [message, {"role": "user", "content": "No."}]
-""",
     "a program": f"""
 AGENT = ({sys.executable!r}, "program.py")
 PROCESSES = 2
@@ -184,6 +175,21 @@ def agent(row, base_url):
     name, rows = opened(text, AUDIT_IGNORE=all_but("empty text"))
     assert "400" in audit_task(name, rows, sampling=SamplingConfig(temperature=1.0)).problems["empty text"]
     assert audit_task(name, rows, sampling=SamplingConfig(temperature=0.5)).problems == {}
+
+
+def test_a_loop_without_an_end_ends_with_the_tokens(opened):
+    text = """
+def agent(row, base_url):
+    messages = [{"role": "user", "content": row["question"]}]
+    while True:
+        message = ask(base_url, messages)
+        if message["content"] == row["answer"]:
+            return 1.0
+        messages += [message, {"role": "user", "content": "No."}]
+"""
+    name, rows = opened(text, AUDIT_IGNORE=all_but("empty text", "endless text"))
+    findings = audit_task(name, rows)
+    assert (findings.problems, findings.notes) == ({}, [])
 
 
 def test_an_agent_that_does_not_return_ends_the_audit_at_its_limit(opened):
