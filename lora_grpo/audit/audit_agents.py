@@ -195,25 +195,27 @@ def audit_agent(
 
 def _report(findings: Findings, played_by_model: dict[StandIn, list[_Attacked]]) -> None:
     """Add a finding for each stand-in with which the agent fails, or that passes on more than half of the rows."""
-    reported_failures = set()
+    reported_places = set()
     scores: dict[str, float] = {}
     for model, played in played_by_model.items():
         failed = [attacked for attacked in played if attacked.played.failure]
         passed = [attacked for attacked in played if attacked.played.verdict.passed]
-        problem = ""
+        failure = ""
         if failed:
             failure = " ".join(failed[0].played.failure.split())
-            place = failure.partition(": ")[0]  # of an exception: its line
-            if place not in reported_failures:
-                reported_failures.add(place)
-                problem = f"the agent fails when the model {model.doing}: {failure}"
-                example, number = failed[0], len(failed)
-        if not problem and 2 * len(passed) > len(played):
-            text = shorten(agent_text(passed[0].played))
-            problem = f"passes when the model {model.doing}: {text}"
-            example, number = passed[0], len(passed)
-        if problem:
-            rows = f"on {number} of {len(played)} rows, such as {example.row['id']}"
+        place = failure.partition(": ")[0]  # the line of an exception, which is reported once
+
+        examples: list[_Attacked] = []
+        problem = ""
+        if failed and place not in reported_places:
+            reported_places.add(place)
+            examples = failed
+            problem = f"the agent fails when the model {model.doing}: {failure}"
+        elif 2 * len(passed) > len(played):
+            examples = passed
+            problem = f"passes when the model {model.doing}: {shorten(agent_text(passed[0].played))}"
+        if examples:
+            rows = f"on {len(examples)} of {len(played)} rows, such as {examples[0].row['id']}"
             findings.problems.setdefault(model.name, f"{model.name}: {rows}: {problem}")
 
         # A score that does not pass is worth a note, because a model is rewarded for it.
