@@ -68,6 +68,8 @@ CONTRACTS = {
     "pydantic": ("tests/config", "tests/runs", "tests/tasks/test_tool_arguments.py"),
     "pyyaml": ("tests/config", "tests/settings"),
     "safetensors": ("tests/merging", "tests/models", "tests/files"),
+    "starlette": ("tests/agents", "tests/endpoint"),
+    "uvicorn": ("tests/agents", "tests/endpoint"),
 }
 
 # The tests that an environment cannot run, and why.

@@ -1,5 +1,8 @@
 """What agents do with OpenAI's client: the ids that were sampled stay as they are, whatever becomes of the history."""
 
+import importlib.util
+import shutil
+
 import pytest
 import torch
 from helpers.agent_files import play, rows_of
@@ -7,9 +10,12 @@ from trl import chat_template_utils
 
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig
+from lora_grpo.gguf import ExportOptions, export
+from lora_grpo.hardware import vllm_available
 from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.rollouts import ModelCall, conversations_of, tree_row
-from lora_grpo.sampling import Sampler
+from lora_grpo.sampling import GgufSampler, Sampler, VllmSampler, read_gguf
+from lora_grpo.sampling.vllm_engine import start_engine
 
 AGENTS = """
 import asyncio, json
@@ -99,9 +105,12 @@ KINDS = [
 ]
 
 
+SETTINGS = ModelConfig(name=str(starter.model_path()), bits=16)
+
+
 @pytest.fixture(scope="module")
 def sampler():
-    settings = ModelConfig(name=str(starter.model_path()), bits=16)
+    settings = SETTINGS
     tokenizer = base_model.load_tokenizer(settings)
     tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template  # which has tools
     model = base_model.load_base(settings).eval()
@@ -182,3 +191,37 @@ def test_choices_have_seeds_of_their_own(episodes):
     calls = episodes["choices"].agent.calls
     assert len({tuple(call.context_ids) for call in calls}) == 1
     assert len({tuple(call.token_ids) for call in calls}) == 3
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
+def test_vllm_answers_agents_as_they_come(sampler, tmp_path):
+    engine = start_engine(SETTINGS, rank=None, max_sequence_tokens=1024, seed=0)
+    by_vllm = VllmSampler(engine, sampler.tokenizer, sampler.eos_token_ids)
+    by_vllm.serves_training = True  # with logprobs
+    try:
+        rows = rows_of(tmp_path, AGENTS)
+        played = play(by_vllm, rows[: len(KINDS)], group_size=4, budget=700)
+    finally:
+        by_vllm.close()
+    assert [episode.agent.failure for episode in played] == [""] * 4 * len(KINDS)
+    for episode in played:
+        for call in episode.agent.calls:
+            assert call.logprobs == pytest.approx(scored_alone(sampler.model, call), abs=1e-3)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: make engines")
+def test_llama_cpp_answers_agents(tmp_path):
+    shutil.copytree(starter.model_path(), tmp_path / "run" / "merged")
+    export(ExportOptions(tmp_path / "run" / "merged", type=("f32",)))
+    [file] = (tmp_path / "run").rglob("*.gguf")
+    rows = rows_of(tmp_path, "async def agent(row, base_url):\n    client = CLIENT.with_options(base_url=base_url)\n"
+                   "    await reply(client, asks('Hi'), max_tokens=8)\n    return 1.0\n")  # fmt: skip
+    by_llama = GgufSampler(read_gguf(file), rows, 100)
+    try:
+        played = play(by_llama, rows[:4], group_size=1, budget=100)
+    finally:
+        by_llama.close()
+    assert [episode.agent.failure for episode in played] == [""] * 4
+    assert all(episode.agent.calls[0].token_ids for episode in played)

@@ -1,0 +1,76 @@
+"""The model's turn as a message: thoughts apart from the content, and calls apart from both."""
+
+import pytest
+from trl import chat_template_utils
+
+from lora_grpo import starter
+from lora_grpo.config import ModelConfig
+from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
+from lora_grpo.models import base_model
+
+NO_CONTEXT = Context([], "", "", parent=None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokenizer = base_model.load_tokenizer(ModelConfig(name=str(starter.model_path())))
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thought"),
+    [
+        ("Seven.", "Seven.", None),
+        ("<think>\n3 and 4\n</think>\n\nSeven.", "Seven.", "3 and 4"),
+        ("[THINK]3 and 4[/THINK]Seven.", "Seven.", "3 and 4"),
+        ("3 and 4</think>Seven.", "Seven.", "3 and 4"),
+        ("<think>3 and", "", "3 and"),
+        ("Write `</think>` here.", "Write `</think>` here.", None),
+    ],
+)
+def test_thoughts_are_no_content(tokenizer, text, content, thought):
+    message = answer_message(tokenizer, NO_CONTEXT, [], text, has_tools=False)
+    assert message["content"] == content
+    assert message.get("reasoning_content") == thought
+
+
+def test_tool_calls_are_parsed_and_malformed_ones_stay_in_the_content(tokenizer):
+    def message_of(text):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return answer_message(tokenizer, Context([], "<|im_start|>assistant\n", "", None), ids, text, has_tools=True)
+
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    message = message_of(f"Let me see.\n{call}")
+    assert message["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    assert "tool_call" not in message["content"]
+    for text in ('<tool_call>\n{"name": "add"\n</tool_call>', "<think>" + call, "No call."):
+        assert "tool_calls" not in message_of(text)
+
+
+def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_ids(tokenizer):
+    """A client may drop thoughts, ids of calls and empty fields; another content begins anew."""
+    from lora_grpo.endpoint import Call
+
+    def encode(prompts):
+        return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+
+    conversations = KnownConversations(tokenizer, [2], encode)
+    question = {"role": "user", "content": "3 and 4?"}
+    context = conversations.context([question], [])
+    answer = {"role": "assistant", "content": "Seven.", "reasoning_content": "3, 4"}
+    call = Call(context.token_ids, [7, 8, 2], None, "Seven.", False, False, [question, answer], None, (0, [], 0))
+    conversations.add(call, [])
+
+    def parent_of(*messages, tools=()):
+        return conversations.context(messages, tools).parent
+
+    following = {"role": "user", "content": "Sure?"}
+    assert parent_of(question, {"role": "assistant", "content": "Seven."}, following) is call
+    continued = conversations.context([question, answer, following], [])
+    assert continued.token_ids[: len(call.all_ids)] == call.all_ids
+    assert continued.token_ids.count(2) == call.all_ids.count(2) + 1  # the end of the turn is not written twice
+    assert parent_of(question, {"role": "assistant", "content": "seven."}, following) is None
+    assert parent_of({"role": "system", "content": "Be brief."}, question, answer, following) is None
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    assert parent_of(question, answer, following, tools=[tool]) is None
