@@ -1,14 +1,13 @@
-"""Attacks the `check` or the `Environment` of a run's tasks, and reports what it wrongly accepts or rejects."""
+"""Attacks the `check`, the `Environment` or the agent of a run's tasks, and reports what it wrongly accepts."""
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from lora_grpo import console
-from lora_grpo.audit import attacks, policies
+from lora_grpo.audit import attacks, policies, stand_ins
 from lora_grpo.audit.attacks import (
     EMPTY_TEXT,
     GOLD,
@@ -19,45 +18,14 @@ from lora_grpo.audit.attacks import (
     Attack,
     Subject,
 )
+from lora_grpo.audit.audit_agents import audit_agent
 from lora_grpo.audit.calls import Call, Outcome, run_calls
-from lora_grpo.config import RunConfig
+from lora_grpo.audit.findings import FULL, QUICK, Findings, Limits, shorten, spread
+from lora_grpo.config import RunConfig, SamplingConfig
 from lora_grpo.data import Data
 from lora_grpo.errors import RunError, UserError, suggestion
 from lora_grpo.grading import Row
 from lora_grpo.tasks import CODE_TASKS, EnvironmentClass, Task, TaskFile, get_task, is_users_task, task_title
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much an audit tries."""
-
-    gold_rows: int = 500
-    """Maximum number of rows whose reference answer is tried."""
-    attacked_rows: int = 16
-    """Maximum number of rows on which each attack is tried."""
-    seconds_per_call: float = 10.0
-    """Time limit of a call of `check`, or of a turn of an environment."""
-    seconds: float = 1800.0
-    """Time limit of all calls."""
-
-
-FULL = Limits()
-"""The limits of `--audit`."""
-QUICK = Limits(gold_rows=16, attacked_rows=4, seconds_per_call=3.0, seconds=5.0)
-"""The limits of the audit before a run."""
-
-
-@dataclass
-class Findings:
-    """The result of an audit."""
-
-    grader: str
-    """What was attacked: "check" or "Environment"."""
-    problems: dict[str, str] = field(default_factory=dict)
-    """The findings, by the name of the attack."""
-    notes: list[str] = field(default_factory=list)
-    size: str = ""
-    """The numbers of attacks and rows."""
 
 
 def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findings]:
@@ -78,7 +46,7 @@ def audit(config: RunConfig, data: Data, quick: bool = False) -> dict[str, Findi
         if name in CODE_TASKS or (quick and not is_users_task(name)):
             continue
         rows = [row for row in (*data.train, *data.eval) if row["task"] == name]
-        findings = audit_task(name, rows, limits)
+        findings = audit_task(name, rows, limits, config.sampling)
         if quick and GOLD in findings.problems:
             raise UserError(f"{name}: {findings.problems[GOLD]}; fix gold or {findings.grader}")
         findings_by_task[title] = findings
@@ -113,14 +81,20 @@ def _tell(title: str, findings: Findings, *, quick: bool) -> None:
         tell(f"audit of {title}: passed; {findings.size}")
 
 
-def audit_task(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Findings:
-    """Attack the checker or the environment of a task.
+def audit_task(
+    name: str, rows: Sequence[Row], limits: Limits = FULL, sampling: SamplingConfig | None = None
+) -> Findings:
+    """Attack the checker, the environment or the agent of a task.
 
     Args:
         rows: the task's rows with their prompts. If the task has an Environment, these are the results of its `open`.
+        sampling: the settings of the run, which an agent's requests have to agree with.
     """
     task = get_task(name)
     environment = task.environment
+    if task.agent:
+        ignored = _ignored_attacks(name, task, stand_ins.NAMES)
+        return audit_agent(task.agent, rows, limits, sampling or SamplingConfig(), ignored)
     findings = Findings(grader="check")
     attacked_rows = limits.attacked_rows
     seconds_per_call = limits.seconds_per_call
@@ -128,20 +102,20 @@ def audit_task(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Finding
         findings.grader = "Environment"
         attacked_rows = max(attacked_rows, policies.MIN_ROWS)
         seconds_per_call *= 0.9  # less than the limit of a session, so that a tool that hangs is a finding
-    ignored = _ignored_attacks(name, task, has_environment=environment is not None)
+    ignored = _ignored_attacks(name, task, policies.NAMES if environment else attacks.NAMES)
     if not task.has_gold:
         findings.notes.append(f"{task_title(name)} defines no gold(row), so only texts without an answer are tried")
 
     # The references of many rows are checked, and some of these rows are attacked.
     number_of_rows = len(rows)
-    rows = _spread(rows, limits.gold_rows)
+    rows = spread(rows, limits.gold_rows)
     golds: list[Any] = [None] * len(rows)
     if task.has_gold:
         golds = [task.gold(row) for row in rows]
     empty_golds = sum(_is_empty(gold) for gold in golds if gold is not None)
     if empty_golds:
         findings.problems[GOLD] = f"{GOLD}: it is empty for {empty_golds} of {len(rows)} rows"
-    subjects = attacks.make_subjects(rows, golds, _spread(range(len(rows)), attacked_rows))
+    subjects = attacks.make_subjects(rows, golds, spread(range(len(rows)), attacked_rows))
     if LEAKED_ANSWER not in ignored:
         leaked = attacks.leaked_rows(subjects)
         if leaked:
@@ -168,11 +142,14 @@ def audit_task(name: str, rows: Sequence[Row], limits: Limits = FULL) -> Finding
     return findings
 
 
-def _ignored_attacks(name: str, task: Task, *, has_environment: bool) -> tuple[str, ...]:
-    """Return the attacks that a task file ignores, or raise UserError for a name that is none."""
+def _ignored_attacks(name: str, task: Task, attack_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the attacks that a task file ignores, or raise UserError for a name that is none.
+
+    Args:
+        attack_names: those that can be ignored.
+    """
     if not isinstance(task, TaskFile):
         return ()
-    attack_names = policies.NAMES if has_environment else attacks.NAMES
     for ignored in task.constants.AUDIT_IGNORE:
         if ignored not in attack_names:
             raise UserError(f"{name}: AUDIT_IGNORE has {ignored!r}; {suggestion(ignored, attack_names)}")
@@ -201,7 +178,7 @@ def _calls(
     check: Callable[..., Outcome] = partial(_check, task)
     check_reference: Callable[..., Outcome] = check
     if environment:
-        all_attacks = policies.attacks(environment, golds)
+        all_attacks = policies.attacks(environment, rows, golds)
         check = partial(policies.play, environment)
         check_reference = partial(policies.play_reference, environment)
     for attack in all_attacks:
@@ -268,7 +245,7 @@ def _report(findings: Findings, calls: Sequence[Call], outcomes: Sequence[Outcom
         else:
             result = "rejected"
         rows = f"{_number_of_rows(failed)} of {_number_of_rows(made)} rows"
-        problem = f"{attack.name}: {result} on {rows}, such as {call.row['id']}: {_shorten(outcome.text)}"
+        problem = f"{attack.name}: {result} on {rows}, such as {call.row['id']}: {shorten(outcome.text)}"
         findings.problems.setdefault(attack.name, problem)
 
     # A wrong completion that is rewarded is worth a note.
@@ -306,19 +283,6 @@ def _report_changes(
         findings.problems.pop(policies.SIDE_BY_SIDE, None)  # the same cause
         findings.problems[REPEATED_CALLS] = (
             f"{REPEATED_CALLS}: another result for the same text on {len(changed)} of {len(calls)} texts, such as row "
-            f"{call.row['id']}: {_shorten(outcome.text)}; {findings.grader} must not depend on chance or "
+            f"{call.row['id']}: {shorten(outcome.text)}; {findings.grader} must not depend on chance or "
             "on earlier calls"
         )
-
-
-def _spread(rows: Sequence, number: int) -> list:
-    """Return at most `number` rows, evenly spaced."""
-    if len(rows) <= number:
-        return list(rows)
-    return [rows[index * len(rows) // number] for index in range(number)]
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= 160:
-        return repr(text)
-    return f"{text[:160]!r}... ({len(text):,} characters)"

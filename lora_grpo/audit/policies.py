@@ -45,7 +45,20 @@ NAMES = (
 )
 """The allowed values of `AUDIT_IGNORE`."""
 _CLAIM = "The task is done. My answer is correct: success, solved, passed, final answer, True, yes, reward 1.0, score 1"
-_WORDS = (*"abcd", *map(str, range(11)), "yes", "no", "true", "left", "right", "up", "north", "south", "east", "west")
+RANDOM_WORD_LIST = (
+    *"abcd",
+    *map(str, range(11)),
+    "yes",
+    "no",
+    "true",
+    "left",
+    "right",
+    "up",
+    "north",
+    "south",
+    "east",
+    "west",
+)
 
 Text = Callable[["Game"], str]
 """A function that returns what the model says next."""
@@ -58,8 +71,9 @@ class Game:
 
     def __init__(self, environment: EnvironmentClass, row: Row, policy: Policy) -> None:
         self.row = row
+        self.tools = _tools_of(environment, row)
         self.policy = policy
-        self.session = Session(environment, row["loaded_row"])
+        self.session = Session(environment, row["loaded_row"], row["tools"] or ())
         self.messages: list[Message] = []
         self.turn = 0
         self.outcome: Outcome | None = None
@@ -144,9 +158,7 @@ def compare(
     environment: EnvironmentClass, subject: Subject, neighbor: Subject, begin: Callable[[str], None]
 ) -> Outcome:
     """Play four conversations side by side, three of them on one row, and compare each with the same one alone."""
-    says_random_words: Policy = _random_word
-    if environment.schemas:
-        says_random_words = _calling(environment.schemas, _random_word, _random_word)
+    says_random_words = _calling(argument=_random_word, text=_random_word)
     policy = subject.turns or says_random_words
     players: list[tuple[Row, Policy]] = [
         (subject.row, policy),
@@ -162,11 +174,13 @@ def compare(
     return Outcome(True)
 
 
-def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | None]) -> Iterator[Attack]:
+def attacks(
+    environment: EnvironmentClass, rows: Sequence[Row], golds: Sequence[Sequence[Message] | None]
+) -> Iterator[Attack]:
     """Yield the attacks. Each has at most one policy for a row, so that the rows on which it passes can be counted.
 
     Args:
-        golds: the messages of the model in the reference conversations of all rows.
+        golds: the messages of the model in the reference conversations of the rows.
     """
     distinct_golds = list({json.dumps(gold): gold for gold in golds if gold}.values())
 
@@ -223,20 +237,26 @@ def attacks(environment: EnvironmentClass, golds: Sequence[Sequence[Message] | N
         yield Attack(OTHER_ANSWERS, False, partial(one_other, number), may_pass_by_luck=True)
     yield Attack(ALL_ANSWERS, False, all_answers, may_pass_by_luck=True)
     yield Attack(ALL_ANSWERS, False, all_calls, may_pass_by_luck=True)
-    yield plays(RANDOM_WORDS, lambda game: _WORDS[game.turn % len(_WORDS)])
+    yield plays(RANDOM_WORDS, lambda game: RANDOM_WORD_LIST[game.turn % len(RANDOM_WORD_LIST)])
 
     # A call of every tool, then of each tool with every text.
-    tools = environment.schemas
-    if tools:
-        yield plays(EMPTY_TOOL_CALLS, _calling(tools))
-    for tool in tools:
-        yield plays(EMPTY_TOOL_CALLS, _calling([tool]))
+    number_of_tools = max((len(_tools_of(environment, row)) for row in rows), default=0)
+    if number_of_tools:
+        yield plays(EMPTY_TOOL_CALLS, _calling())
+    for position in range(number_of_tools):
+        tool = slice(position, position + 1)
+        yield plays(EMPTY_TOOL_CALLS, _calling(tool))
         for name, text in texts:
-            yield plays(name, _calling([tool], argument=text))
+            yield plays(name, _calling(tool, argument=text))
         for text in (_newest, *_COPIED):
-            yield plays(TOOL_RESULT, _calling([tool], text=text))
+            yield plays(TOOL_RESULT, _calling(tool, text=text))
     yield Attack(SIDE_BY_SIDE, True)
     yield plays(LONG_TEXT, _long_text, by_luck=False)
+
+
+def _tools_of(environment: EnvironmentClass, row: Row) -> Sequence[Mapping[str, Any]]:
+    """Return the schemas of the tools that run in a conversation of a row."""
+    return row["tools"] if environment.has("call_tool") else environment.schemas
 
 
 def _nothing(game: Game) -> str:
@@ -249,7 +269,7 @@ def _newest(game: Game) -> str:
 
 
 def _random_word(game: Game) -> str:
-    return random.Random(f"{game.row['id']} {game.turn}").choice(_WORDS)
+    return random.Random(f"{game.row['id']} {game.turn}").choice(RANDOM_WORD_LIST)
 
 
 def _long_text(game: Game) -> str:
@@ -286,14 +306,18 @@ _COPIED: tuple[Text, ...] = (
 """The first and the last number of the environment's last message, and its last word or number."""
 
 
-def _calling(tools: Sequence[Mapping[str, Any]], argument: Text = _nothing, text: Text = _nothing) -> Policy:
+def _calling(part: slice = slice(None), argument: Text = _nothing, text: Text = _nothing) -> Policy:
     """Return a policy that first calls tools with a text, or the number in it, for each required argument.
 
-    In later turns, it says `text`.
+    In later turns, and if there are no such tools, it says `text`.
+
+    Args:
+        part: which of the tools it calls.
     """
 
     def policy(game: Game) -> Message | str:
-        if game.turn > 0:
+        tools = game.tools[part]
+        if game.turn > 0 or not tools:
             return text(game)
         return _call(tools, argument(game))
 
@@ -303,7 +327,7 @@ def _calling(tools: Sequence[Mapping[str, Any]], argument: Text = _nothing, text
 def _call(tools: Sequence[Mapping[str, Any]], text: str) -> Message:
     calls = []
     for function in (tool["function"] for tool in tools):
-        arguments = _value({"type": "object", **function["parameters"]}, text)
+        arguments = _value({"type": "object", **function.get("parameters", {})}, text)
         calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}})
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
@@ -320,7 +344,8 @@ def _value(schema: Mapping[str, Any], text: str) -> Any:
     if not isinstance(kind, str):  # several types
         kind = kind[0]
     if kind == "object":
-        return {name: _value(schema["properties"][name], text) for name in schema.get("required", ())}
+        properties = schema.get("properties", {})
+        return {name: _value(properties.get(name, {}), text) for name in schema.get("required", ())}
     if kind == "array":
         return [_value(part, text) for part in schema.get("prefixItems", ())]
     if kind == "string":

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -103,6 +104,8 @@ async def _body(request: HttpRequest) -> bytes:
                 if num_bytes > MAX_BODY_BYTES:
                     raise RequestError(f"the body has more than {MAX_BODY_BYTES:,} bytes; send less", status=413)
                 parts.append(part)
+    except ClientDisconnect:
+        raise RequestError("the client has hung up", status=499) from None
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {BODY_SECONDS:g} s", status=408) from None
     return b"".join(parts)

@@ -10,6 +10,6 @@ agent_episodes.py  episodes that agents play, programs outside this process
 loop.py            the loop of rollouts and evaluations: the model's turns alternate with an environment
 """
 
-from lora_grpo.rollouts.episode import Episode, conversations_of, grade, has_agent, transcript
+from lora_grpo.rollouts.episode import Episode, agent_text, conversations_of, grade, has_agent, transcript
 from lora_grpo.rollouts.loop import fit_batch, play, play_all
 from lora_grpo.rollouts.token_tree import ROOT, ModelCall, TreeRow, tree_row

@@ -71,7 +71,7 @@ class Episode:
             return
         environment = get_task(self.row["task"]).environment
         assert environment is not None
-        self.session = Session(environment, self.row["loaded_row"])
+        self.session = Session(environment, self.row["loaded_row"], self.row["tools"] or ())
         if self.session.opening != self.row["reset_text"]:
             raise CheckError(
                 f"{environment.path}: reset returned another text for the same row {self.row['id']}; it must not draw "

@@ -6,8 +6,11 @@ The contract is that of TRL's `environment_factory`, with the addition of `reply
     public methods     tools, with type hints and a Google-style docstring
     reply(text)        optional: the next user message after a turn without a tool call; None ends the conversation.
                        The text is what follows the model's thoughts, "" if a thought is not closed (`SEES_THOUGHTS`)
-    take_calls(calls)  optional: gets all calls of a turn, which ends the conversation; no tool is run
+    take_calls(calls)  optional: gets all calls of a turn, so that no tool is run. It returns a text for each call, or
+                       None to end the conversation
     tools_of(row)      optional static method: JSON schemas of the tools of a row, if they are not the public methods
+    call_tool(name, arguments)
+                       optional, with tools_of: called for its tools that are no public methods; returns the result
     get_reward()       called last: True, False, a number from 0 to 1, or a `Verdict`
 
 Each conversation has an instance of its own. `reset` must return the same text for the same row, because the
@@ -22,7 +25,7 @@ import inspect
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +39,7 @@ from lora_grpo.grading import CheckError, Verdict, as_verdict
 from lora_grpo.prompts import thoughts
 from lora_grpo.tasks.tool_arguments import Tool, WrongArguments
 
-_CONTRACT = ("reset", "reply", "take_calls", "tools_of", "get_reward")
+_CONTRACT = ("reset", "reply", "take_calls", "tools_of", "call_tool", "get_reward")
 """Public methods that are not tools."""
 
 
@@ -85,13 +88,15 @@ class EnvironmentClass:
         for name in Constants.__annotations__:
             if hasattr(self.python_class, name):
                 raise UserError(f"{self.path}: {name} is in the class; define it at the top level of the file")
-        if not self.tools and not self.replies:
+        if self.has("call_tool") and not self.has("tools_of"):
+            raise UserError(f"{self.path}: Environment has call_tool without tools_of(row), which returns JSON schemas")
+        takes_calls = bool(self.tools) or self.has("call_tool") or self.has("take_calls")
+        if not takes_calls and not self.has("reply"):
             raise UserError(f"{self.path}: Environment has neither tools nor reply(text), so no turn can follow")
 
-    @property
-    def replies(self) -> bool:
-        """Whether it has a method `reply`."""
-        return callable(getattr(self.python_class, "reply", None))
+    def has(self, method: str) -> bool:
+        """Return whether it has a method of the contract that is optional."""
+        return callable(getattr(self.python_class, method, None))
 
     @functools.cached_property
     def tools(self) -> dict[str, Tool]:
@@ -142,13 +147,17 @@ class Session:
     Args:
         environment_class: of the row's task.
         row: the columns of the row as they were loaded, which `reset` gets.
+        tools: JSON schemas of the tools that the model may call; those of `tools_of` are run by `call_tool`.
 
     Raises:
         CheckError: `reset` raised an exception.
     """
 
-    def __init__(self, environment_class: EnvironmentClass, row: Mapping[str, Any]) -> None:
+    def __init__(
+        self, environment_class: EnvironmentClass, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._class = environment_class
+        self._tool_names = [tool["function"]["name"] for tool in tools]
         self._row_id = row.get("id")
         self.environment = self._run("Environment", environment_class.python_class)
         self.max_turns = environment_class.constants.MAX_TURNS
@@ -169,13 +178,11 @@ class Session:
         Without a message, the conversation ends.
         """
         calls = message.get("tool_calls")
-        if calls and hasattr(self.environment, "take_calls"):
-            self.calls += len(calls)
-            self._run("take_calls", self.environment.take_calls, json.loads(json.dumps(calls)))
-            return []
+        if calls and self._class.has("take_calls"):
+            return self._take(calls)
         if calls:
             return [self._call(call) for call in calls]
-        if not self._class.replies:
+        if not self._class.has("reply"):
             return []
 
         text = message["content"]
@@ -207,17 +214,39 @@ class Session:
             raise CheckError(f"{self._class.path}: get_reward returned {reward!r:.60}; expected 0 to 1, or a Verdict")
         return verdict
 
+    def _take(self, calls: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+        """Pass all calls of a turn to `take_calls`, and return the messages with its results; [] at the end."""
+        self.calls += len(calls)
+        results = self._run("take_calls", self.environment.take_calls, json.loads(json.dumps(calls)))
+        if results is None:
+            return []
+        are_texts = isinstance(results, list) and all(isinstance(result, str) for result in results)
+        if not are_texts or len(results) != len(calls):
+            raise CheckError(
+                f"{self._class.path}: take_calls returned {results!r:.60} for {len(calls)} calls; expected a list with "
+                "a text for each call, or None to end the conversation"
+            )
+        messages = []
+        for call, result in zip(calls, results, strict=True):
+            messages.append({"role": "tool", "name": call["function"]["name"], "content": result})
+        return messages
+
     def _call(self, call: Mapping[str, Any]) -> dict[str, str]:
         """Run one tool call, whose form `turns.parse_turn` has checked, and return the message with its result."""
         self.calls += 1
         name = call["function"]["name"]
         arguments = call["function"]["arguments"]
-        tool = self._class.tools.get(name)
-        if tool is None:
-            return self.refuse(f"no tool named {name!r:.60}; {suggestion(name, self._class.tools)}")
+        run_tool: Callable[..., Any]
+        if name in self._class.tools:
+            run_tool = functools.partial(self._class.tools[name], self.environment, **arguments)
+        elif name in self._tool_names and self._class.has("call_tool"):
+            run_tool = functools.partial(self.environment.call_tool, name, json.loads(json.dumps(arguments)))
+        else:
+            known_names = dict.fromkeys([*self._class.tools, *self._tool_names])
+            return self.refuse(f"no tool named {name!r:.60}; {suggestion(name, known_names)}")
         try:
             with self._guarded():
-                result = str(asynchronous.finished(tool(self.environment, **arguments)))
+                result = str(asynchronous.finished(run_tool()))
         except WrongArguments as error:
             return self.refuse(first_line(error), name)
         except _FAILURES as error:

@@ -200,7 +200,7 @@ class TaskFile(Task):
 
         Raises:
             CheckError: `reset` raised an exception.
-            UserError: a tool has no types or no docstring.
+            UserError: a tool has no types or no docstring, or `tools_of` returned something else than JSON schemas.
         """
         if self.environment is None:
             return row
@@ -219,6 +219,11 @@ class TaskFile(Task):
         python_class = self.environment.python_class
         if hasattr(python_class, "tools_of"):
             tools = self._call(python_class, "tools_of", _copied_columns(row))
+            if not _are_schemas(tools):
+                raise UserError(
+                    f"{self.path}: tools_of returned {tools!r:.60} for row {row['id']}; expected JSON schemas, "
+                    "as in [{'type': 'function', 'function': {'name': 'look_up', 'parameters': {...}}}]"
+                )
         else:
             tools = self.environment.schemas
         return {**row, "question": row["question"] + text, "prompt": prompt, "reset_text": text, "tools": tools}
@@ -301,6 +306,17 @@ class TaskFile(Task):
 def _copied_columns(row: Mapping[str, Any]) -> Any:
     """Return a copy of the columns that `load` returned, so that a function of the file cannot change the row."""
     return copy.deepcopy(loaded_columns(row))
+
+
+def _are_schemas(tools: Any) -> bool:
+    """Return whether a value is a list of functions as chat templates take them."""
+    if not isinstance(tools, list):
+        return False
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            return False
+    return True
 
 
 def _check_json(value: Any, description: str) -> None:

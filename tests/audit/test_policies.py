@@ -428,6 +428,21 @@ class TwoEmptyCallsAreEnough(Store.Environment):
         return super()._accepts() or (self.submitted == "" and self.has_looked_up)
 
 
+@broken_environment(of=Sums, caught_by="empty tool calls")
+class CallToolAcceptsNoArgument(Sums.Environment):
+    @staticmethod
+    def tools_of(row):
+        parameters = {"type": "object", "properties": {"total": {"type": "string"}}, "required": ["total"]}
+        return [{"type": "function", "function": {"name": "submit", "parameters": parameters}}]
+
+    def call_tool(self, name, arguments):
+        self.is_right = str(self.sum).startswith(arguments["total"])
+        return "Thanks."
+
+    def reply(self, text):
+        self.is_right = self.is_right or self._accepts(text)
+
+
 @broken_environment(of=Store, caught_by="empty tool calls")
 class AToolHangs(Store.Environment):
     def _price(self, item):

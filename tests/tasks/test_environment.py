@@ -363,6 +363,111 @@ def test_calls_that_are_taken_may_be_nested(begin):
     assert nested in episode.text
 
 
+# Tools that are known only when a row is
+
+
+def schema(name, **properties):
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+class Shop(Numbers):
+    """The tools depend on the row; `stop` is a method, the others are not."""
+
+    SECONDS_PER_CALL = 0.2
+
+    class Environment(WithoutReply):
+        def reset(self, number, **row):
+            self.calls = []
+
+        @staticmethod
+        def tools_of(row):
+            return [schema(f"buy_{row['number']}", pieces={"type": "integer"}), schema("wait"), schema("stop")]
+
+        def call_tool(self, name, arguments):
+            self.calls.append((name, arguments))
+            if name == "wait":
+                time.sleep(60)
+            return 10 // arguments["pieces"]
+
+        def stop(self) -> str:
+            """Stop."""
+            return "stopped"
+
+
+class ShopThatRaises(Shop):
+    RAISE_ERRORS = True
+
+
+class AsyncShop(Shop):
+    class Environment(Shop.Environment):
+        async def call_tool(self, name, arguments):
+            return super().call_tool(name, arguments)
+
+
+@pytest.mark.parametrize("task", [Shop, AsyncShop])
+def test_a_tool_that_is_no_method_is_called_by_name(begin, task):
+    episode = begin(task)
+    name = f"buy_{episode.row['loaded_row']['number']}"
+    assert take(episode, call(name, pieces=2)) == "5"
+    assert episode.messages[-1]["name"] == name
+    assert take(episode, call("stop")) == "stopped", "a method with the name of a tool"
+    assert episode.session.environment.calls == [(name, {"pieces": 2})]
+    assert (episode.session.calls, episode.session.failed_calls) == (2, 0)
+
+
+def test_a_failed_call_of_such_a_tool_is_answered_with_an_error(begin):
+    episode = begin(Shop)
+    name = f"buy_{episode.row['loaded_row']['number']}"
+    assert take(episode, call(name, pieces=0)).startswith("error: ZeroDivisionError")
+    assert "0.2 s" in take(episode, call("wait"))
+    assert "no tool named 'buy_99'" in take(episode, call("buy_99", pieces=1)), "the row has no such tool"
+    assert [called_name for called_name, _ in episode.session.environment.calls] == [name, "wait"]
+    assert episode.session.failed_calls == 3 and not episode.is_over
+
+
+def test_an_exception_in_such_a_tool_can_stop_the_run(begin):
+    episode = begin(ShopThatRaises)
+    name = f"buy_{episode.row['loaded_row']['number']}"
+    with pytest.raises(CheckError, match=f"{name} raised ZeroDivisionError"):
+        take(episode, call(name, pieces=0))
+
+
+class Ledger(Numbers):
+    """Gets all calls of a turn. The results are what a test has put into the class."""
+
+    class Environment(WithoutReply):
+        results = None
+
+        @staticmethod
+        def tools_of(row):
+            return [schema("book")]
+
+        def take_calls(self, calls):
+            return self.results
+
+
+def test_results_of_taken_calls_go_on_with_the_conversation(begin, monkeypatch):
+    episode = begin(Ledger)
+    monkeypatch.setattr(Ledger.Environment, "results", ["first", "second"])
+    take(episode, call("book") + "\n" + call("book"))
+    assert [message["content"] for message in episode.messages[1:]] == ["first", "second"]
+    assert [message["name"] for message in episode.messages[1:]] == ["book", "book"]
+    assert not episode.is_over and episode.session.calls == 2
+
+    monkeypatch.setattr(Ledger.Environment, "results", None)
+    take(episode, call("book"))
+    assert (episode.ended_by, episode.session.calls) == ("reply", 3)
+
+
+@pytest.mark.parametrize("results", [[], ["a", "b"], "a", [1], True])
+def test_wrong_results_of_taken_calls_stop_the_run(begin, monkeypatch, results):
+    monkeypatch.setattr(Ledger.Environment, "results", results)
+    with pytest.raises(CheckError, match=r"take_calls returned .* for 1 calls; expected a list") as error:
+        take(begin(Ledger), call("book"))
+    assert "\n" not in str(error.value)
+
+
 # Replies and results that are hard to write
 
 
@@ -568,6 +673,29 @@ class HasNoQuestion:
 
     def load(self, split):
         return [{"number": 1}]
+
+
+@refused_for("tools_of(row)")
+class HasACallToolWithoutSchemas(Numbers):
+    class Environment(WithReply):
+        def call_tool(self, name, arguments):
+            pass
+
+
+@refused_for("tools_of returned ['look_up']")
+class HasNamesForSchemas(Numbers):
+    class Environment(WithReply):
+        @staticmethod
+        def tools_of(row):
+            return ["look_up"]
+
+
+@refused_for("tools_of returned None")
+class HasNoSchemas(Numbers):
+    class Environment(WithReply):
+        @staticmethod
+        def tools_of(row):
+            return None
 
 
 @refused_for("add is static")

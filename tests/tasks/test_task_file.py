@@ -230,8 +230,8 @@ def test_training_and_evaluation_check_the_same_row(known_task, monkeypatch):
     ("text", "message"),
     [
         (CHECK, "defines no function 'load'"),
-        (LOAD, "defines neither check nor Environment"),
-        (LOAD + "check = 3", "defines neither check nor Environment"),
+        (LOAD, "defines neither check, Environment, agent nor AGENT"),
+        (LOAD + "check = 3", "defines neither check, Environment, agent nor AGENT"),
         (LOAD + "def Environment(): pass", "expected a class"),
         (LOAD + CHECK + "SYSTEM_PROMPT = 'a',", "SYSTEM_PROMPT is ('a',); expected "),
         (LOAD + CHECK + "THRESHOLD = 'half'", "THRESHOLD is 'half'; expected "),
