@@ -77,8 +77,10 @@ class Runner:
         """Take a line of standard output. The `id` may be missing if there is one episode."""
         if not _RESULT_ENTRIES & entry.keys() or not self._results:
             return
-        only_episode = next(iter(self._results)) if len(self._results) == 1 else None
-        result = self._results.pop(entry.get("id", only_episode), None)
+        episode = entry.get("id")
+        if episode is None and len(self._results) == 1:
+            [episode] = self._results
+        result = self._results.pop(episode, None)
         if result is not None:
             self.is_started = True
             if not result.done():
