@@ -70,9 +70,11 @@ class GenerateSampler(Sampler):
         params: SamplingParams,
         seeds: Sequence[int],
         on_finished: Callable[[int, Decoded], object],
+        is_canceled: Callable[[int], bool] | None = None,
     ) -> None:
         import torch
 
+        # `generate` cannot end a row early, so canceled completions are decoded with the others.
         batch_size = self.batch_size or len(prompts)
         torch.manual_seed(seeds[0])
         for start in range(0, len(prompts), batch_size):

@@ -20,7 +20,7 @@ from lora_grpo.prompts import chat
 
 MAX_TOKENS = 24
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
-TOOLS = [{"type": "function", "function": {"name": "roll"}}]
+TOOLS = [{"type": "function", "function": {"name": "roll", "description": "", "parameters": {}}}]
 ASKS_FOR_TOOL = [{"role": "user", "content": "Roll a die."}]
 TOOL_CALL = '<tool_call>\n{"name": "roll", "arguments": {}}\n</tool_call><|im_end|>'
 COMMAND = """
@@ -294,3 +294,18 @@ def test_a_gguf_file_answers_as_its_model(front_door, run):
         assert server.end().returncode == 128 + signal.SIGTERM
     # Rounding to 16 bits decides near ties later in the answer.
     assert texts[0][:10] == texts[1][:10] and len(texts[0]) > 10
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: make engines")
+def test_vllm_serves_both_models_with_logprobs(front_door, run):
+    server = front_door("serve", run, "--port", "0", "--backend", "vllm", "--context-tokens", "600")
+    with OpenAI(base_url=address_of(server), api_key="-", max_retries=0) as client:
+        texts = {model: text_of(ask(client, model=model, temperature=0)) for model in ("my_run", "base")}
+        tokens = ask(client, logprobs=True).choices[0].logprobs.content
+        call = ask(client, ASKS_FOR_TOOL, tools=TOOLS, temperature=0, max_tokens=80).choices[0].message.tool_calls[0]
+    server.terminate()
+    assert server.end().returncode == 128 + signal.SIGTERM
+    assert texts["my_run"] != texts["base"]
+    assert all(token.logprob < 0 for token in tokens)
+    assert call.function.name == "roll"
