@@ -77,7 +77,7 @@ class Runner:
         """Take a line of standard output. The `id` may be missing if there is one episode."""
         if not _RESULT_ENTRIES & entry.keys() or not self._results:
             return
-        episode = entry.get("id")
+        episode: Any = entry.get("id")
         if episode is None and len(self._results) == 1:
             [episode] = self._results
         result = self._results.pop(episode, None)
