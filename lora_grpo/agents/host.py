@@ -240,9 +240,9 @@ def warm_up(base_url: str) -> None:
 
     Its first request imports and compiles for 0.2 s, which every child would do again.
     """
-    if "openai" not in sys.modules:
+    openai = sys.modules.get("openai")
+    if openai is None:
         return
-    import openai
 
     async def request() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key="-", max_retries=0) as client:
