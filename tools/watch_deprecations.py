@@ -25,6 +25,8 @@ DEPRECATED = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 # What a logger says of a deprecation; its warnings have no category.
 SAYS_SO = re.compile(r"deprecat|will be removed|(will|is going to) be (dropped|unsupported)", re.IGNORECASE)
 # They pass a warning on, and are not the library that warns.
+DECORATORS = {"typing_extensions", "warnings", "_py_warnings"}
+"""Of these modules, the function `wrapper` of `deprecated` stands for the library that warns."""
 PASSES_ON = {
     *("warnings", "_py_warnings", "logging", "functools", "contextlib", "importlib", "typing_extensions"),
     __name__,
@@ -40,15 +42,19 @@ def caller() -> tuple[str, str] | None:
     frame = sys._getframe(1)
     library = None
     functions: list[str] = []  # of the library
+    is_decorated = False
     while frame is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
         function = frame.f_code.co_name
         path = Path(frame.f_code.co_filename)
         if package == "importlib" and functions != ["<module>"]:
             return None  # what a library does while it is imported, unless the module itself is deprecated
+        is_decorated = is_decorated or (package in DECORATORS and function == "wrapper")
         if package not in PASSES_ON:
             if any(path.is_relative_to(ROOT / folder) for folder in OURS):
                 return library or "a decorator", f"{path.relative_to(ROOT)}:{frame.f_lineno}"
+            if library is None and is_decorated:
+                return None  # another library calls what is decorated
             library = library or package
             if package == library:
                 functions.append(function)

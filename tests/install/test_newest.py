@@ -131,6 +131,7 @@ def not_about_it(): warnings.warn("a slow tokenizer", UserWarning); logger.warni
 ANOTHER_LIBRARY = """
 import library
 def call_it(): library.at_itself(); library.by_logger()
+def call_decorated(): library.decorated()
 class Arguments:
     def __init__(self, **arguments): library.takes(**arguments)
 """
@@ -178,6 +179,8 @@ def test_a_deprecated_call_of_this_checkout_is_noted(deprecations, line, library
     assert "old" in noted["text"]
 
 
-@pytest.mark.parametrize("line", ["library.not_about_it()", "another.call_it()", "import imports_it"])
+@pytest.mark.parametrize(
+    "line", ["library.not_about_it()", "another.call_it()", "another.call_decorated()", "import imports_it"]
+)
 def test_other_warnings_and_calls_of_other_libraries_are_not(deprecations, line):
     assert deprecations(line) == []
