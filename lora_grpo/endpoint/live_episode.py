@@ -245,6 +245,8 @@ class LiveEpisode:
                 temperature=self._limits.temperature,
                 top_p=self._limits.top_p,
                 stop=request.stop_texts,
+                # A model without a chat template reads `Question:` and `Answer:` turns.
+                ends_at_next_question=isinstance(request, ChatRequest) and not self._policy.tokenizer.chat_template,
                 episode=self.number,
                 continues=continued_key,
                 key=self._cache_key(context_ids, number),

@@ -8,12 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lora_grpo.errors import UserError
+
 _MESSAGES = {"system": "{}\n\n", "user": "Question: {}\nAnswer:", "assistant": " {}\n\n"}
 _NEXT_QUESTION = re.compile(r"\n[ \t]*Question:")
 
 
 def render_plain_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the system prompt, then `Question: ...` and `Answer: ...` turns, with `Answer:` at the end."""
+    """Return the system prompt, then `Question: ...` and `Answer: ...` turns, with `Answer:` at the end.
+
+    Raises:
+        UserError: a message is the result of a tool.
+    """
+    if any(message["role"] == "tool" for message in messages):
+        raise UserError("the model has no chat template, so it has no tools; use a model with a chat template")
     return "".join(_MESSAGES[message["role"]].format(message["content"]) for message in messages)
 
 

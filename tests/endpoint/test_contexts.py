@@ -6,6 +6,7 @@ from trl import chat_template_utils
 from lora_grpo import starter
 from lora_grpo.config import ModelConfig
 from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
+from lora_grpo.endpoint.protocol import RequestError
 from lora_grpo.models import base_model
 
 NO_CONTEXT = Context([], "", "", parent=None)
@@ -74,3 +75,12 @@ def test_what_a_client_changes_in_a_message_without_meaning_continues_the_same_i
     assert parent_of({"role": "system", "content": "Be brief."}, question, answer, following) is None
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     assert parent_of(question, answer, following, tools=[tool]) is None
+
+
+def test_a_model_without_a_chat_template_refuses_the_result_of_a_tool():
+    tokenizer = base_model.load_tokenizer(ModelConfig(name=str(starter.model_path())))
+    tokenizer.chat_template = None
+    conversations = KnownConversations(tokenizer, [2], lambda prompts: tokenizer(prompts)["input_ids"])
+    assert conversations.context([{"role": "user", "content": "Hi"}], []).token_ids
+    with pytest.raises(RequestError, match="no chat template"):
+        conversations.context([{"role": "user", "content": "Hi"}, {"role": "tool", "content": "3"}], [])
