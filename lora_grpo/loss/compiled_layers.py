@@ -9,13 +9,10 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lora_grpo.errors import one_line
 from lora_grpo.loss.probes import base_of
-
-if TYPE_CHECKING:
-    import torch
 
 _PROBE_TOKENS = 8
 
@@ -42,17 +39,21 @@ def compile_layers(model: Any) -> str:
 def restore_layers(model: Any) -> None:
     """Undo `compile_layers`."""
     for module in model.modules():
-        own_forward = vars(module).get("forward")
-        if getattr(own_forward, "__func__", None) is _forward:
+        if _is_compiled(module):
             del module.forward
 
 
 def _norms_and_mlp(layer: Any) -> Iterator[Any]:
     """Yield the norms and the MLP of a decoder layer, except those whose `forward` something else has replaced."""
     for name, module in layer.named_children():
-        is_replaced = "forward" in vars(module) and module.forward.__func__ is not _forward
+        is_replaced = "forward" in vars(module) and not _is_compiled(module)
         if ("norm" in name or name == "mlp") and not is_replaced:
             yield module
+
+
+def _is_compiled(module: Any) -> bool:
+    own_forward = vars(module).get("forward")
+    return getattr(own_forward, "__func__", None) is _forward
 
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:

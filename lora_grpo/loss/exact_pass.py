@@ -30,8 +30,9 @@ class ExactLossPass:
     1. Completions whose advantage is zero are left out (`zero_advantage.py`).
     2. The layers read each prompt once for its group, and no padding (`packing.py`, `shared_prompts.py`).
     3. Logits exist only in tiles (`tiles.py`).
+    4. Norms and MLPs are compiled if the trainer asks for it (`compiled_layers.py`).
 
-    The constructor tests on a few tokens whether the model allows 2 and 3, and prints one line for each that it does
+    The constructor tests on a few tokens whether the model allows 2 to 4, and prints one line for each that it does
     not. It leaves the model in eval mode; a trainer switches to training mode before its first step.
 
     Args:

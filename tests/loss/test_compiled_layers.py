@@ -49,11 +49,12 @@ def check_equal(passes):
 def test_loss_and_gradients_are_those_of_the_eager_pass(checkpointing, tmp_path):
     model = with_adapter(random_model("qwen3", num_key_value_heads=1, num_hidden_layers=10))
     check_equal(eager_and_compiled(model, tmp_path, micro_batch([3, 1, 4]), gradient_checkpointing=checkpointing))
-    # A norm and an MLP, which all layers and other lengths share. More than 8 would end compilation.
-    assert graphs() == 2
+    # All layers share a norm, an MLP, and a norm of inputs without gradient. More than 8 would end compilation.
+    compiled = graphs()
+    assert 2 <= compiled <= 3
     trainer = make_trainer(model, tmp_path, compiled_layers=True, max_completion_length=12)
     loss_and_gradients(trainer, micro_batch([8, 8], seed=1))
-    assert graphs() == 2
+    assert graphs() == compiled  # also of other lengths
 
 
 def test_nf4(tmp_path):
