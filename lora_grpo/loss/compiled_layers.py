@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lora_grpo.errors import one_line
+from lora_grpo.errors import first_line
 from lora_grpo.loss.probes import base_of
 
 _PROBE_TOKENS = 8
@@ -24,7 +24,7 @@ def compile_layers(model: Any) -> str:
     autocast, in which it tests the compiler on the first layer. The other layers share its kernels.
     """
     base = base_of(model)
-    layers = base.get_decoder().layers
+    layers = list(getattr(base.get_decoder(), "layers", ()))
     modules = [module for layer in layers for module in _norms_and_mlp(layer)]
     if not modules:
         return f"the layers of the {base.config.model_type} model have no norm and no mlp"
@@ -88,7 +88,7 @@ def _compiler_obstacle(base: Any, layer: Any) -> str:
                 output = _compiled(type(module))(module, hidden_states)
                 torch.autograd.grad(output.sum(), hidden_states)
     except (RuntimeError, ImportError) as error:  # no C++ compiler, no Triton, code that cannot be traced
-        return one_line(error)
+        return first_line(error)
     finally:
         layer.train(was_training)
     return ""
