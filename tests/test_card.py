@@ -140,13 +140,20 @@ def test_a_wrong_argument_is_one_line(arguments, message, monkeypatch, tmp_path)
 
 @pytest.mark.slow
 def test_tiny_parts_run_to_their_end(tmp_path):
-    """The recipe inside a small card's stubs, and a run that is killed and resumed."""
-    run_card(card.__file__, tmp_path, "small_cards:12gb", "resume")
+    """The recipe inside a small card's stubs, the ways of the loss pass, and a run that is killed and resumed."""
+    run_card(card.__file__, tmp_path, "small_cards:12gb", "loss", "resume")
     record, sides = read(tmp_path, "small_cards")
     check_schema(record, "small_cards")
     assert sides["12gb"]["status"] == "ran", sides["12gb"]["reason"]
     assert sides["12gb"]["planned_gib"] > 0  # planned for the card that the stub lists
     assert "balloon" in sides["12gb"]["instead"]
+    record, sides = read(tmp_path, "loss")
+    check_schema(record, "loss")
+    sdpa, flex, compiled = sides["peft, 4 bits"]["ways"]
+    assert (sdpa["padded_rows"], compiled["padded_rows"]) == ("", "")
+    assert flex["padded_rows"]
+    assert flex["loss"] == pytest.approx(sdpa["loss"], rel=1e-4)
+    assert compiled["loss"] == pytest.approx(sdpa["loss"], rel=1e-4)
     record, sides = read(tmp_path, "resume")
     check_schema(record, "resume")
     assert record["status"] == "finished"
@@ -375,6 +382,23 @@ def test_peaks_stand_beside_the_plan():
     text = card.rendered(card_record("peaks", sides=[side]))
     assert "| sampling | 5.00 | 5.50 | 1.10 |" in text
     assert "| rollouts | 1.50 | 6.25 | trl/x.py:1 f 4.00 |" in text
+
+
+def test_ways_of_the_loss_pass_are_compared_with_the_default():
+    default = {"way": "sdpa", "peak_gib": 3.25, "loss": 0.5, "padded_rows": "", "compiled_layers": False}
+    padded = {**default, "way": "flex", "seconds": 0.5, "padded_rows": "refused"}
+    ways = [
+        {**default, "seconds": 0.4},
+        padded,
+        {**default, "way": "compiled", "seconds": 0.3, "compiled_layers": True},
+    ]
+    text = card.rendered(card_record("loss", sides=[{"name": "peft, 4 bits", "status": "ran", "ways": ways}]))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert rows[-3:] == [
+        ["sdpa", "0.400", "1.00", "3.25", "0.500000", "no", "no"],
+        ["flex", "0.500", "1.25", "3.25", "0.500000", "refused", "no"],
+        ["compiled", "0.300", "0.75", "3.25", "0.500000", "no", "yes"],
+    ]
 
 
 def test_nothing_is_claimed_without_a_card(parts):

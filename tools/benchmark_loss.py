@@ -1,12 +1,18 @@
-"""Time the loss pass of PEFT with each way in which packed tokens can attend (`FastGRPOTrainer.packed_attention`).
+"""Time the loss pass of PEFT in each of the ways that `FastGRPOTrainer` can compute it.
 
     python tools/benchmark_loss.py --model Qwen/Qwen2.5-1.5B-Instruct --groups 4 --completions 8 --prompt 128 \\
         --completion 512 --repeats 5
 
+| way | attribute of the trainer |
+|---|---|
+| `sdpa` | the default |
+| `flex` | `packed_attention = "flex"`: packed rows attend by FlexAttention |
+| `compiled` | `compiled_layers = True`: norms and MLPs by torch.compile |
+
 All ways train the same model on the same random tokens, one after the other in one process, and take turns in each
 repeat. The first repeat compiles, and is not counted. A line of JSON for each way: median seconds of loss and backward
-pass, the peak of the GPU's memory in GiB (null on a CPU), the loss, and why rows were padded, if they were. On a CPU,
-PyTorch has no gradient of FlexAttention, so `flex` reads padded rows.
+pass, the peak of the GPU's memory in GiB (null on a CPU), the loss, why rows were padded, if they were, and whether
+layers were compiled. On a CPU, PyTorch has no gradient of FlexAttention, so `flex` reads padded rows.
 """
 
 import argparse
@@ -20,7 +26,12 @@ from typing import Any
 
 from lora_grpo.config import RunConfig, replace
 
-WAYS = ("sdpa", "flex")
+WAYS: dict[str, dict[str, Any]] = {
+    "sdpa": {},
+    "flex": {"packed_attention": "flex"},
+    "compiled": {"compiled_layers": True},
+}
+"""The attributes of the trainer in each way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Tokens:
     """Length of the longest completion, in tokens. The others are evenly spread below it."""
 
 
-def time_loss_passes(config: RunConfig, tokens: Tokens, repeats: int, ways: Sequence[str] = WAYS) -> list[Any]:
+def time_loss_passes(config: RunConfig, tokens: Tokens, repeats: int, ways: Sequence[str] = tuple(WAYS)) -> list[Any]:
     """Return a dictionary for each way, with the fields that the module's docstring lists.
 
     Args:
@@ -57,7 +68,7 @@ def time_loss_passes(config: RunConfig, tokens: Tokens, repeats: int, ways: Sequ
         trainers = {way: _trainer(config, policy, tokens, way, folder) for way in ways}
         for repeat in range(repeats + 1):
             for way, trainer in trainers.items():
-                # The trainers share the model, whose attention the last one has set.
+                # The trainers share the model, whose attention and layers the last one has set.
                 trainer.loss_pass = trainer._build_loss_pass()
                 trainer.model.train()
                 if on_gpu:
@@ -72,10 +83,11 @@ def time_loss_passes(config: RunConfig, tokens: Tokens, repeats: int, ways: Sequ
                     seconds[way].append(time.perf_counter() - started)
                 trainer.model.zero_grad()
                 results[way] = {
-                    "attention": way,
+                    "way": way,
                     "peak_gib": torch.cuda.max_memory_allocated() / 1024**3 if on_gpu else None,
                     "loss": loss.item(),
                     "padded_rows": trainer.packing_disabled_reason,
+                    "compiled_layers": trainer.loss_pass.compiles_layers,
                 }
     return [{**results[way], "seconds": statistics.median(seconds[way])} for way in ways]
 
@@ -87,7 +99,7 @@ def _trainer(config: RunConfig, policy: Any, tokens: Tokens, way: str, folder: s
 
     from lora_grpo.training import FastGRPOTrainer
 
-    trainer_class = type("Trainer", (FastGRPOTrainer,), {"packed_attention": way})
+    trainer_class = type("Trainer", (FastGRPOTrainer,), WAYS[way])
     on_gpu = torch.cuda.is_available()
     trainer = trainer_class(
         policy.model,
@@ -137,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--bits", type=int, choices=(4, 16), default=4)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=tuple(WAYS))
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations of the layers")
     parser.add_argument("--repeats", type=int, default=5)
     for field, size in (("groups", 4), ("completions", 8), ("prompt", 128), ("completion", 512)):

@@ -13,6 +13,7 @@
 | `small_cards` | whether a preset fits the smallest card of its name, and its peak against the plan | one a preset |
 | `steps` | seconds of a step, of sampling and of training, of this tree and of an older one | 2 engines, 2 trees |
 | `side_by_side` | the same training with TRL's own vLLM mode and with Unsloth's notebook loop | 4 |
+| `loss` | PEFT's loss pass with FlexAttention and with compiled layers | 1 |
 | `conversation` | games of several turns with PEFT and vLLM | 1 |
 | `resume` | a run that is killed after two steps and resumed | 1 |
 | `gsm8k` | SmolLM2-135M on GSM8K: SFT, then GRPO, evaluated on the whole test set | 1 |
@@ -29,7 +30,7 @@ that later processes read from a cache; imports and loading take about 25 s, a s
 |---|---|---:|
 | 1 | `peaks small_cards:12gb,8gb,24gb` | 110 + 75 + 80 + 110 = 375 |
 | 2 | `steps:unsloth side_by_side:trl,ours` | 2 x 75 + 3 x 70 = 360 |
-| if time is left | the rest | 75 a side; `resume` 150, `gsm8k` as long as --minutes allows |
+| if time is left | the rest | 75 a side; `loss` 110, `resume` 150, `gsm8k` as long as --minutes allows |
 
 Both calls together are about 12 minutes. A side's limit is about twice its estimate; --minutes ends a call in time.
 A name after the colon selects all sides that contain it.
@@ -371,6 +372,7 @@ _COLUMNS: dict[str, list[Column]] = {
     "small_cards": [*_STATUS, ("card", "card", "{}"), ("usable, GiB", "usable_gib", "{:.2f}"), *_PEAKS],
     "steps": [*_STATUS, *_TIMES, ("hand-over, s", "time/adapter_sync", "{:.2f}"), *_PEAKS],
     "side_by_side": [*_STATUS, *_TIMES, *_PEAKS[1:]],
+    "loss": [*_STATUS, ("the GPU's peak, GiB", "gpu_peak_gib", "{:.2f}")],
     "conversation": [*_STATUS, ("turns", "turns", "{:.1f}"), *_TIMES, *_PEAKS],
     "resume": [*_STATUS, ("steps before the kill", "steps_before_kill", "{}"), ("after", "steps_after_resume", "{}")],
     "gsm8k": [*_STATUS, ("SFT, s", "sft_seconds", "{:.0f}"), ("steps of GRPO", "steps", "{}"), *_TIMES],
@@ -398,6 +400,7 @@ def rendered(record: Record) -> str:
     lines += markdown_table([heading for heading, _, _ in columns], rows, left=2)
     for side in record["sides"]:
         lines += phase_tables(side)
+        lines += way_table(side)
         for model in ("sft", "grpo"):
             lines += accuracy_table(model, side.get(f"accuracy_of_{model}", ()))
     if record["not_measured"]:
@@ -459,6 +462,20 @@ def phase_tables(side: Result) -> list[str]:
         headings = ["phase in torch's record", "at its start, GiB", "peak", "largest holders at the peak"]
         lines += markdown_table(headings, rows)
     return lines
+
+
+def way_table(side: Result) -> list[str]:
+    """Return the ways of the loss pass, each with its time in relation to the first, the default."""
+    ways = side.get("ways", ())
+    rows = []
+    for way in ways:
+        peak = cell(way["peak_gib"], "{:.2f}")
+        ratio = f"{way['seconds'] / ways[0]['seconds']:.2f}"
+        compiled = "yes" if way["compiled_layers"] else "no"
+        cells = [f"{way['seconds']:.3f}", ratio, peak, f"{way['loss']:.6f}", way["padded_rows"] or "no", compiled]
+        rows.append([way["way"], *cells])
+    headings = ["loss and backward pass", "s", "/ the first", "torch's peak, GiB", "loss", "padded rows", "compiled"]
+    return markdown_table(headings, rows) if rows else []
 
 
 def accuracy_table(model: str, table: Sequence[Result]) -> list[str]:

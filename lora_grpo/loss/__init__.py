@@ -16,6 +16,7 @@ micro_batch.py          the completions whose loss is computed, with values for 
 trees.py                completions that are trees: where each token is, and their paths as rows of their own
 packing.py              layout of a packed micro-batch: the position of each token, and what it attends to
 attention.py            the attention of that layout, as implementations for transformers
+compiled_layers.py      norms and MLPs as fused kernels, if the trainer asks for them
 shared_prompts.py       hooks that pack what the backbone reads, and the test that a model allows it
 tiles.py                the test that a model allows logits in tiles, and scoring one slice of rows at a time
 padding.py              the test that a model does not count padding, without which nothing here is exact

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.loss.attention import PackedAttention
+from lora_grpo.loss.compiled_layers import compile_layers, restore_layers
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
@@ -31,8 +32,9 @@ class ExactLossPass:
     1. Completions whose advantage is zero are left out (`zero_advantage.py`).
     2. The layers read each prompt once for its group, and no padding (`packing.py`, `shared_prompts.py`).
     3. Logits exist only in tiles (`tiles.py`).
+    4. Norms and MLPs are compiled if the trainer asks for it (`compiled_layers.py`).
 
-    The constructor tests on a few tokens whether the model allows 2 and 3, and prints one line for each that it does
+    The constructor tests on a few tokens whether the model allows 2 to 4, and prints one line for each that it does
     not. It leaves the model in eval mode; a trainer switches to training mode before its first step.
 
     Args:
@@ -43,6 +45,7 @@ class ExactLossPass:
         autocast: the context in which the trainer computes.
         longest_row: maximum number of tokens of a prompt and its completion.
         packed_attention: how packed tokens attend, see `attention.py`.
+        compiled_layers: whether to compile norms and MLPs, see `compiled_layers.py`.
         has_router_loss: whether the loss has a term for the router of experts.
         has_entropy_bonus: whether entropies need a gradient.
         fallback_reason: the reason why TRL's pass computes everything, or "".
@@ -54,6 +57,8 @@ class ExactLossPass:
     """The reason why the model reads padded rows, or "" if it reads packed ones."""
     uses_tiles = False
     """Whether logits exist only in tiles."""
+    compiles_layers = False
+    """Whether norms and MLPs of the layers are compiled."""
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class ExactLossPass:
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
         longest_row: float = math.inf,
         packed_attention: PackedAttention = "sdpa",
+        compiled_layers: bool = False,
         has_router_loss: bool = False,
         has_entropy_bonus: bool = False,
         fallback_reason: str = "",
@@ -84,6 +90,9 @@ class ExactLossPass:
         with autocast():
             if tiles is not None:
                 self.uses_tiles = self._enable_tiles(tiles)
+            restore_layers(model)
+            if compiled_layers:
+                self.compiles_layers = self._compile_layers()
             if has_router_loss:
                 self._disable_packing("the loss of the router is computed from padded rows")
                 return
@@ -264,6 +273,16 @@ class ExactLossPass:
             return False
         self._score = tiles.enable()
         return True
+
+    def _compile_layers(self) -> bool:
+        """Compile norms and MLPs, and return whether that is possible."""
+        try:
+            reason = compile_layers(self._model)
+        except self._fallback_errors as error:
+            reason = one_line(error)
+        if reason:
+            console.warning(f"not compiling the layers: {reason}")
+        return not reason
 
     def _disable_packing(self, reason: str) -> None:
         """Compute all later losses from padded rows."""

@@ -75,6 +75,8 @@ class FastGRPOTrainer(GRPOTrainer):
     """Maximum number of tokens of a prompt and its completion, if it is known."""
     packed_attention: PackedAttention = "sdpa"
     """How packed tokens attend in the loss pass: with `flex`, by FlexAttention, which was not measured on a GPU."""
+    compiled_layers: bool = False
+    """Whether the loss pass compiles norms and MLPs of the layers by torch.compile, which was not measured on a GPU."""
     weights_in_loss: bool
     """Whether importance weights are computed in the loss. TRL computes them before, with logprobs of another pass."""
     step_inputs: Sequence[Mapping[str, Any]] = ()
@@ -143,6 +145,7 @@ class FastGRPOTrainer(GRPOTrainer):
             autocast=self.accelerator.autocast,
             longest_row=self.longest_row,
             packed_attention=self.packed_attention,
+            compiled_layers=self.compiled_layers,
             has_router_loss=self.aux_loss_enabled,
             has_entropy_bonus=trl_compat.has_entropy_bonus(self),
             fallback_errors=self.fallback_errors,

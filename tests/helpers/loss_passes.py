@@ -19,8 +19,8 @@ class LossPassTrainer(FastGRPOTrainer):
         return ""
 
 
-def make_trainer(model, folder, longest_row=1000, packed_attention="sdpa", **settings):
-    attributes = {"longest_row": longest_row, "packed_attention": packed_attention}
+def make_trainer(model, folder, longest_row=1000, packed_attention="sdpa", compiled_layers=False, **settings):
+    attributes = {"longest_row": longest_row, "packed_attention": packed_attention, "compiled_layers": compiled_layers}
     trainer_class = type("Trainer", (LossPassTrainer,), attributes)
     default = {"num_generations": 2, "per_device_train_batch_size": 4}
     default |= {"gradient_checkpointing": False, "router_aux_loss_coef": 0.0}

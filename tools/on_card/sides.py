@@ -342,7 +342,28 @@ def rival_side(name: str, rival: str, bits: int, packages: tuple[str, ...]) -> S
     return Side(name, 150, measure, packages)
 
 
-# (e) a conversation
+# (e) ways of the loss pass
+
+
+def loss_pass(session: Session, seconds: float) -> Result:
+    """Time a micro-batch of PEFT's loss in each way of `benchmark_loss.py`, in one process."""
+    if session.tiny:
+        flags = ["--model", "starter", "--groups", "1", "--completions", "2", "--prompt", "8", "--completion", "16"]
+        flags += ["--repeats", "1"]
+    else:
+        session.model_flags(MEDIUM)  # builds the model
+        flags = ["--model", str(session.work / "models" / MEDIUM)]
+        flags += ["--groups", "2", "--completions", "8", "--prompt", "440", "--completion", "512"]
+    command = [sys.executable, str(ROOT / "tools" / "benchmark_loss.py"), *flags]
+    result = run_command(session, "loss", "peft", command, seconds)
+    printed = session.log("loss", "peft").read_text(encoding="utf-8").splitlines()
+    result["ways"] = [json.loads(line) for line in printed if line.startswith('{"way"')]
+    if session.tiny:
+        result["instead"] = "padded rows in place of FlexAttention, which has no gradient on a CPU"
+    return result
+
+
+# (f) a conversation
 
 
 def conversation(session: Session, seconds: float) -> Result:
@@ -362,7 +383,7 @@ def conversation(session: Session, seconds: float) -> Result:
     return result | {"turns": round(statistics.fmean(turns), 2) if turns else None}
 
 
-# (f) resume
+# (g) resume
 
 
 def resume(session: Session, seconds: float) -> Result:
@@ -407,7 +428,7 @@ def _wait_for_checkpoint(folder: Path, step: int, process: subprocess.Popen[byte
         time.sleep(0.05)
 
 
-# (g) GSM8K itself
+# (h) GSM8K itself
 
 
 def gsm8k(session: Session, seconds: float) -> Result:
@@ -487,6 +508,7 @@ PARTS: dict[str, tuple[Side, ...]] = {
         rival_side("Unsloth's notebook loop, 4 bits", "unsloth", 4, UNSLOTH.packages),
         our_side("ours, unsloth + vllm, 4 bits", UNSLOTH),
     ),
+    "loss": (Side("peft, 4 bits", 200, loss_pass),),
     "conversation": (Side("peft + vllm", 180, conversation, PEFT.packages),),
     "resume": (Side("killed and resumed", 240, resume),),
     "gsm8k": (Side("SFT, then GRPO", 560, gsm8k),),
