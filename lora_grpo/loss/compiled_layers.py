@@ -58,7 +58,8 @@ def _is_compiled(module: Any) -> bool:
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The `forward` of a module whose class is compiled."""
-    forward = _compiled(type(module)) if module.training else type(module).forward
+    module_class: Any = type(module)
+    forward = _compiled(module_class) if module.training else module_class.forward
     return forward(module, *args, **kwargs)
 
 
@@ -85,7 +86,8 @@ def _compiler_obstacle(base: Any, layer: Any) -> str:
     try:
         with torch.enable_grad():
             for module in _norms_and_mlp(layer):
-                output = _compiled(type(module))(module, hidden_states)
+                module_class: Any = type(module)
+                output = _compiled(module_class)(module, hidden_states)
                 torch.autograd.grad(output.sum(), hidden_states)
     except (RuntimeError, ImportError) as error:  # no C++ compiler, no Triton, code that cannot be traced
         return first_line(error)
