@@ -71,13 +71,13 @@ def test_a_run_that_is_killed_has_the_same_bytes(warm, task, unbroken, number_of
     moments = random.Random(0)
     for _ in range(number_of_kills):
         has_begun = (folder / "run.json").exists()
-        begin = ["--resume"] if has_begun else ["--task", task, *FLAGS]
-        process = warm.start(RECIPE, "--output-dir", folder, *begin)
+        begin = ["--resume"] if has_begun else FLAGS
+        process = warm.start(RECIPE, "--task", task, "--output-dir", folder, *begin)
         time.sleep(moments.uniform(0.2, 0.5) * seconds)
         with contextlib.suppress(ProcessLookupError):  # it has come to its end
             process.kill()
         process.wait()
         if folder.exists() and not (folder / "run.json").exists():
             shutil.rmtree(folder)
-    finish(warm.start(RECIPE, "--output-dir", folder, "--resume"))
+    finish(warm.start(RECIPE, "--task", task, "--output-dir", folder, "--resume"))
     assert files(folder) == expected
