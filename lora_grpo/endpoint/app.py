@@ -24,6 +24,8 @@ from lora_grpo.errors import one_line
 
 MAX_BODY_BYTES = 8 * 2**20
 """Maximum size of a request's body."""
+_MAX_READ_BYTES = 16 * MAX_BODY_BYTES
+"""A longer body is read up to here and thrown away: a client that is still sending would not see the answer."""
 BODY_SECONDS = 60.0
 """Time limit for receiving a body."""
 
@@ -101,13 +103,16 @@ async def _body(request: HttpRequest) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 num_bytes += len(part)
-                if num_bytes > MAX_BODY_BYTES:
-                    raise RequestError(f"the body has more than {MAX_BODY_BYTES:,} bytes; send less", status=413)
-                parts.append(part)
+                if num_bytes <= MAX_BODY_BYTES:
+                    parts.append(part)
+                elif num_bytes > _MAX_READ_BYTES:
+                    break
     except ClientDisconnect:
         raise RequestError("the client has hung up", status=499) from None
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {BODY_SECONDS:g} s", status=408) from None
+    if num_bytes > MAX_BODY_BYTES:
+        raise RequestError(f"the body has more than {MAX_BODY_BYTES:,} bytes; send less", status=413)
     return b"".join(parts)
 
 
