@@ -141,7 +141,7 @@ class AgentPool:
     ) -> Played:
         """Play one episode as soon as there is a process for it."""
         async with slots:
-            runner = await self._runner()
+            runner = await self._runner(number)
             episode = LiveEpisode(number, job.seed, policy, limits)  # its time begins
             self._answerers[episode.secret] = episode
             if self._definition.episodes_per_process == 1:
@@ -235,20 +235,30 @@ class AgentPool:
 
     # Processes
 
-    async def _runner(self) -> Host | Worker:
-        """Return the host of the function `agent`, or a process of the command `AGENT` with room for an episode."""
-        definition = self._definition
-        if not definition.command:
-            async with self._starting_host:
-                if self._host is None or self._host.has_ended:
-                    base_url = f"{self._address}/{self._warm_up.secret}/v1"
-                    self._host = await Host.start(definition, self.log, base_url)
-            return self._host
+    async def _runner(self, episode: int) -> Host | Worker:
+        """Reserve a place for an episode: in the host of the function `agent`, or in a process of the command `AGENT`."""
+        runner: Host | Worker
+        if self._definition.command:
+            runner = await self._worker_with_room()
+        else:
+            runner = await self._host_of_function()
+        runner.reserve(episode)
+        return runner
+
+    async def _host_of_function(self) -> Host:
+        async with self._starting_host:
+            if self._host is None or self._host.has_ended:
+                base_url = f"{self._address}/{self._warm_up.secret}/v1"
+                self._host = await Host.start(self._definition, self.log, base_url)
+        return self._host
+
+    async def _worker_with_room(self) -> Worker:
+        """Return a process that can play one more episode. It is not reserved yet, so do not await before that."""
         self._workers = [worker for worker in self._workers if not worker.has_ended]
         for worker in self._workers:
-            if worker.num_episodes < definition.episodes_per_process:
+            if worker.num_episodes < self._definition.episodes_per_process:
                 return worker
-        worker = await Worker.start(definition, self.log, self._address)
+        worker = await Worker.start(self._definition, self.log, self._address)
         self._workers.append(worker)
         return worker
 

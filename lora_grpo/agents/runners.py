@@ -42,10 +42,13 @@ class Runner:
         """How many episodes it plays now."""
         return len(self._results)
 
+    def reserve(self, episode: int) -> None:
+        """Count an episode that `run` will play, so that no other one takes its place meanwhile."""
+        self._results[episode] = asyncio.get_running_loop().create_future()
+
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Play an episode, and return its result: {"returned": ...}, {"score": ...} or {"error": ...}."""
-        result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._results[request["id"]] = result
+        """Play a reserved episode, and return its result: {"returned": ...}, {"score": ...} or {"error": ...}."""
+        result = self._results[request["id"]]
         if self._reading.done():
             self._fail_all("has ended")
         else:
