@@ -48,7 +48,9 @@ class Runner:
 
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Play a reserved episode, and return its result: {"returned": ...}, {"score": ...} or {"error": ...}."""
-        result = self._results[request["id"]]
+        result = self._results.get(request["id"])
+        if result is None:
+            return {"error": "the agent's process ended before it got the episode"}
         if self._reading.done():
             self._fail_all("has ended")
         else:
