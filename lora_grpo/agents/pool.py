@@ -236,7 +236,7 @@ class AgentPool:
     # Processes
 
     async def _runner(self, episode: int) -> Host | Worker:
-        """Reserve a place for an episode in the host of the function `agent`, or in a process of the command `AGENT`."""
+        """Reserve a place for an episode in the host of the function `agent`, or in a process of `AGENT`."""
         runner: Host | Worker
         if self._definition.command:
             runner = await self._worker_with_room()
