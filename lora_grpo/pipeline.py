@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from lora_grpo import agents, console
+from lora_grpo import console
 from lora_grpo.audit import Findings, audit, refuse_problems
 from lora_grpo.cli import parse, run_command
 from lora_grpo.commands import RECIPES, command, recipe_file
@@ -186,6 +186,8 @@ def train_and_evaluate(
     run: Run, data: Data, callbacks: Sequence[Any] = (), resources: contextlib.ExitStack | None = None
 ) -> None:
     """Train a run's adapter and compare it with the base. The rows fit the context."""
+    from lora_grpo import agents  # not needed by other commands, whose start it would delay
+
     config = run.config
     check_server(config)
     agents.keep_logs_in(run.folder)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import agents, asynchronous, sandbox, workers
+from lora_grpo import asynchronous, sandbox, workers
 from lora_grpo.files import lock, python_file
 
 _LIBRARY_PREFIXES = ("UNSLOTH_", "VLLM_")
@@ -81,10 +81,18 @@ def restored() -> Iterator[None]:
         stack.callback(python_file.forget)
         stack.callback(asynchronous.close)
         stack.callback(workers.close_all)
-        stack.callback(agents.close_all)
+        stack.callback(_close_agents)
         if not had_sandbox:
             stack.callback(sandbox.stop)
         yield
+
+
+def _close_agents() -> None:
+    """End the agents that the block has started."""
+    if "lora_grpo.agents" in sys.modules:
+        from lora_grpo import agents
+
+        agents.close_all()
 
 
 @contextlib.contextmanager

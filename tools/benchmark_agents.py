@@ -21,30 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmark_step import LAPTOP, Step, execute, measure, median
+from benchmark_turns import TASK
 
-ENVIRONMENT = """
-import hashlib, os
-
-TURNS = int(os.environ["BENCHMARK_TURNS"])
-MAX_TURNS, THRESHOLD = TURNS, 0.0
-
-def load(split):
-    return [{"question": f"Count to eight. ({split} {n})"} for n in range(400 if split == "train" else 16)]
-
-class Environment:
-    def reset(self, **row):
-        self.text = ""
-
-    def reply(self, text):
-        self.text += text
-        return "Count to eight again."
-
-    def get_reward(self):
-        return hashlib.sha256(f"{os.urandom(8)} {self.text}".encode()).digest()[0] / 255
-
-def gold(row):
-    return [{"role": "assistant", "content": "one two three four five six seven eight"}] * TURNS
-"""
 AGENT = """
 import asyncio, hashlib, os
 from openai import AsyncOpenAI
@@ -80,7 +58,7 @@ def main() -> None:
     tokens = 24 * arguments.turns  # a turn has 9 tokens, and 14 follow it
     rounds: dict[str, list[list[Step]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "environment.py").write_text(ENVIRONMENT, encoding="utf-8")
+        Path(folder, "environment.py").write_text(TASK, encoding="utf-8")
         Path(folder, "agent.py").write_text(AGENT, encoding="utf-8")
         os.environ["BENCHMARK_TURNS"] = str(arguments.turns)
         os.environ["BENCHMARK_SLEEP"] = "0"

@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lora_grpo.agents.processes import ending
 from lora_grpo.errors import UserError, first_line
 from lora_grpo.files import python_file
 from lora_grpo.grading import Verdict
@@ -175,7 +176,9 @@ class Host:
         with contextlib.suppress(KeyError):
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        result = _parsed(child.output) or {"error": f"the agent's process {_ending(status)} before agent returned"}
+        result = _parsed(child.output) or {
+            "error": f"the agent's process {ending(os.waitstatus_to_exitcode(status))} before agent returned"
+        }
         _write_line(self._results, {"id": episode, **result})
 
 
@@ -189,7 +192,7 @@ def call_agent(agent: Any, path: Path, row: dict[str, Any], base_url: str) -> di
         traceback.print_exc()
         line = python_file.line_of(error, path)
         message = f"{line}: agent raised {type(error).__name__}: {first_line(error)}"
-        return {"error": message[:_MAX_ERROR], "error_type": type(error).__name__}
+        return {"error": message[:_MAX_ERROR]}
     return {"returned": _plain(returned)}
 
 
@@ -215,13 +218,6 @@ def _parsed(output: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return result if isinstance(result, dict) else None
-
-
-def _ending(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
 
 
 def _kill_group(process_id: int) -> None:

@@ -94,10 +94,7 @@ class AgentProcess:
 
     async def ending(self) -> str:
         """Wait for the end of the process, and return how it ended: "ended with exit code 3"."""
-        code = await self._process.wait()
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        return ending(await self._process.wait())
 
     async def kill(self) -> None:
         """Kill the process and all that it has started, and wait until they are gone."""
@@ -109,6 +106,13 @@ class AgentProcess:
                 break
             await asyncio.sleep(0.01)
         await self._process.wait()
+
+
+def ending(exit_code: int) -> str:
+    """Return how a process ended, by its exit code, which is minus the number of a signal."""
+    if exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
 
 
 def kill_marked(mark: str) -> int:

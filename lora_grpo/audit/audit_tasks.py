@@ -18,7 +18,6 @@ from lora_grpo.audit.attacks import (
     Attack,
     Subject,
 )
-from lora_grpo.audit.audit_agents import audit_agent
 from lora_grpo.audit.calls import Call, Outcome, run_calls
 from lora_grpo.audit.findings import FULL, QUICK, Findings, Limits, shorten, spread
 from lora_grpo.config import RunConfig, SamplingConfig
@@ -93,6 +92,8 @@ def audit_task(
     task = get_task(name)
     environment = task.environment
     if task.agent:
+        from lora_grpo.audit.audit_agents import audit_agent  # loads a web server
+
         ignored = _ignored_attacks(name, task, stand_ins.NAMES)
         return audit_agent(task.agent, rows, limits, sampling or SamplingConfig(), ignored)
     findings = Findings(grader="check")

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
-
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lora_grpo.endpoint import protocol
 from lora_grpo.endpoint.protocol import ChatRequest, Completion, RequestError, TextRequest
 from lora_grpo.errors import one_line
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response, StreamingResponse
 
 MAX_BODY_BYTES = 8 * 2**20
 """Maximum size of a request's body."""
@@ -50,6 +49,9 @@ def make_app(answerer_at: Callable[[str], Answerer | None], model_names: Sequenc
             address without one.
         model_names: what `/v1/models` lists.
     """
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
 
     def answerer_of(request: HttpRequest) -> Answerer:
         answerer = answerer_at(request.path_params.get("secret", ""))
@@ -97,6 +99,8 @@ def make_app(answerer_at: Callable[[str], Answerer | None], model_names: Sequenc
 
 async def _body(request: HttpRequest) -> bytes:
     """Return the body of a request, which may be neither too long nor too slow."""
+    from starlette.requests import ClientDisconnect
+
     parts = []
     num_bytes = 0
     try:
@@ -143,9 +147,13 @@ async def _disconnected(request: HttpRequest) -> None:
 
 
 def _stream(events: Any) -> StreamingResponse:
+    from starlette.responses import StreamingResponse
+
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 async def _refuse(request: HttpRequest, error: Exception) -> Response:
+    from starlette.responses import JSONResponse
+
     assert isinstance(error, RequestError)
     return JSONResponse(error.body(), status_code=error.status)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import bisect
 import hashlib
-import itertools
 import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lora_grpo.endpoint.contexts import Call, Context, KnownConversations, answer_message
 from lora_grpo.endpoint.protocol import ChatRequest, Choice, Completion, RequestError, TextRequest, Token, messages_of
+from lora_grpo.prompts import plain_text
 from lora_grpo.sampling import Request, RequestQueue, SampledTokens, completion_seed
 
 TOO_LONG = "context_length_exceeded"
@@ -69,8 +70,8 @@ class LiveEpisode:
         self._policy = policy
         self._limits = limits
         self._conversations = KnownConversations(policy.tokenizer, policy.eos_token_ids, policy.encode)
+        self._is_plain = plain_text.asks_in_plain_text(policy.tokenizer, {})
         self._num_calls_by_context: Counter[tuple[int, ...]] = Counter()
-        self._keys = itertools.count()
         self._key_of_call: dict[Call, tuple[int, tuple[int, ...], int]] = {}
         self._used_tokens = 0  # of the budget, by finished calls
         self._held_tokens = 0  # of the budget, by calls that wait for the model
@@ -169,11 +170,7 @@ class LiveEpisode:
             places.append(place)
             futures.append(self._submit(request, context, token_limit, place))
         try:
-            samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        except asyncio.CancelledError:  # the client has hung up
-            for future in futures:
-                future.cancel()
-            raise
+            samples = await all_finished(futures)
         finally:
             self._held_tokens -= held_tokens
             self._end_waiting()
@@ -232,7 +229,7 @@ class LiveEpisode:
 
     def _submit(
         self, request: ChatRequest | TextRequest, context: Context, token_limit: int, place: tuple[int, list[int], int]
-    ) -> Any:
+    ) -> Future[SampledTokens]:
         """Ask the sampler for one completion, and return its future."""
         depth, context_ids, number = place
         digest = hashlib.sha256(json.dumps(context_ids).encode()).hexdigest()
@@ -245,8 +242,7 @@ class LiveEpisode:
                 temperature=self._limits.temperature,
                 top_p=self._limits.top_p,
                 stop=request.stop_texts,
-                # A model without a chat template reads `Question:` and `Answer:` turns.
-                ends_at_next_question=isinstance(request, ChatRequest) and not self._policy.tokenizer.chat_template,
+                ends_at_next_question=isinstance(request, ChatRequest) and self._is_plain,
                 episode=self.number,
                 continues=continued_key,
                 key=self._cache_key(context_ids, number),
@@ -297,6 +293,16 @@ def _num_common(token_ids: list[int], other_ids: list[int]) -> int:
     """Return how many tokens two sequences begin with in common, by bisection: slices are compared fast."""
     lengths = range(1, min(len(token_ids), len(other_ids)) + 1)
     return bisect.bisect_left(lengths, True, key=lambda length: token_ids[:length] != other_ids[:length])
+
+
+async def all_finished(futures: Sequence[Future[SampledTokens]]) -> list[SampledTokens]:
+    """Return the completions of one request. If its client hangs up, they are canceled."""
+    try:
+        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+    except asyncio.CancelledError:
+        for future in futures:
+            future.cancel()
+        raise
 
 
 class WarmUp:

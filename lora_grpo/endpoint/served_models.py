@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 
 from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
-from lora_grpo.endpoint.live_episode import TOO_LONG, Policy, chat_choice, completion, text_choice
+from lora_grpo.endpoint.live_episode import TOO_LONG, Policy, all_finished, chat_choice, completion, text_choice
 from lora_grpo.endpoint.protocol import ChatRequest, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
 from lora_grpo.sampling import Request, SampledTokens, completion_seed
@@ -116,15 +115,10 @@ class ServedModels:
                 order=(number,),
             )
             futures.append(self._policy.queue.submit(sampled))
-        try:
-            samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        except asyncio.CancelledError:  # the client has hung up
-            for future in futures:
-                future.cancel()
-            raise
+        samples = await all_finished(futures)
         if wants_tokens and any(sample.logprobs is None for sample in samples):
             raise RequestError("this sampler returns no logprobs; leave them out")
-        return list(samples)
+        return samples
 
     def _token_limit(self, request: ChatRequest | TextRequest, context: Context) -> int:
         """Return how many tokens a completion may have: what is left of the context, or fewer if the request says so.

@@ -52,7 +52,7 @@ def play_agents(
 
         # The agents begin in processes of their own. This thread samples what they ask for until the last one is over.
         queue = RequestQueue(patience=_PATIENCE)
-        policy = Policy(sampler.tokenizer, sampler.eos_token_ids, lambda prompts: sampler.encode(prompts), queue)
+        policy = Policy(sampler.tokenizer, sampler.eos_token_ids, sampler.encode, queue)
         playing = pool.start(jobs, policy, limits)
         try:
             sampler.serve(queue)

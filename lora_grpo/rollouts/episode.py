@@ -1,14 +1,18 @@
 """An episode: the prompt of a row and everything that follows it, one completion or a conversation."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lora_grpo.agents import Played
-from lora_grpo.endpoint import Call
 from lora_grpo.grading import CheckError, Row, Verdict
 from lora_grpo.prompts import chat, thoughts, turns
 from lora_grpo.tasks import Session, get_task, grade_all
+
+if TYPE_CHECKING:
+    from lora_grpo.agents import Played
+    from lora_grpo.endpoint import Call
 
 _MAX_CHARACTERS_PER_TOKEN = 200
 """Messages with more characters for each token of the budget are not tokenized, which could take minutes."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat, plain_text, turns
-from lora_grpo.rollouts.agent_episodes import play_agents
 from lora_grpo.rollouts.episode import Episode, has_agent, has_environment
 from lora_grpo.sampling import SampledTokens, Sampler, SamplingParams, completion_seed
 
@@ -28,6 +27,8 @@ def play(
     if not rows:
         return
     if has_agent(rows[0]):
+        from lora_grpo.rollouts.agent_episodes import play_agents  # loads a web server
+
         yield from play_agents(sampler, rows, params, seeds)
         return
     group_size = params.num_samples

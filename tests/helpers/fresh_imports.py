@@ -22,6 +22,8 @@ HEAVY = (
     "unsloth",
     "accelerate",
     "matplotlib",
+    "starlette",
+    "uvicorn",
 )
 
 
