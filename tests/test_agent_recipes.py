@@ -165,3 +165,19 @@ def test_a_game_of_gem_that_is_almost_won_scores_nothing(copied_folder):
     middle = scores(copied_folder, rows, lambda messages: str(halve([messages[QUESTION_OF_GEM]])))
     assert 3 <= sum(middle) <= 13
     assert set(middle) == {0.0, 1.0}
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["gem_game"], indirect=True)
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_range_of_a_game_of_gem_does_not_tell_its_number(copied_folder, side):
+    """The same first number of each range is right in a third of the games, among small ranges and among large ones."""
+
+    def number_of_range(messages):
+        return re.findall(r"\d+", messages[QUESTION_OF_GEM]["content"])[side]
+
+    rows = task_of(copied_folder).module.load("eval")
+    small = [row for row in rows if row["settings"]["min_number"] < 30][:90]
+    large = [row for row in rows if row["settings"]["min_number"] > 65][:90]
+    for some_rows in (small, large):
+        assert 17 <= sum(scores(copied_folder, some_rows, number_of_range)) <= 43
