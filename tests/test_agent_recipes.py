@@ -99,11 +99,15 @@ class Answers(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def answering(answer):
     """Yield the address of a model that answers with a function of the messages."""
     handler = functools.partial(Answers, answer)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()

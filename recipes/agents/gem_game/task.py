@@ -26,7 +26,7 @@ def load(split):
     rows = []
     for seed in range(2000):
         # Not drawn from the seed itself: gem draws the hidden number from it, which would then follow from the range.
-        lowest = random.Random(seed).randint(1, 97)
+        lowest = random.Random(f"range {seed}").randint(1, 97)
         if (lowest % 5 == 0) == (split == "eval"):
             settings = {"min_number": lowest, "max_number": lowest + NUMBERS - 1, "max_turns": MAX_TURNS}
             rows.append({"seed": seed, "settings": settings})
