@@ -1,6 +1,7 @@
 """Plays episodes for task.py: one JSON object a line on standard input and output, as docs/agents.md describes."""
 
 import asyncio
+import functools
 import json
 import sys
 
@@ -61,18 +62,26 @@ async def answer(request, connect):
     print(json.dumps({"id": request["id"], **result}), flush=True)
 
 
-async def main():
+async def main(connect):
     """Play the episodes of standard input side by side."""
-    connect = InProcess
-    if "--server" in sys.argv:
-        server = UVProvider(project_path=".", app="server:app", host="127.0.0.1")
-        address = server.start()
-        server.wait_for_ready()
-        connect = lambda: DoorsClient(base_url=address)
     async with asyncio.TaskGroup() as episodes:
         while line := await asyncio.to_thread(sys.stdin.readline):
             episodes.create_task(answer(json.loads(line), connect))
 
 
+def main_with_server():
+    """Play against OpenEnv's server, in another process."""
+    server = UVProvider(project_path=".", app="server:app", host="127.0.0.1")
+    try:
+        address = server.start()
+        server.wait_for_ready()
+        asyncio.run(main(functools.partial(DoorsClient, base_url=address)))
+    finally:
+        server.stop()
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    if "--server" in sys.argv:
+        main_with_server()
+    else:
+        asyncio.run(main(InProcess))

@@ -11,7 +11,7 @@ from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.rubrics import Rubric
 
 ROOMS = 3
-COLORS = "red blue green white black brown gray pink gold silver orange purple".split()
+COLORS = ["red", "blue", "green", "white", "black", "brown", "gray", "pink", "gold", "silver", "orange", "purple"]
 
 
 class DoorsAction(Action):
@@ -68,7 +68,7 @@ class DoorsEnvironment(Environment):
         self._doors = self._random.sample(COLORS, 3)
         self._open = self._random.choice(self._doors)
         signs = [f"The {color} door is {'open' if color == self._open else 'locked'}." for color in self._doors]
-        self._sight = f"{' '.join(signs)} Which door do you take?"
+        self._sight = f"{' '.join(signs)} Which door is open?"
 
 
 class DoorsClient(EnvClient[DoorsAction, DoorsObservation, State]):
