@@ -21,6 +21,8 @@ from lora_grpo.sampling import Request, RequestQueue, SampledTokens, completion_
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code of the error for a request that does not fit."""
+_TOO_LONG_TEXT = "exceeds the maximum context length"
+"""What frameworks search for in the text of that error."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,9 @@ class LiveEpisode:
             if length > self._limits.prompt_tokens:
                 self.ran_out_of_tokens = True
                 raise RequestError(
-                    f"the first prompt has {length} tokens, more than the {self._limits.prompt_tokens} of "
-                    "PROMPT_TOKENS in the task file; shorten it, or raise PROMPT_TOKENS",
+                    f"the first prompt {_TOO_LONG_TEXT}: it has {length} tokens, more than the "
+                    f"{self._limits.prompt_tokens} of PROMPT_TOKENS in the task file; shorten it, or raise "
+                    "PROMPT_TOKENS",
                     code=TOO_LONG,
                 )
             num_new_tokens = 0
@@ -205,9 +208,10 @@ class LiveEpisode:
         if token_limit < 1:
             self.ran_out_of_tokens = True
             raise RequestError(
-                f"the episode has {max(0, remaining + num_new_tokens)} of its {self._limits.budget} tokens left, and "
-                f"this request needs {num_new_tokens} for its messages; send less, send max_tokens with parallel "
-                "requests, or raise --sampling.max-completion-tokens of the run",
+                f"the request {_TOO_LONG_TEXT}: the episode has {max(0, remaining + num_new_tokens)} of its "
+                f"{self._limits.budget} tokens left, and this request needs {num_new_tokens} for its messages; "
+                "send less, send max_tokens with parallel requests, or raise --sampling.max-completion-tokens of the "
+                "run",
                 code=TOO_LONG,
             )
         return token_limit, num_new_tokens
