@@ -42,7 +42,7 @@ async def play(connection, row, base_url):
     messages = [{"role": "system", "content": SYSTEM_PROMPT}]
     score = 0.0
     async with connection as env:
-        result = await env.reset(**row)
+        result = await env.reset(seed=row["seed"])
         while not result.done:
             messages.append({"role": "user", "content": result.observation.text})
             reply = await client.chat.completions.create(model="policy", messages=messages)

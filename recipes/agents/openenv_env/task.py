@@ -21,16 +21,16 @@ PROMPT_TOKENS = 128
 
 
 def load(split):
-    """Return the arguments of the environment's `reset`."""
+    """Return the seeds of the rooms."""
     seeds = range(2000) if split == "train" else range(2000, 2400)
     return [{"seed": seed} for seed in seeds]
 
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"max_sequence_tokens": 320},
+        model={"max_sequence_tokens": 288},
         data={"task": __file__, "eval_limit": 200},
-        sampling={"max_completion_tokens": 192, "max_turn_tokens": 12},
+        sampling={"max_completion_tokens": 160, "max_turn_tokens": 12},
         train={"max_steps": 10},
         eval={"num_samples": 1},
     ),

@@ -10,11 +10,11 @@ from openai import AsyncOpenAI
 CLIENT = AsyncOpenAI(api_key="-", base_url="http://unused")
 
 
-async def play(environment, split, index, base_url):
+async def play(environment, row, base_url):
     """Play an episode of a row, and return its reward."""
-    dataset = environment.get_dataset() if split == "train" else environment.get_eval_dataset()
+    dataset = environment.get_dataset() if row["split"] == "train" else environment.get_eval_dataset()
     client = vf.OpenAIChatCompletionsClient(CLIENT.with_options(base_url=base_url))
-    output = await environment.run_rollout(dataset[index], client, model="policy", sampling_args={})
+    output = await environment.run_rollout(dataset[row["index"]], client, model="policy", sampling_args={})
 
     # For verifiers, an answer without text is an error, too. It is the model's own, and has a reward.
     error = output["error"]
@@ -26,7 +26,7 @@ async def play(environment, split, index, base_url):
 async def answer(environment, request):
     """Play an episode, and write its result."""
     try:
-        result = {"score": await play(environment, base_url=request["base_url"], **request["row"])}
+        result = {"score": await play(environment, request["row"], request["base_url"])}
     except Exception as error:  # noqa: BLE001 - the run counts and shows it
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps({"id": request["id"], **result}), flush=True)
