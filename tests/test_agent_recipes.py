@@ -72,7 +72,20 @@ def halve(messages):
 
 QUESTION_OF_GEM = 5
 """The index of the message with the range of a game, after those of the example."""
-GOOD_MODELS = {"gem_game": halve}
+
+
+def open_door(messages):
+    """Return the open door of the last room."""
+    return re.search(r"The (\w+) door is open", messages[-1]["content"])[1]
+
+
+def owner(messages):
+    """Return the person who has the thing of the question."""
+    facts, _, thing = messages[-1]["content"].partition("Who has the ")
+    return re.search(rf"(\w+) has the {thing.strip('?')}\.", facts)[1]
+
+
+GOOD_MODELS = {"gem_game": halve, "openenv_env": open_door, "verifiers_env": owner}
 """By folder: the answer of a model that plays well, to the messages of a request."""
 
 
@@ -109,18 +122,20 @@ def answering(answer):
         server.shutdown()
 
 
-def scores(folder, rows, answer):
+def scores(folder, rows, answer, *, options=()):
     """Return what the agent in a folder says about a model on rows, which it plays side by side."""
     with answering(answer) as address:
         lines = []
         for number, row in enumerate(rows):
             lines.append(json.dumps({"id": number, "seed": number, "row": row, "base_url": address}) + "\n")
-        command = task_of(folder).agent.command
+        command = [*task_of(folder).agent.command, *options]
         ended = subprocess.run(
             command, cwd=folder, input="".join(lines), capture_output=True, text=True, check=True, timeout=300
         )
     results = {}
     for line in ended.stdout.splitlines():
+        if not line.startswith("{"):
+            continue  # a server writes there, too
         result = json.loads(line)
         results[result["id"]] = result.get("score", result.get("error"))
     return [results[number] for number in range(len(rows))]
@@ -165,3 +180,32 @@ def test_a_game_of_gem_that_is_almost_won_scores_nothing(copied_folder):
     middle = scores(copied_folder, rows, lambda messages: str(halve([messages[QUESTION_OF_GEM]])))
     assert 3 <= sum(middle) <= 13
     assert set(middle) == {0.0, 1.0}
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["openenv_env"], indirect=True)
+@pytest.mark.parametrize("options", [(), ("--server",)])
+def test_the_doors_of_openenv_are_the_same_with_and_without_a_server(copied_folder, options):
+    rows = [{"seed": seed} for seed in range(8)]
+    all_doors = scores(copied_folder, rows, lambda messages: messages[-1]["content"], options=options)
+    assert all_doors == [0.0] * 8
+    first_door = scores(copied_folder, rows, lambda messages: messages[-1]["content"].split()[1], options=options)
+    rooms_passed = [1, 1, 1, 2, 1, 2, 0, 1]  # by seed
+    assert first_door == pytest.approx([rooms / 3 for rooms in rooms_passed])
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["verifiers_env"], indirect=True)
+def test_verifiers_rewards_the_right_name_alone(copied_folder):
+    task = task_of(copied_folder)
+    rows = [*task.load("train")[:4], *task.load("eval")[:4]]
+    questions = []
+
+    def everybody(messages):
+        questions.append(messages[-1]["content"])
+        return questions[-1]
+
+    assert scores(copied_folder, rows, everybody) == [0.0] * 8
+    assert len(set(questions)) == 8
+    assert scores(copied_folder, rows, lambda messages: f"It is {owner(messages)}.") == [1.0] * 8
+    assert scores(copied_folder, rows, lambda messages: "") == [0.0] * 8

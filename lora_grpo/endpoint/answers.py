@@ -17,6 +17,8 @@ from lora_grpo.sampling import RequestQueue, SampledTokens
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code of the error for a request that does not fit."""
+TOO_LONG_TEXT = "exceeds the maximum context length"
+"""What frameworks search for in the text of that error."""
 
 
 @dataclass(frozen=True)

@@ -293,6 +293,7 @@ def test_what_an_agent_may_do_is_no_failure(episodes, name):
 def test_a_model_that_has_had_all_its_tokens_is_no_failure_of_the_agent(episodes, name):
     assert not episodes[name].agent.failure
     assert episodes[name].verdict.reason == "token_limit"
+    assert "maximum context length" in episodes[name].verdict.detail  # frameworks know the error by these words
     assert len(episodes[name].token_ids) <= 300
 
 
