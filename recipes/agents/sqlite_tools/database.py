@@ -1,0 +1,119 @@
+"""Questions about a table, and the table in SQLite. The task, the agent and the SFT import this file."""
+
+import random
+import sqlite3
+
+INSTRUCTIONS = "The table of the database is {table}. Find the answer with query. Reply with the answer alone."
+
+# What the words of a row are drawn from
+GROUPS = "team club school shop firm farm hotel library museum studio"
+MEMBERS = "player singer pupil clerk driver guide baker painter nurse pilot"
+VALUES = "points wage age score height weight bonus rank"
+TITLES = "Amber Bravo Cedar Delta Ember Falcon Granite Harbor Indigo Juniper"
+NAMES = "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Rosa Simon"
+
+# How tables and columns are called after them
+TABLES = "{}s all_{}s {}_list"
+NAME_COLUMNS = "name full_name"
+GROUP_COLUMNS = "{} {}_title {}_name"
+VALUE_COLUMNS = "{} num_{} {}_now"
+
+# Questions, and their answers as queries
+QUESTIONS = (
+    ("How many {member}s have {value} above {limit}?", "SELECT COUNT(*) FROM {table} WHERE {value_column} > {limit}"),
+    (
+        "What is the total {value} of {member}s in the {group} {title}?",
+        "SELECT SUM({value_column}) FROM {table} WHERE {group_column} = '{title}'",
+    ),
+    (
+        "What is the highest {value} of {member}s in the {group} {title}?",
+        "SELECT MAX({value_column}) FROM {table} WHERE {group_column} = '{title}'",
+    ),
+    (
+        "Which {member} has the lowest {value}?",
+        "SELECT {name_column} FROM {table} ORDER BY {value_column} LIMIT 1",
+    ),
+    (
+        "In which {group} is the {member} {name}?",
+        "SELECT {group_column} FROM {table} WHERE {name_column} = '{name}'",
+    ),
+)
+ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+
+
+def make_row(seed):
+    """Return a row about members of groups, such as the players of clubs, who have two values."""
+    generator = random.Random(seed)
+
+    def draw(words):
+        return generator.choice(words.split())
+
+    # The words, and the names of the table and its columns
+    member = draw(MEMBERS)
+    group = draw(GROUPS)
+    value, other_value = generator.sample(VALUES.split(), 2)
+    table = draw(TABLES).format(member)
+    name_column = draw(NAME_COLUMNS)
+    group_column = draw(GROUP_COLUMNS).format(group)
+    value_column = draw(VALUE_COLUMNS).format(value)
+    other_value_column = draw(VALUE_COLUMNS).format(other_value)
+
+    # Eight members, each with two numbers and one of three groups
+    titles = generator.sample(TITLES.split(), 3)
+    limit, *numbers = generator.sample(range(10, 100), 17)
+    values_by_column = {
+        name_column: generator.sample(NAMES.split(), 8),
+        group_column: generator.sample(titles * 3, 8),
+        value_column: numbers[:8],
+        other_value_column: numbers[8:],
+    }
+    columns = generator.sample(list(values_by_column), 4)
+    members = zip(*(values_by_column[column] for column in columns), strict=True)
+
+    # A question about the group of the first member, or about the second member
+    question, query = generator.choice(QUESTIONS)
+    words = {
+        "member": member,
+        "group": group,
+        "value": value,
+        "limit": limit,
+        "title": values_by_column[group_column][0],
+        "name": values_by_column[name_column][1],
+        "table": table,
+        "name_column": name_column,
+        "group_column": group_column,
+        "value_column": value_column,
+    }
+    definition = f"{table} ({', '.join(columns)})"
+    values = ", ".join(str(values) for values in members)  # tuples of Python are written as in SQL
+    script = f"CREATE TABLE {definition}; INSERT INTO {table} VALUES {values};"
+    query = query.format(**words)
+    return {
+        "question": question.format(**words),
+        "table": definition,
+        "script": script,
+        "query": query,
+        "answer": run_query(open_database(script), query),
+    }
+
+
+def open_database(script):
+    """Return a database in memory that can only be read."""
+    database = sqlite3.connect(":memory:")
+    database.executescript(script)
+    database.set_authorizer(only_read)
+    database.set_progress_handler(lambda: True, 100_000)  # stops a query after as many instructions
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1000)  # bytes of a value
+    return database
+
+
+def only_read(action, *_):
+    """Return whether SQLite may take an action in a query."""
+    return sqlite3.SQLITE_OK if action in ALLOWED_ACTIONS else sqlite3.SQLITE_DENY
+
+
+def run_query(database, sql):
+    """Return the result of a query as text, or raise sqlite3.Error."""
+    rows = database.execute(sql).fetchmany(5)
+    lines = [", ".join(str(value) for value in row) for row in rows]
+    return "\n".join(lines)[:100] or "no rows"
