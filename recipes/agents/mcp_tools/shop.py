@@ -8,7 +8,7 @@ SYSTEM_PROMPT = "Answer with the tools of the shop. Reply with the number alone.
 
 THINGS = "lamp rug chair table vase clock shelf mirror basket pillow kettle bowl mug tray bench stool"
 COLORS = "red blue green white black yellow brown gray pink orange"
-NUM_TRAIN_COLORS = 8
+NUM_TRAIN_COLORS = 7
 
 
 class Stock(NamedTuple):
@@ -30,7 +30,7 @@ def make_goods():
 GOODS = make_goods()
 
 
-def make_rows(split):
+def load(split):
     """Return questions about one item or two. The items of "train" and "eval" have different colors."""
     num_train = NUM_TRAIN_COLORS * len(THINGS.split())
     items = list(GOODS)

@@ -1,7 +1,14 @@
-"""The same task with reference conversations, for the SFT before GRPO: what the agent sends, the model has read."""
+"""SFT before task.py: the model learns from reference conversations to call the agent's tool.
 
-from database import INSTRUCTIONS, open_database, run_query
-from task import load  # noqa: F401
+The prompts, the tool and its results are those of agent.py, so that the agent continues what SFT has taught.
+
+    lora-grpo train sft.py --preset laptop
+"""
+
+from database import INSTRUCTIONS, load, open_database, run_query  # noqa: F401 - a task file has load
+
+from lora_grpo.config import laptop_preset
+from lora_grpo.pipeline import run_recipe
 
 # What pydantic-ai sends for the tool of agent.py
 PARAMETERS = {
@@ -51,3 +58,17 @@ def gold(row):
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "assistant", "content": row["answer"]},
     ]
+
+
+PRESETS = {
+    "laptop": laptop_preset(
+        model={"chat_template": "qwen2_5", "max_sequence_tokens": 400},  # as in task.py
+        data={"task": __file__, "eval_limit": 50},
+        sampling={"max_completion_tokens": 112, "max_turn_tokens": 64},
+        train={"max_steps": 20, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 5e-4},
+        eval={"num_samples": 0},
+    ),
+}
+
+if __name__ == "__main__":
+    run_recipe("sqlite_tools_sft", __doc__, PRESETS, method="sft")

@@ -1,7 +1,14 @@
-"""The same task with reference conversations, for the SFT before GRPO: what the agent sends, the model has read."""
+"""SFT before task.py: the model learns from reference conversations to call the tools of the MCP server.
 
-from shop import GOODS, SYSTEM_PROMPT  # noqa: F401
-from task import load  # noqa: F401
+The prompts, the tools and their results are those of agent.py, so that the agent continues what SFT has taught.
+
+    lora-grpo train sft.py --preset laptop
+"""
+
+from shop import GOODS, SYSTEM_PROMPT, load  # noqa: F401 - a task file has these
+
+from lora_grpo.config import laptop_preset
+from lora_grpo.pipeline import run_recipe
 
 
 def tool(name, description):
@@ -49,3 +56,17 @@ def gold(row):
         call = {"type": "function", "function": {"name": name, "arguments": {"item": item}}}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     return [*messages, {"role": "assistant", "content": row["answer"]}]
+
+
+PRESETS = {
+    "laptop": laptop_preset(
+        model={"chat_template": "qwen2_5", "max_sequence_tokens": 448},  # as in task.py
+        data={"task": __file__, "eval_limit": 50},
+        sampling={"max_completion_tokens": 144, "max_turn_tokens": 48},
+        train={"max_steps": 16, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 5e-4},
+        eval={"num_samples": 0},
+    ),
+}
+
+if __name__ == "__main__":
+    run_recipe("mcp_tools_sft", __doc__, PRESETS, method="sft")
