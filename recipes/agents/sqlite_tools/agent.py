@@ -18,11 +18,7 @@ agent = Agent(deps_type=sqlite3.Connection)
 
 @agent.tool
 async def query(ctx: RunContext[sqlite3.Connection], sql: str) -> str:
-    """Run a query.
-
-    Args:
-        sql: SELECT statement
-    """
+    """Run a SELECT."""
     try:
         return run_query(ctx.deps, sql)
     except (sqlite3.Error, sqlite3.Warning) as error:

@@ -3,40 +3,28 @@
 import random
 import sqlite3
 
-INSTRUCTIONS = "The table of the database is {table}. Find the answer with query. Reply with the answer alone."
+INSTRUCTIONS = "Find the answer in the table {table}. Reply with the answer alone."
 
-# What the words of a row are drawn from
+# What the words of a row are drawn from. Columns have the names of groups and values.
 GROUPS = "team club school shop firm farm hotel library museum studio"
 MEMBERS = "player singer pupil clerk driver guide baker painter nurse pilot"
 VALUES = "points wage age score height weight bonus rank"
 TITLES = "Amber Bravo Cedar Delta Ember Falcon Granite Harbor Indigo Juniper"
 NAMES = "Anna Ben Carla David Elena Felix Grace Hugo Irene Jonas Karin Leo Maria Nils Olga Paul Rosa Simon"
 
-# How tables and columns are called after them
-TABLES = "{}s all_{}s {}_list"
-NAME_COLUMNS = "name full_name"
-GROUP_COLUMNS = "{} {}_title {}_name"
-VALUE_COLUMNS = "{} num_{} {}_now"
-
 # Questions, and their answers as queries
 QUESTIONS = (
-    ("How many {member}s have {value} above {limit}?", "SELECT COUNT(*) FROM {table} WHERE {value_column} > {limit}"),
+    ("How many {member}s have {value} above {limit}?", "SELECT COUNT(*) FROM {table} WHERE {value} > {limit}"),
     (
         "What is the total {value} of {member}s in the {group} {title}?",
-        "SELECT SUM({value_column}) FROM {table} WHERE {group_column} = '{title}'",
+        "SELECT SUM({value}) FROM {table} WHERE {group} = '{title}'",
     ),
     (
         "What is the highest {value} of {member}s in the {group} {title}?",
-        "SELECT MAX({value_column}) FROM {table} WHERE {group_column} = '{title}'",
+        "SELECT MAX({value}) FROM {table} WHERE {group} = '{title}'",
     ),
-    (
-        "Which {member} has the lowest {value}?",
-        "SELECT {name_column} FROM {table} ORDER BY {value_column} LIMIT 1",
-    ),
-    (
-        "In which {group} is the {member} {name}?",
-        "SELECT {group_column} FROM {table} WHERE {name_column} = '{name}'",
-    ),
+    ("Which {member} has the lowest {value}?", "SELECT name FROM {table} ORDER BY {value} LIMIT 1"),
+    ("In which {group} is the {member} {name}?", "SELECT {group} FROM {table} WHERE name = '{name}'"),
 )
 ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
@@ -50,31 +38,25 @@ def load(split):
 def make_row(seed):
     """Return a row about members of groups, such as the players of clubs, who have two values."""
     generator = random.Random(seed)
-
-    def draw(words):
-        return generator.choice(words.split())
-
-    # The words, and the names of the table and its columns
-    member = draw(MEMBERS)
-    group = draw(GROUPS)
+    member = generator.choice(MEMBERS.split())
+    group = generator.choice(GROUPS.split())
     value, other_value = generator.sample(VALUES.split(), 2)
-    table = draw(TABLES).format(member)
-    name_column = draw(NAME_COLUMNS)
-    group_column = draw(GROUP_COLUMNS).format(group)
-    value_column = draw(VALUE_COLUMNS).format(value)
-    other_value_column = draw(VALUE_COLUMNS).format(other_value)
+    table = generator.choice([f"{member}s", f"all_{member}s", f"{member}_list"])
 
     # Eight members, each with two numbers and one of three groups
     titles = generator.sample(TITLES.split(), 3)
     limit, *numbers = generator.sample(range(10, 100), 17)
     values_by_column = {
-        name_column: generator.sample(NAMES.split(), 8),
-        group_column: generator.sample(titles * 3, 8),
-        value_column: numbers[:8],
-        other_value_column: numbers[8:],
+        "name": generator.sample(NAMES.split(), 8),
+        group: generator.sample(titles * 3, 8),
+        value: numbers[:8],
+        other_value: numbers[8:],
     }
     columns = generator.sample(list(values_by_column), 4)
     members = zip(*(values_by_column[column] for column in columns), strict=True)
+    definition = f"{table} ({', '.join(columns)})"
+    values = ", ".join(str(values) for values in members)  # tuples of Python are written as in SQL
+    script = f"CREATE TABLE {definition}; INSERT INTO {table} VALUES {values};"
 
     # A question about the group of the first member, or about the second member
     question, query = generator.choice(QUESTIONS)
@@ -83,16 +65,10 @@ def make_row(seed):
         "group": group,
         "value": value,
         "limit": limit,
-        "title": values_by_column[group_column][0],
-        "name": values_by_column[name_column][1],
+        "title": values_by_column[group][0],
+        "name": values_by_column["name"][1],
         "table": table,
-        "name_column": name_column,
-        "group_column": group_column,
-        "value_column": value_column,
     }
-    definition = f"{table} ({', '.join(columns)})"
-    values = ", ".join(str(values) for values in members)  # tuples of Python are written as in SQL
-    script = f"CREATE TABLE {definition}; INSERT INTO {table} VALUES {values};"
     query = query.format(**words)
     return {
         "question": question.format(**words),

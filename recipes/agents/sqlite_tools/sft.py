@@ -13,11 +13,11 @@ from lora_grpo.pipeline import run_recipe
 # What pydantic-ai sends for the tool of agent.py
 PARAMETERS = {
     "additionalProperties": False,
-    "properties": {"sql": {"description": "SELECT statement", "type": "string"}},
+    "properties": {"sql": {"type": "string"}},
     "required": ["sql"],
     "type": "object",
 }
-FUNCTION = {"name": "query", "description": "Run a query.", "parameters": PARAMETERS, "strict": True}
+FUNCTION = {"name": "query", "description": "Run a SELECT.", "parameters": PARAMETERS, "strict": True}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
@@ -62,9 +62,9 @@ def gold(row):
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"chat_template": "qwen2_5", "max_sequence_tokens": 400},  # as in task.py
+        model={"chat_template": "qwen2_5", "max_sequence_tokens": 352},  # as in task.py
         data={"task": __file__, "eval_limit": 50},
-        sampling={"max_completion_tokens": 112, "max_turn_tokens": 64},
+        sampling={"max_completion_tokens": 96, "max_turn_tokens": 56},
         train={"max_steps": 20, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 5e-4},
         eval={"num_samples": 0},
     ),

@@ -16,13 +16,13 @@ from lora_grpo.pipeline import run_recipe
 AGENT = ["uv", "run", "agent.py"]  # in the folder of this file
 PROCESSES = 1
 EPISODES_PER_PROCESS = 64
-PROMPT_TOKENS = 288
+PROMPT_TOKENS = 240
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"chat_template": "qwen2_5", "max_sequence_tokens": 400},  # the model's own has no tools
-        data={"task": __file__, "eval_limit": 150},
-        sampling={"max_completion_tokens": 112, "max_turn_tokens": 64},
+        model={"chat_template": "qwen2_5", "max_sequence_tokens": 336},  # the model's own has no tools
+        data={"task": __file__, "eval_limit": 100},
+        sampling={"max_completion_tokens": 96, "max_turn_tokens": 56},
         train={
             "max_steps": 10,
             "prompts_per_step": 6,
