@@ -21,17 +21,17 @@ PROMPT_TOKENS = 240
 PRESETS = {
     "laptop": laptop_preset(
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 336},  # the model's own has no tools
-        data={"task": __file__, "eval_limit": 100},
-        sampling={"max_completion_tokens": 96, "max_turn_tokens": 56},
+        data={"task": __file__, "eval_limit": 150},
+        sampling={"max_completion_tokens": 96, "max_turn_tokens": 56, "num_generations": 12},
         train={
-            "max_steps": 10,
-            "prompts_per_step": 6,
+            "max_steps": 8,
+            "prompts_per_step": 4,
             "micro_batch_size": 8,
             "learning_rate": 3e-4,
             "warmup_steps": 3,
             "lr_scheduler": "constant_with_warmup",
         },
-        eval={"num_samples": 1},
+        eval={"num_samples": 0},
     ),
 }
 
