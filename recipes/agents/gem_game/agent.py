@@ -8,34 +8,41 @@ import sys
 import gem
 from openai import AsyncOpenAI
 
+CLIENT = AsyncOpenAI(base_url="http://unused", api_key="-")
 GAME = "game:GuessTheNumber-v0-easy"
-CLIENT = AsyncOpenAI(api_key="-", base_url="http://unused")
+QUESTION = "Guess my number between {min_number} and {max_number}."
+EXAMPLE = [  # gem's own instructions are long, and this model does not follow them
+    {"role": "system", "content": "Reply with one number."},
+    {"role": "user", "content": QUESTION.format(min_number=61, max_number=63)},
+    {"role": "assistant", "content": "62"},
+    {"role": "user", "content": "At turn 1, you guessed 62, and the target number is lower than 62."},
+    {"role": "assistant", "content": "61"},
+]
 
-logging.getLogger("httpx").setLevel(logging.WARNING)  # gem shows its line for every request
+logging.getLogger("httpx").setLevel(logging.WARNING)  # gem shows the line that it writes for every request
 
 
-async def play(seed, base_url, **settings):
+async def play(seed, settings, base_url):
     """Return 1.0 if the model wins the game, else 0.0."""
     client = CLIENT.with_options(base_url=base_url)
     env = gem.make(GAME, **settings)
-    observation, info = env.reset(seed=seed)
-    messages = []
+    env.reset(seed=seed)
+    messages = [*EXAMPLE, {"role": "user", "content": QUESTION.format(**settings)}]
     while True:
-        messages.append({"role": "user", "content": observation + info["suffix"]})
         reply = await client.chat.completions.create(model="policy", messages=messages)
-        action = reply.choices[0].message.content
-        messages.append({"role": "assistant", "content": action})
-
-        observation, reward, terminated, truncated, info = env.step(action)
+        text = reply.choices[0].message.content
+        observation, reward, terminated, truncated, _ = env.step(f"\\boxed{{{text.strip()}}}")
         if terminated or truncated:
-            # gem also rewards a last guess that is close.
-            return float(reward == 1 and not truncated)
+            return float(reward == 1 and not truncated)  # gem also rewards a last guess that is close
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "user", "content": observation})
 
 
 async def answer(request):
     """Play an episode, and write its result."""
+    row = request["row"]
     try:
-        result = {"score": await play(base_url=request["base_url"], **request["row"])}
+        result = {"score": await play(row["seed"], row["settings"], request["base_url"])}
     except Exception as error:  # noqa: BLE001 - the run counts and shows it
         result = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps({"id": request["id"], **result}), flush=True)
