@@ -357,6 +357,31 @@ def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     assert not marked_processes()
 
 
+SIDE_BY_SIDE_SCRIPT = """
+import json, os, pathlib, sys, threading, urllib.request
+
+pathlib.Path(f"{os.getpid()}.started").touch()
+
+def play(request):
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
+    url = request["base_url"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+
+for line in sys.stdin:
+    threading.Thread(target=play, args=(json.loads(line),)).start()
+"""
+
+
+def test_a_command_plays_several_rows_side_by_side_in_as_many_processes_as_it_needs(sampler, tmp_path):
+    (tmp_path / "agent.py").write_text(SIDE_BY_SIDE_SCRIPT)
+    constants = "PROCESSES = 2\nEPISODES_PER_PROCESS = 4\n"
+    rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\n{constants}")[:12]
+    played = play(sampler, rows, group_size=1)
+    assert [episode.verdict.value for episode in played] == [1.0] * 12
+    assert len(list(tmp_path.glob("*.started"))) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
