@@ -8,20 +8,33 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from lora_grpo.audit import audit_agents
 from lora_grpo.audit.audit_tasks import audit_task
+from lora_grpo.audit.stand_ins import TEMPLATE, StandIn
 from lora_grpo.cli.arguments import parse
-from lora_grpo.data import load_data
+from lora_grpo.config import ModelConfig, RunConfig, SamplingConfig, replace
+from lora_grpo.data import gold_episodes, load_data
+from lora_grpo.files import python_file
+from lora_grpo.models import base_model, prepare_tokenizer
 from lora_grpo.tasks import get_task
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "agents"
 FOLDERS = sorted(path.parent for path in RECIPES.glob("*/task.py"))
 ROWS_OF_AUDIT = 6
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_files():
+    """Forget what a test has imported: a copy of a folder has modules of the same names."""
+    yield
+    python_file.forget()
 
 
 def task_of(folder):
@@ -209,3 +222,37 @@ def test_verifiers_rewards_the_right_name_alone(copied_folder):
     assert len(set(questions)) == 8
     assert scores(copied_folder, rows, lambda messages: f"It is {owner(messages)}.") == [1.0] * 8
     assert scores(copied_folder, rows, lambda messages: "") == [0.0] * 8
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["mcp_tools", "sqlite_tools"], indirect=True)
+def test_sft_has_the_tokens_of_the_agent(copied_folder, tmp_path):
+    """A model that says what the reference conversations say passes, and it has read what SFT trains on."""
+    sft_path, task_path = str(copied_folder / "sft.py"), str(copied_folder / "task.py")
+    config = replace(RunConfig(), {"data": {"task": sft_path}, "model": {"chat_template": TEMPLATE}})
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    prepare_tokenizer(tokenizer, config, None)
+    references = gold_episodes(tokenizer, load_data(config).train[:20])
+
+    gold = get_task(sft_path).module.gold
+    model = StandIn("reference", "", lambda asked: text_of(gold(asked.row)[asked.call_number]))
+    task = get_task(task_path)
+    rows = [{**row, "task": task_path} for row in task.load("train")[:20]]
+    stage = audit_agents._Stage(task.agent, SamplingConfig(), tmp_path / "agent.log")
+    try:
+        episodes = stage.play(model, rows, time.monotonic() + 300)
+    finally:
+        stage.pool.close()
+
+    for episode, reference in zip(episodes, references, strict=True):
+        assert not episode.played.failure
+        assert episode.played.verdict.passed
+        conversation = tokenizer.decode(episode.played.calls[-1].all_ids)
+        assert conversation == tokenizer.decode(reference.prompt_ids + reference.token_ids)
+
+
+def text_of(message):
+    """Return a turn as the model writes it."""
+    for call in message.get("tool_calls", ()):
+        return f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
+    return message["content"]
