@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from lora_grpo.endpoint.answers import TOO_LONG, Policy, all_finished, chat_choice, completion, text_choice
 from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
-from lora_grpo.endpoint.live_episode import TOO_LONG, Policy, all_finished, chat_choice, completion, text_choice
 from lora_grpo.endpoint.protocol import ChatRequest, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
 from lora_grpo.sampling import Request, SampledTokens, completion_seed
