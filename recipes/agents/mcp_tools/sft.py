@@ -63,7 +63,7 @@ PRESETS = {
         model={"chat_template": "qwen2_5", "max_sequence_tokens": 448},  # as in task.py
         data={"task": __file__, "eval_limit": 20},
         sampling={"max_completion_tokens": 144, "max_turn_tokens": 48},
-        train={"max_steps": 16, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 5e-4},
+        train={"max_steps": 12, "prompts_per_step": 4, "micro_batch_size": 4, "learning_rate": 5e-4},
         eval={"num_samples": 0},
     ),
 }
