@@ -8,20 +8,33 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from lora_grpo.audit import audit_agents
 from lora_grpo.audit.audit_tasks import audit_task
+from lora_grpo.audit.stand_ins import TEMPLATE, StandIn
 from lora_grpo.cli.arguments import parse
-from lora_grpo.data import load_data
+from lora_grpo.config import ModelConfig, RunConfig, SamplingConfig, replace
+from lora_grpo.data import gold_episodes, load_data
+from lora_grpo.files import python_file
+from lora_grpo.models import base_model, prepare_tokenizer
 from lora_grpo.tasks import get_task
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "agents"
 FOLDERS = sorted(path.parent for path in RECIPES.glob("*/task.py"))
 ROWS_OF_AUDIT = 6
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_files():
+    """Forget what a test has imported: a copy of a folder has modules of the same names."""
+    yield
+    python_file.forget()
 
 
 def task_of(folder):
@@ -72,7 +85,20 @@ def halve(messages):
 
 QUESTION_OF_GEM = 5
 """The index of the message with the range of a game, after those of the example."""
-GOOD_MODELS = {"gem_game": halve}
+
+
+def open_door(messages):
+    """Return the open door of the last room."""
+    return re.search(r"The (\w+) door is open", messages[-1]["content"])[1]
+
+
+def owner(messages):
+    """Return the person who has the thing of the question."""
+    facts, _, thing = messages[-1]["content"].partition("Who has the ")
+    return re.search(rf"(\w+) has the {thing.strip('?')}\.", facts)[1]
+
+
+GOOD_MODELS = {"gem_game": halve, "openenv_env": open_door, "verifiers_env": owner}
 """By folder: the answer of a model that plays well, to the messages of a request."""
 
 
@@ -113,18 +139,20 @@ def answering(answer):
         server.shutdown()
 
 
-def scores(folder, rows, answer):
+def scores(folder, rows, answer, *, options=()):
     """Return what the agent in a folder says about a model on rows, which it plays side by side."""
     with answering(answer) as address:
         lines = []
         for number, row in enumerate(rows):
             lines.append(json.dumps({"id": number, "seed": number, "row": row, "base_url": address}) + "\n")
-        command = task_of(folder).agent.command
+        command = [*task_of(folder).agent.command, *options]
         ended = subprocess.run(
             command, cwd=folder, input="".join(lines), capture_output=True, text=True, check=True, timeout=300
         )
     results = {}
     for line in ended.stdout.splitlines():
+        if not line.startswith("{"):
+            continue  # a server writes there, too
         result = json.loads(line)
         results[result["id"]] = result.get("score", result.get("error"))
     return [results[number] for number in range(len(rows))]
@@ -196,3 +224,66 @@ print(json.dumps(places))
             if first <= row["settings"]["min_number"] <= last:
                 counts[place] += 1
         assert min(counts) > 0.25 * sum(counts), f"ranges from {first} to {last}: {counts}"
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["openenv_env"], indirect=True)
+@pytest.mark.parametrize("options", [(), ("--server",)])
+def test_the_doors_of_openenv_are_the_same_with_and_without_a_server(copied_folder, options):
+    rows = [{"seed": seed} for seed in range(8)]
+    all_doors = scores(copied_folder, rows, lambda messages: messages[-1]["content"], options=options)
+    assert all_doors == [0.0] * 8
+    first_door = scores(copied_folder, rows, lambda messages: messages[-1]["content"].split()[1], options=options)
+    rooms_passed = [1, 1, 1, 2, 1, 2, 0, 1]  # by seed
+    assert first_door == pytest.approx([rooms / 3 for rooms in rooms_passed])
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["verifiers_env"], indirect=True)
+def test_verifiers_rewards_the_right_name_alone(copied_folder):
+    task = task_of(copied_folder)
+    rows = [*task.load("train")[:4], *task.load("eval")[:4]]
+    questions = []
+
+    def everybody(messages):
+        questions.append(messages[-1]["content"])
+        return questions[-1]
+
+    assert scores(copied_folder, rows, everybody) == [0.0] * 8
+    assert len(set(questions)) == 8
+    assert scores(copied_folder, rows, lambda messages: f"It is {owner(messages)}.") == [1.0] * 8
+    assert scores(copied_folder, rows, lambda messages: "") == [0.0] * 8
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("copied_folder", ["mcp_tools", "sqlite_tools"], indirect=True)
+def test_sft_has_the_tokens_of_the_agent(copied_folder, tmp_path):
+    """A model that says what the reference conversations say passes, and it has read what SFT trains on."""
+    sft_path, task_path = str(copied_folder / "sft.py"), str(copied_folder / "task.py")
+    config = replace(RunConfig(), {"data": {"task": sft_path}, "model": {"chat_template": TEMPLATE}})
+    tokenizer = base_model.load_tokenizer(ModelConfig())
+    prepare_tokenizer(tokenizer, config, None)
+    references = gold_episodes(tokenizer, load_data(config).train[:20])
+
+    gold = get_task(sft_path).module.gold
+    model = StandIn("reference", "", lambda asked: text_of(gold(asked.row)[asked.call_number]))
+    task = get_task(task_path)
+    rows = [{**row, "task": task_path} for row in task.load("train")[:20]]
+    stage = audit_agents._Stage(task.agent, SamplingConfig(), tmp_path / "agent.log")
+    try:
+        episodes = stage.play(model, rows, time.monotonic() + 300)
+    finally:
+        stage.pool.close()
+
+    for episode, reference in zip(episodes, references, strict=True):
+        assert not episode.played.failure
+        assert episode.played.verdict.passed
+        conversation = tokenizer.decode(episode.played.calls[-1].all_ids)
+        assert conversation == tokenizer.decode(reference.prompt_ids + reference.token_ids)
+
+
+def text_of(message):
+    """Return a turn as the model writes it."""
+    for call in message.get("tool_calls", ()):
+        return f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
+    return message["content"]

@@ -84,7 +84,7 @@ class AgentPool:
         self._answerers: dict[str, LiveEpisode | WarmUp] = {}
         """By the secret of an episode, or of a process."""
         self._warm_up = WarmUp()
-        self._starting_host = asyncio.Lock()
+        self._finding_runner = asyncio.Lock()
         self._answerers[self._warm_up.secret] = self._warm_up
         self._host: Host | None = None
         self._workers: list[Worker] = []
@@ -238,22 +238,22 @@ class AgentPool:
     async def _runner(self, episode: int) -> Host | Worker:
         """Reserve a place for an episode in the host of the function `agent`, or in a process of `AGENT`."""
         runner: Host | Worker
-        if self._definition.command:
-            runner = await self._worker_with_room()
-        else:
-            runner = await self._host_of_function()
-        runner.reserve(episode)
+        async with self._finding_runner:  # while one starts, the other episodes wait for it
+            if self._definition.command:
+                runner = await self._worker_with_room()
+            else:
+                runner = await self._host_of_function()
+            runner.reserve(episode)
         return runner
 
     async def _host_of_function(self) -> Host:
-        async with self._starting_host:
-            if self._host is None or self._host.has_ended:
-                base_url = f"{self._address}/{self._warm_up.secret}/v1"
-                self._host = await Host.start(self._definition, self.log, base_url)
+        if self._host is None or self._host.has_ended:
+            base_url = f"{self._address}/{self._warm_up.secret}/v1"
+            self._host = await Host.start(self._definition, self.log, base_url)
         return self._host
 
     async def _worker_with_room(self) -> Worker:
-        """Return a process that can play one more episode. It is not reserved yet, so do not await before that."""
+        """Return a process that can play one more episode."""
         self._workers = [worker for worker in self._workers if not worker.has_ended]
         for worker in self._workers:
             if worker.num_episodes < self._definition.episodes_per_process:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import hashlib
 import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from lora_grpo.endpoint.answers import (
+    TOO_LONG,
+    TOO_LONG_TEXT,
+    Policy,
+    all_finished,
+    chat_choice,
+    completion,
+    text_choice,
+)
 from lora_grpo.endpoint.contexts import Call, Context, KnownConversations, answer_message
-from lora_grpo.endpoint.protocol import ChatRequest, Choice, Completion, RequestError, TextRequest, Token, messages_of
+from lora_grpo.endpoint.protocol import ChatRequest, Choice, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
-from lora_grpo.sampling import Request, RequestQueue, SampledTokens, completion_seed
-
-TOO_LONG = "context_length_exceeded"
-"""OpenAI's code of the error for a request that does not fit."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The model that answers, as far as the endpoint needs it."""
-
-    tokenizer: Any
-    eos_token_ids: Sequence[int]
-    encode: Callable[[list[str]], list[list[int]]]
-    """Returns the ids of rendered prompts; see `Sampler.encode`."""
-    queue: RequestQueue
-    """Where completions are asked for."""
+from lora_grpo.sampling import Request, SampledTokens, completion_seed
 
 
 @dataclass(frozen=True)
@@ -191,8 +183,9 @@ class LiveEpisode:
             if length > self._limits.prompt_tokens:
                 self.ran_out_of_tokens = True
                 raise RequestError(
-                    f"the first prompt has {length} tokens, more than the {self._limits.prompt_tokens} of "
-                    "PROMPT_TOKENS in the task file; shorten it, or raise PROMPT_TOKENS",
+                    f"the first prompt {TOO_LONG_TEXT}: it has {length} tokens, more than the "
+                    f"{self._limits.prompt_tokens} of PROMPT_TOKENS in the task file; shorten it, or raise "
+                    "PROMPT_TOKENS",
                     code=TOO_LONG,
                 )
             num_new_tokens = 0
@@ -205,9 +198,10 @@ class LiveEpisode:
         if token_limit < 1:
             self.ran_out_of_tokens = True
             raise RequestError(
-                f"the episode has {max(0, remaining + num_new_tokens)} of its {self._limits.budget} tokens left, and "
-                f"this request needs {num_new_tokens} for its messages; send less, send max_tokens with parallel "
-                "requests, or raise --sampling.max-completion-tokens of the run",
+                f"the request {TOO_LONG_TEXT}: the episode has {max(0, remaining + num_new_tokens)} of its "
+                f"{self._limits.budget} tokens left, and this request needs {num_new_tokens} for its messages; "
+                "send less, send max_tokens with parallel requests, or raise --sampling.max-completion-tokens of the "
+                "run",
                 code=TOO_LONG,
             )
         return token_limit, num_new_tokens
@@ -295,16 +289,6 @@ def _num_common(token_ids: list[int], other_ids: list[int]) -> int:
     return bisect.bisect_left(lengths, True, key=lambda length: token_ids[:length] != other_ids[:length])
 
 
-async def all_finished(futures: Sequence[Future[SampledTokens]]) -> list[SampledTokens]:
-    """Return the completions of one request. If its client hangs up, they are canceled."""
-    try:
-        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
-    except asyncio.CancelledError:
-        for future in futures:
-            future.cancel()
-        raise
-
-
 class WarmUp:
     """Answers requests that only exercise a client, without a model."""
 
@@ -318,57 +302,3 @@ class WarmUp:
     async def complete(self, request: TextRequest) -> Completion:
         """Return a completion without tokens."""
         return await self.chat(ChatRequest(messages=[{}]))
-
-
-def chat_choice(tokenizer: Any, message: dict[str, Any], sample: SampledTokens, *, wants_tokens: bool) -> Choice:
-    """Return one choice of a chat completion.
-
-    Args:
-        message: result of `answer_message`.
-    """
-    calls = []
-    for number, call in enumerate(message.get("tool_calls") or ()):
-        function = call["function"]
-        arguments = json.dumps(function["arguments"])
-        digest = hashlib.sha256(json.dumps([sample.token_ids, number]).encode()).hexdigest()
-        named = {"name": function["name"], "arguments": arguments}
-        calls.append({"id": f"call_{digest[:24]}", "type": "function", "function": named})
-
-    reason: Literal["stop", "length", "tool_calls"] = "stop"
-    if sample.truncated:
-        reason = "length"
-    elif calls:
-        reason = "tool_calls"
-    return Choice(
-        content=message["content"],
-        finish_reason=reason,
-        reasoning_content=message.get("reasoning_content", ""),
-        tool_calls=tuple(calls),
-        tokens=_tokens(tokenizer, sample) if wants_tokens else None,
-    )
-
-
-def text_choice(tokenizer: Any, sample: SampledTokens, *, wants_tokens: bool) -> Choice:
-    """Return one choice of a completion of a text."""
-    return Choice(
-        content=sample.text,
-        finish_reason="length" if sample.truncated else "stop",
-        tokens=_tokens(tokenizer, sample) if wants_tokens else None,
-    )
-
-
-def completion(model: str, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]) -> Completion:
-    """Return the answer to a request."""
-    return Completion(
-        id=f"chatcmpl-{secrets.token_hex(12)}",
-        model=model or "policy",
-        choices=choices,
-        prompt_tokens=len(context.token_ids),
-        completion_tokens=sum(len(sample.token_ids) for sample in samples),
-    )
-
-
-def _tokens(tokenizer: Any, sample: SampledTokens) -> tuple[Token, ...]:
-    texts = [tokenizer.decode([token_id]) for token_id in sample.token_ids]
-    logprobs: Sequence[float | None] = sample.logprobs or [None] * len(texts)
-    return tuple(Token(text, logprob) for text, logprob in zip(texts, logprobs, strict=True))

@@ -5,8 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from lora_grpo.endpoint.answers import (
+    TOO_LONG,
+    TOO_LONG_TEXT,
+    Policy,
+    all_finished,
+    chat_choice,
+    completion,
+    text_choice,
+)
 from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
-from lora_grpo.endpoint.live_episode import TOO_LONG, Policy, all_finished, chat_choice, completion, text_choice
 from lora_grpo.endpoint.protocol import ChatRequest, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
 from lora_grpo.sampling import Request, SampledTokens, completion_seed
@@ -132,8 +140,8 @@ class ServedModels:
         if not 0 < token_limit <= remaining:
             asked = f" and max_tokens is {request.token_limit}" if request.token_limit else ""
             raise RequestError(
-                f"the prompt has {length} tokens{asked}, but the context has {self._context_tokens}; send less, or "
-                "serve with a larger --context-tokens",
+                f"the request {TOO_LONG_TEXT}: the prompt has {length} tokens{asked}, but the context has "
+                f"{self._context_tokens}; send less, or serve with a larger --context-tokens",
                 code=TOO_LONG,
             )
         return token_limit

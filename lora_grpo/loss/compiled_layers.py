@@ -7,6 +7,7 @@ Attention is not compiled: that of packed rows is in `attention.py`.
 from __future__ import annotations
 
 import functools
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,6 +76,10 @@ def _compiled(module_class: Any) -> Callable[..., Any]:
 def _compiler_obstacle(base: Any, layer: Any) -> str:
     """Return why the norms and the MLP of a layer cannot be compiled with their gradient, or ""."""
     import torch
+
+    # `torch.compile` reads both, and then returns the function as it is, without a word.
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "torch.compile is disabled (TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE), which vLLM needs on a CPU"
 
     embeddings = base.get_input_embeddings().weight
     hidden_size = base.config.get_text_config().hidden_size

@@ -293,6 +293,7 @@ def test_what_an_agent_may_do_is_no_failure(episodes, name):
 def test_a_model_that_has_had_all_its_tokens_is_no_failure_of_the_agent(episodes, name):
     assert not episodes[name].agent.failure
     assert episodes[name].verdict.reason == "token_limit"
+    assert "maximum context length" in episodes[name].verdict.detail  # frameworks know the error by these words
     assert len(episodes[name].token_ids) <= 300
 
 
@@ -355,6 +356,31 @@ def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     assert "SECONDS_PER_CALL" in failures[6]
     assert all(episode.verdict.value == 0.5 for episode in played if not episode.agent.failure)
     assert not marked_processes()
+
+
+SIDE_BY_SIDE_SCRIPT = """
+import json, os, pathlib, sys, threading, urllib.request
+
+pathlib.Path(f"{os.getpid()}.started").touch()
+
+def play(request):
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
+    url = request["base_url"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+
+for line in sys.stdin:
+    threading.Thread(target=play, args=(json.loads(line),)).start()
+"""
+
+
+def test_a_command_plays_several_rows_side_by_side_in_as_many_processes_as_it_needs(sampler, tmp_path):
+    (tmp_path / "agent.py").write_text(SIDE_BY_SIDE_SCRIPT)
+    constants = "PROCESSES = 2\nEPISODES_PER_PROCESS = 4\n"
+    rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\n{constants}")[:12]
+    played = play(sampler, rows, group_size=1)
+    assert [episode.verdict.value for episode in played] == [1.0] * 12
+    assert len(list(tmp_path.glob("*.started"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,28 @@
 """What agents do with OpenAI's client: the ids that were sampled stay as they are, whatever becomes of the history."""
 
 import importlib.util
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from helpers.agent_files import play, rows_of
+from helpers.agent_files import HEAD, play, rows_of
+from helpers.warm_process import finish
 from trl import chat_template_utils
 
 from lora_grpo import starter
-from lora_grpo.config import ModelConfig
+from lora_grpo.config import LAPTOP_FOLDER, ModelConfig
 from lora_grpo.gguf import ExportOptions, export
 from lora_grpo.hardware import vllm_available
 from lora_grpo.models import base_model, stop_tokens
 from lora_grpo.rollouts import ModelCall, conversations_of, tree_row
+from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import GgufSampler, Sampler, VllmSampler, read_gguf
 from lora_grpo.sampling.vllm_engine import start_engine
 
 AGENTS = """
-import asyncio, json
+import asyncio, json, random
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Look something up.",
           "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}]
@@ -93,28 +97,40 @@ def synchronous(base_url):
 KINDS = [extended, tools, rewritten, parallel, compacted, choices, streamed, plain_text]
 
 async def agent(row, base_url):
-    if row["number"] == 8:
+    number = row["number"] % 9
+    if number == 8:
         await asyncio.to_thread(synchronous, base_url)
     else:
-        await KINDS[row["number"]](CLIENT.with_options(base_url=base_url))
-    return 1.0
+        await KINDS[number](CLIENT.with_options(base_url=base_url))
+    return random.random()  # arbitrary, so that nearly every group has a gradient
 """
 KINDS = [
     *("extended", "tools", "rewritten", "parallel", "compacted", "choices", "streamed", "plain_text"),
     "synchronous",
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "your_task.py"
+SMOLLM2 = ROOT / LAPTOP_FOLDER
+MODELS = {"starter": starter.model_path(), "smollm2": SMOLLM2}
 
-SETTINGS = ModelConfig(name=str(starter.model_path()), bits=16)
+
+def settings_of(name):
+    return ModelConfig(name=str(MODELS[name]), bits=16)
 
 
-@pytest.fixture(scope="module")
-def sampler():
-    settings = SETTINGS
+def with_tools(tokenizer):
+    """Give a tokenizer a chat template that renders tools."""
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
+
+
+@pytest.fixture(scope="module", params=["starter", pytest.param("smollm2", marks=pytest.mark.real_model)])
+def sampler(request):
+    settings = settings_of(request.param)
     tokenizer = base_model.load_tokenizer(settings)
-    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template  # which has tools
+    with_tools(tokenizer)
     model = base_model.load_base(settings).eval()
-    return Sampler(model, tokenizer, stop_tokens.eos_token_ids(settings, tokenizer, "starter"))
+    return Sampler(model, tokenizer, stop_tokens.eos_token_ids(settings, tokenizer, request.param))
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +175,15 @@ def test_a_row_has_every_call_once(episodes, kind):
 @pytest.mark.parametrize("kind", ["extended", "tools", "streamed", "plain_text", "synchronous"])
 def test_a_history_that_is_extended_continues_the_sampled_ids(episodes, kind):
     episode = episodes[kind]
+    is_one_sequence = True
     for earlier, later in zip(episode.agent.calls, episode.agent.calls[1:], strict=False):
         known_ids = earlier.all_ids
         if kind == "plain_text" and earlier.token_ids[-1] in episode.eos_token_ids:
-            known_ids = known_ids[:-1]
+            known_ids = known_ids[:-1]  # the end of a completion is no part of its text
+            is_one_sequence = False
         assert later.context_ids[: len(known_ids)] == known_ids
         assert later.parent is earlier
-    # One sequence, as in a conversation with an Environment; but the end of a completion is no part of its text.
-    assert (episode.predecessors is None) == (kind != "plain_text")
+    assert (episode.predecessors is None) == is_one_sequence  # then as in a conversation with an Environment
 
 
 def test_a_history_that_is_rewritten_begins_anew(episodes):
@@ -193,10 +210,38 @@ def test_choices_have_seeds_of_their_own(episodes):
     assert len({tuple(call.token_ids) for call in calls}) == 3
 
 
+@pytest.mark.real_model
+def test_smollm2_trains_on_what_agents_do(warm, tmp_path):
+    task = tmp_path / "my_agent.py"
+    task.write_text(HEAD + AGENTS)
+    model = tmp_path / "SmolLM2-135M-Instruct"
+    shutil.copytree(SMOLLM2, model)
+    (model / "chat_template.jinja").write_text(chat_template_utils.qwen2_5_chat_template)
+    flags = (
+        "--sampling.num-generations 2 --sampling.max-completion-tokens 700 --train.max-steps 2 "
+        "--train.prompts-per-step 9 --train.micro-batch-size 6 "
+        "--model.max-sequence-tokens 1400 --data.eval-limit 2 --eval.num-samples 1 --eval.k 1"
+    )
+    finish(
+        warm.start(
+            *(RECIPE, "--task", task, "--preset", "laptop", "--model.name", model),
+            *("--output-dir", tmp_path / "run", *shlex.split(flags)),
+        )
+    )
+    steps = read_metrics(tmp_path / "run")
+    assert len(steps) == 2
+    for step in steps:
+        assert step["agents/failed_ratio"] == 0
+        assert step["agents/conversations"] > 1
+        assert step["grad_norm"] > 0
+        assert step["sampling/sampling_logp_difference/max"] < 1e-4
+
+
 @pytest.mark.engines
 @pytest.mark.skipif(not vllm_available(), reason="vllm is not installed: make engines")
+@pytest.mark.parametrize("sampler", ["starter"], indirect=True)
 def test_vllm_answers_agents_as_they_come(sampler, tmp_path):
-    engine = start_engine(SETTINGS, rank=None, max_sequence_tokens=1024, seed=0)
+    engine = start_engine(settings_of("starter"), rank=None, max_sequence_tokens=1024, seed=0)
     by_vllm = VllmSampler(engine, sampler.tokenizer, sampler.eos_token_ids)
     by_vllm.serves_training = True  # with logprobs
     try:

@@ -16,9 +16,12 @@ pytestmark = pytest.mark.slow  # each graph takes the C++ compiler seconds
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled():
+def nothing_compiled(monkeypatch):
     torch._dynamo.reset()
     counters.clear()
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # vLLM may have set it in the process of the tests
+    with torch._dynamo.config.patch(disable=False):
+        yield
 
 
 def graphs():
@@ -99,7 +102,19 @@ def test_without_a_compiler_the_layers_stay_eager(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no_such_compiler",))
     with fresh_cache():
         trainer = make_trainer(with_adapter(random_model()), tmp_path, compiled_layers=True)
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "not compiling the layers" in line]
-    assert "ompiler" in line
+    assert "ompiler" in reason(capsys)
     assert not trainer.loss_pass.compiles_layers
     loss_and_gradients(trainer, micro_batch([2, 2]))
+
+
+def test_where_compilation_is_disabled_the_trainer_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, compiled_layers=True)
+    assert "TORCHDYNAMO_DISABLE" in reason(capsys)
+    assert not trainer.loss_pass.compiles_layers
+
+
+def reason(capsys):
+    """Return the printed line that says why the layers are not compiled."""
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "not compiling the layers" in line]
+    return line
