@@ -25,6 +25,10 @@ DISTRIBUTIONS = packages_distributions()
 # Where tests and tools find each other's modules: pytest's path, and the folder of a script that is run.
 DEVELOPER_PATH = [*CONFIGURATION["tool"]["pytest"]["ini_options"]["pythonpath"], "tests/gpu_rig"]
 
+# Agents have environments of their own, beside their files. Some packages bring a module with another name.
+AGENT_FOLDERS = sorted(path.parent for path in (ROOT / "recipes" / "agents").glob("*/pyproject.toml"))
+NAMES_OF_MODULES = {"gem-llm": "gem", "pydantic-ai-slim": "pydantic-ai"}
+
 # Triton is a part of PyTorch's CUDA builds. vLLM, whose kernels are timed, needs it, too.
 ONLY_ON_GPU = {"lora_grpo/gpu_check/tune_kernels.py": {"triton"}}
 
@@ -72,6 +76,8 @@ def undeclared_by_file(folders, packages, local_modules=()):
     modules_by_file = {}
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
+            if path.parent in AGENT_FOLDERS:
+                continue
             undeclared = undeclared_imports(path, packages, local_modules)
             if undeclared:
                 modules_by_file[path.relative_to(ROOT).as_posix()] = undeclared
@@ -80,6 +86,15 @@ def undeclared_by_file(folders, packages, local_modules=()):
 
 def test_what_a_user_runs_imports_only_what_is_declared():
     assert undeclared_by_file(USER_FOLDERS, declared_packages(USER_EXTRAS)) == ONLY_ON_GPU
+
+
+@pytest.mark.parametrize("folder", AGENT_FOLDERS, ids=lambda folder: folder.name)
+def test_an_agent_imports_only_what_its_own_environment_has(folder):
+    lines = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    packages = {canonicalize_name(Requirement(line).name) for line in lines}
+    modules = {NAMES_OF_MODULES.get(package, package) for package in packages}
+    undeclared = {path.name: undeclared_imports(path, modules, modules_in([folder])) for path in folder.glob("*.py")}
+    assert {name: modules for name, modules in undeclared.items() if modules} == {}
 
 
 def test_tests_and_tools_import_only_what_is_declared():
