@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ class AgentPool:
         """By the secret of an episode, or of a process."""
         self._warm_up = WarmUp()
         self._finding_runner = asyncio.Lock()
+        self._ids = itertools.count()
+        """Of episodes, for their processes: an id is never used again, so that nothing late is taken for another."""
         self._answerers[self._warm_up.secret] = self._warm_up
         self._host: Host | None = None
         self._workers: list[Worker] = []
@@ -141,24 +144,27 @@ class AgentPool:
     ) -> Played:
         """Play one episode as soon as there is a process for it."""
         async with slots:
-            runner = await self._runner(number)
+            episode_id = next(self._ids)
+            runner = await self._runner(episode_id)
             episode = LiveEpisode(number, job.seed, policy, limits)  # its time begins
             self._answerers[episode.secret] = episode
             if self._definition.episodes_per_process == 1:
                 self._answerers[runner.secret] = episode
             policy.queue.episode_started(number)
             try:
-                answer = await self._run(runner, job, episode, policy.queue)
+                answer = await self._run(runner, episode_id, job, episode, policy.queue)
             finally:
                 policy.queue.episode_ended(episode.number)
                 self._answerers.pop(episode.secret, None)
                 self._answerers.pop(runner.secret, None)
             return self._played(answer, episode)
 
-    async def _run(self, runner: Host | Worker, job: Job, episode: LiveEpisode, queue: RequestQueue) -> dict[str, Any]:
+    async def _run(
+        self, runner: Host | Worker, episode_id: int, job: Job, episode: LiveEpisode, queue: RequestQueue
+    ) -> dict[str, Any]:
         """Return what the agent answered for an episode: `{"returned": score}` or `{"error": text}`."""
         request = {
-            "id": episode.number,
+            "id": episode_id,
             "seed": job.seed,
             "row": job.row,
             "base_url": f"{self._address}/{episode.secret}/v1",
@@ -175,7 +181,7 @@ class AgentPool:
                     queue.episode_started(episode.number)  # let the others wait for it
         finally:
             if not running.done():
-                await runner.kill(episode.number)
+                await runner.kill(episode_id)
                 running.cancel()
 
     def _is_starting(self, runner: Host | Worker, episode: LiveEpisode) -> bool:
@@ -208,7 +214,7 @@ class AgentPool:
                 failure = f"{self._definition.path}: the agent returned {shown!r:.200}; expected a score from 0 to 1"
             elif not calls:
                 failure = f"{self._definition.path}: the agent returned without a call of the model"
-        elif episode.ran_out_of_tokens:
+        elif calls and episode.ran_out_of_tokens:
             # The model wrote too much for what the agent asked next. That is no fault of the agent.
             verdict = Verdict(False, _TOKEN_LIMIT, detail=failure)
             failure = ""
@@ -235,7 +241,7 @@ class AgentPool:
 
     # Processes
 
-    async def _runner(self, episode: int) -> Host | Worker:
+    async def _runner(self, episode_id: int) -> Host | Worker:
         """Reserve a place for an episode in the host of the function `agent`, or in a process of `AGENT`."""
         runner: Host | Worker
         async with self._finding_runner:  # while one starts, the other episodes wait for it
@@ -243,7 +249,7 @@ class AgentPool:
                 runner = await self._worker_with_room()
             else:
                 runner = await self._host_of_function()
-            runner.reserve(episode)
+            runner.reserve(episode_id)
         return runner
 
     async def _host_of_function(self) -> Host:

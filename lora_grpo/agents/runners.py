@@ -30,12 +30,14 @@ class Runner:
         self.secret = secret
         self.is_started = is_started
         self._process = process
+        self._is_ending = False
         self._results: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
 
     @property
     def has_ended(self) -> bool:
-        return self._process.has_ended
+        """Whether it takes no more episodes."""
+        return self._is_ending or self._process.has_ended
 
     @property
     def num_episodes(self) -> int:
@@ -72,8 +74,10 @@ class Runner:
             while (entry := await self._process.receive()) is not None:
                 self._take(entry)
         except ValueError:
+            self._is_ending = True
             await self._process.kill()
             self._fail_all("wrote a line of more than 1 MiB to standard output")
+        self._is_ending = True
         ending = await self._process.ending()
         await self._process.kill()  # what it has started
         self._fail_all(f"{ending} before it wrote a score")
@@ -85,6 +89,9 @@ class Runner:
         episode: Any = entry.get("id")
         if episode is None and len(self._results) == 1:
             [episode] = self._results
+        if not isinstance(episode, int):
+            self._fail_all(f"answered with the id {episode!r:.40}; expected the number that it was sent")
+            return
         result = self._results.pop(episode, None)
         if result is not None:
             self.is_started = True
@@ -142,6 +149,7 @@ class Worker(Runner):
 
     async def kill(self, episode: int) -> None:
         """End the process. Other episodes that it plays fail, too."""
+        self._is_ending = True
         self._results.pop(episode, None)
         self._fail_all(f"was ended because of another of its episodes, number {episode}")
         await self._process.kill()

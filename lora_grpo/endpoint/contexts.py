@@ -108,8 +108,15 @@ class KnownConversations:
         return Context(list(token_ids), prompt, begun, parent=None)
 
     def text_context(self, prompt: str | list[int]) -> Context:
-        """Return what the model reads for a completion of a text, or of token ids."""
+        """Return what the model reads for a completion of a text, or of token ids.
+
+        Raises:
+            RequestError: the prompt has no tokens, or ids that are none.
+        """
         if not isinstance(prompt, str):
+            for token_id in prompt:
+                if not 0 <= token_id < len(self._tokenizer):
+                    raise RequestError(f"prompt has the token id {token_id}; expected 0 to {len(self._tokenizer) - 1}")
             return Context(list(prompt), "", "", parent=None)
 
         # The longest text of an earlier completion that the prompt begins with.
@@ -121,6 +128,8 @@ class KnownConversations:
                 parent = call
         if parent is None:
             [token_ids] = self._encode([prompt])
+            if not token_ids:
+                raise RequestError("prompt is empty; send at least one token")
             return Context(list(token_ids), prompt, thoughts.begun(prompt), parent=None)
 
         # A token that ended the earlier completion is no part of its text.

@@ -13,7 +13,8 @@ from lora_grpo.agents.processes import MARK
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.models import base_model, stop_tokens
-from lora_grpo.sampling import Sampler
+from lora_grpo.rollouts import play_all
+from lora_grpo.sampling import Sampler, SamplingParams
 
 AGENTS = '''
 import asyncio, json, os, signal, socket, subprocess, sys, threading, time, urllib.request
@@ -201,9 +202,10 @@ UNHARMED = {
     *("hangs_up", "closes_streams", "sends_half_a_request"),
 }
 """Those that get the score that they return."""
-OUT_OF_TOKENS = {"asks_forever", "sends_a_long_prompt"}
+OUT_OF_TOKENS = {"asks_forever"}
 """Those in which the model has had all its tokens: the episode fails, not the agent."""
 FAILURES = {
+    "sends_a_long_prompt": "the first prompt exceeds the maximum context length",
     "raises": "agent raised KeyError: 'x'",
     "exits": "agent raised SystemExit: 3",
     "exits_at_once": "the agent's process ended with exit code 7 before agent returned",
@@ -336,6 +338,7 @@ for line in sys.stdin:
     if row["number"] == 4: answer = {"error": "no network"}
     if row["number"] == 5: print("[1]\\\\n{}\\\\n{\\"id\\": 99, \\"score\\": 1}", flush=True)
     if row["number"] == 6: time.sleep(1000)
+    if row["number"] == 7: answer = {"score": 0.5, "id": "7"}
     chat(str(row["number"]))
     print(json.dumps(answer), flush=True)
 """
@@ -348,14 +351,70 @@ def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     agents.keep_logs_in(tmp_path)
     played = play(sampler, rows, group_size=1)
     failures = {number: episode.agent.failure for number, episode in enumerate(played) if episode.agent.failure}
-    assert sorted(failures) == [1, 2, 3, 4, 6]
+    assert sorted(failures) == [1, 2, 3, 4, 6, 7]
     assert failures[1] == "the agent's process ended with exit code 4 before it wrote a score"
     assert failures[2] == "the agent's process wrote a line of more than 1 MiB to standard output"
     assert "returned {'score': 'high'}; expected a score from 0 to 1" in failures[3]
     assert failures[4] == "no network"
     assert "SECONDS_PER_CALL" in failures[6]
+    assert "answered with the id '7'; expected the number that it was sent" in failures[7]
     assert all(episode.verdict.value == 0.5 for episode in played if not episode.agent.failure)
     assert not marked_processes()
+
+
+IDS_SCRIPT = """
+import json, pathlib, sys, urllib.request
+
+for line in sys.stdin:
+    request = json.loads(line)
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
+    url = request["base_url"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+    with pathlib.Path("ids").open("a") as ids: ids.write(f"{request['id']}\\n")
+    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+"""
+
+
+def test_an_id_is_never_used_again(sampler, tmp_path):
+    """What an episode that was ended still writes would be taken for the answer of another one."""
+    (tmp_path / "agent.py").write_text(IDS_SCRIPT.replace("\\\\", "\\"))
+    rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\nPROCESSES = 2\n")
+    try:
+        for _ in range(2):
+            play_all(sampler, rows[:3], SamplingParams(1, 1.0, 1.0, 100), [1, 2, 3])
+    finally:
+        agents.close_all()
+    ids = (tmp_path / "ids").read_text().splitlines()
+    assert len(set(ids)) == len(ids) == 6
+
+
+DYING_SCRIPT = """
+import json, os, sys, threading, time, urllib.request
+
+def play(request):
+    if request["row"]["number"] == 0:
+        time.sleep(1000)
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
+    url = request["base_url"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+
+for line in sys.stdin:
+    threading.Thread(target=play, args=(json.loads(line),), daemon=True).start()
+"""
+
+
+def test_a_process_that_is_being_ended_gets_no_more_episodes(sampler, tmp_path):
+    (tmp_path / "agent.py").write_text(DYING_SCRIPT)
+    constants = "PROCESSES = 1\nEPISODES_PER_PROCESS = 2\nMAX_FAILED = 1.0\nSECONDS_PER_CALL = 4\n"
+    rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\n{constants}")
+    rows = [rows[1], rows[0], *rows[2:8]]
+    played = play(sampler, rows, group_size=1)
+    failures = [episode.agent.failure for episode in played]
+    assert "SECONDS_PER_CALL" in failures[1]
+    # One that was played side by side with it may fail for this, but none that came afterwards.
+    assert sum(bool(failure) for failure in failures) <= 2
+    assert [failure for failure in failures if "SIGKILL" in failure] == []
 
 
 SIDE_BY_SIDE_SCRIPT = """

@@ -84,3 +84,19 @@ def test_a_model_without_a_chat_template_refuses_the_result_of_a_tool():
     assert conversations.context([{"role": "user", "content": "Hi"}], []).token_ids
     with pytest.raises(RequestError, match="no chat template"):
         conversations.context([{"role": "user", "content": "Hi"}, {"role": "tool", "content": "3"}], [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ([3, 999_999_999], "the token id 999999999; expected 0 to"),
+        ([-5], "the token id -5"),
+        ("", "prompt is empty"),
+    ],
+)
+def test_a_text_that_a_model_cannot_read_is_refused(tokenizer, prompt, problem):
+    def encode(prompts):
+        return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+
+    with pytest.raises(RequestError, match=problem):
+        KnownConversations(tokenizer, [2], encode).text_context(prompt)

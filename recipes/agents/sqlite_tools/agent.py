@@ -21,7 +21,7 @@ async def query(ctx: RunContext[sqlite3.Connection], sql: str) -> str:
     """Run a SELECT."""
     try:
         return run_query(ctx.deps, sql)
-    except (sqlite3.Error, sqlite3.Warning) as error:
+    except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
         raise ModelRetry(str(error)) from error  # the model reads it, and may try again
 
 
