@@ -346,7 +346,7 @@ for line in sys.stdin:
 
 def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     (tmp_path / "agent.py").write_text(SCRIPT.replace("\\\\", "\\"))
-    constants = "PROCESSES = 3\nMAX_FAILED = 1.0\nSECONDS_PER_CALL = 12\n"
+    constants = "PROCESSES = 3\nMAX_FAILED = 1.0\nSECONDS_PER_CALL = 30\n"
     rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\n{constants}")[:12]
     agents.keep_logs_in(tmp_path)
     played = play(sampler, rows, group_size=1)
