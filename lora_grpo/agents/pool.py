@@ -151,8 +151,10 @@ class AgentPool:
             if self._definition.episodes_per_process == 1:
                 self._answerers[runner.secret] = episode
             policy.queue.episode_started(number)
+            base_url = f"{self._address}/{episode.secret}/v1"
+            request = {"id": episode_id, "seed": job.seed, "row": job.row, "base_url": base_url}
             try:
-                answer = await self._run(runner, episode_id, job, episode, policy.queue)
+                answer = await self._run(runner, request, episode, policy.queue)
             finally:
                 policy.queue.episode_ended(episode.number)
                 self._answerers.pop(episode.secret, None)
@@ -160,15 +162,9 @@ class AgentPool:
             return self._played(answer, episode)
 
     async def _run(
-        self, runner: Host | Worker, episode_id: int, job: Job, episode: LiveEpisode, queue: RequestQueue
+        self, runner: Host | Worker, request: dict[str, Any], episode: LiveEpisode, queue: RequestQueue
     ) -> dict[str, Any]:
         """Return what the agent answered for an episode: `{"returned": score}` or `{"error": text}`."""
-        request = {
-            "id": episode_id,
-            "seed": job.seed,
-            "row": job.row,
-            "base_url": f"{self._address}/{episode.secret}/v1",
-        }
         running = asyncio.ensure_future(runner.run(request))
         try:
             while True:
@@ -181,7 +177,7 @@ class AgentPool:
                     queue.episode_started(episode.number)  # let the others wait for it
         finally:
             if not running.done():
-                await runner.kill(episode_id)
+                await runner.kill(request["id"])
                 running.cancel()
 
     def _is_starting(self, runner: Host | Worker, episode: LiveEpisode) -> bool:

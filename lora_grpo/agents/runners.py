@@ -70,17 +70,17 @@ class Runner:
 
     async def _read(self) -> None:
         """Pass the results on. If the process ends, its episodes have failed."""
+        problem = ""
         try:
             while (entry := await self._process.receive()) is not None:
                 self._take(entry)
         except ValueError:
-            self._is_ending = True
-            await self._process.kill()
-            self._fail_all("wrote a line of more than 1 MiB to standard output")
+            problem = "wrote a line of more than 1 MiB to standard output"
         self._is_ending = True
-        ending = await self._process.ending()
-        await self._process.kill()  # what it has started
-        self._fail_all(f"{ending} before it wrote a score")
+        if not problem:
+            problem = f"{await self._process.ending()} before it wrote a score"
+        await self._process.kill()  # and what it has started
+        self._fail_all(problem)
 
     def _take(self, entry: dict[str, Any]) -> None:
         """Take a line of standard output. The `id` may be missing if there is one episode."""

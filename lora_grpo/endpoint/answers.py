@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lora_grpo.endpoint.contexts import Context
-from lora_grpo.endpoint.protocol import Choice, Completion, Token
+from lora_grpo.endpoint.protocol import Choice, Completion, RequestError, Token
 from lora_grpo.sampling import RequestQueue, SampledTokens
 
-TOO_LONG = "context_length_exceeded"
-"""OpenAI's code of the error for a request that does not fit."""
-TOO_LONG_TEXT = "exceeds the maximum context length"
-"""What frameworks search for in the text of that error."""
+
+def too_long(what: str, details: str) -> RequestError:
+    """Return the error for a request that does not fit, with the code and the words that frameworks search for."""
+    return RequestError(f"{what} exceeds the maximum context length: {details}", code="context_length_exceeded")
 
 
 @dataclass(frozen=True)

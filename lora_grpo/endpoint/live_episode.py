@@ -12,15 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.endpoint.answers import (
-    TOO_LONG,
-    TOO_LONG_TEXT,
-    Policy,
-    all_finished,
-    chat_choice,
-    completion,
-    text_choice,
-)
+from lora_grpo.endpoint.answers import Policy, all_finished, chat_choice, completion, text_choice, too_long
 from lora_grpo.endpoint.contexts import Call, Context, KnownConversations, answer_message
 from lora_grpo.endpoint.protocol import ChatRequest, Choice, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
@@ -182,11 +174,10 @@ class LiveEpisode:
         if not self.calls and not self._waiting:
             if length > self._limits.prompt_tokens:
                 self.ran_out_of_tokens = True
-                raise RequestError(
-                    f"the first prompt {TOO_LONG_TEXT}: it has {length} tokens, more than the "
-                    f"{self._limits.prompt_tokens} of PROMPT_TOKENS in the task file; shorten it, or raise "
-                    "PROMPT_TOKENS",
-                    code=TOO_LONG,
+                raise too_long(
+                    "the first prompt",
+                    f"it has {length} tokens, more than the {self._limits.prompt_tokens} of PROMPT_TOKENS in the task "
+                    "file; shorten it, or raise PROMPT_TOKENS",
                 )
             num_new_tokens = 0
         else:
@@ -197,12 +188,11 @@ class LiveEpisode:
             token_limit = min(token_limit, request.token_limit)
         if token_limit < 1:
             self.ran_out_of_tokens = True
-            raise RequestError(
-                f"the request {TOO_LONG_TEXT}: the episode has {max(0, remaining + num_new_tokens)} of its "
-                f"{self._limits.budget} tokens left, and this request needs {num_new_tokens} for its messages; "
-                "send less, send max_tokens with parallel requests, or raise --sampling.max-completion-tokens of the "
-                "run",
-                code=TOO_LONG,
+            raise too_long(
+                "the request",
+                f"the episode has {max(0, remaining + num_new_tokens)} of its {self._limits.budget} tokens left, and "
+                f"this request needs {num_new_tokens} for its messages; send less, send max_tokens with parallel "
+                "requests, or raise --sampling.max-completion-tokens of the run",
             )
         return token_limit, num_new_tokens
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from lora_grpo.endpoint.answers import (
-    TOO_LONG,
-    TOO_LONG_TEXT,
-    Policy,
-    all_finished,
-    chat_choice,
-    completion,
-    text_choice,
-)
+from lora_grpo.endpoint.answers import Policy, all_finished, chat_choice, completion, text_choice, too_long
 from lora_grpo.endpoint.contexts import Context, KnownConversations, answer_message
 from lora_grpo.endpoint.protocol import ChatRequest, Completion, RequestError, TextRequest, messages_of
 from lora_grpo.prompts import plain_text
@@ -139,9 +131,9 @@ class ServedModels:
         token_limit = request.token_limit or remaining
         if not 0 < token_limit <= remaining:
             asked = f" and max_tokens is {request.token_limit}" if request.token_limit else ""
-            raise RequestError(
-                f"the request {TOO_LONG_TEXT}: the prompt has {length} tokens{asked}, but the context has "
-                f"{self._context_tokens}; send less, or serve with a larger --context-tokens",
-                code=TOO_LONG,
+            raise too_long(
+                "the request",
+                f"the prompt has {length} tokens{asked}, but the context has {self._context_tokens}; send less, or "
+                "serve with a larger --context-tokens",
             )
         return token_limit

@@ -397,8 +397,9 @@ def play(request):
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
     url = request["base_url"] + "/chat/completions"
     urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
-    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+    with LOCK: print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
 
+LOCK = threading.Lock()  # print writes a line in two parts, between which another thread may write
 for line in sys.stdin:
     threading.Thread(target=play, args=(json.loads(line),), daemon=True).start()
 """
@@ -426,8 +427,9 @@ def play(request):
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
     url = request["base_url"] + "/chat/completions"
     urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
-    print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
+    with LOCK: print(json.dumps({"id": request["id"], "score": 1.0}), flush=True)
 
+LOCK = threading.Lock()  # print writes a line in two parts, between which another thread may write
 for line in sys.stdin:
     threading.Thread(target=play, args=(json.loads(line),)).start()
 """

@@ -119,16 +119,11 @@ def settings_of(name):
     return ModelConfig(name=str(MODELS[name]), bits=16)
 
 
-def with_tools(tokenizer):
-    """Give a tokenizer a chat template that renders tools."""
-    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
-
-
 @pytest.fixture(scope="module", params=["starter", pytest.param("smollm2", marks=pytest.mark.real_model)])
 def sampler(request):
     settings = settings_of(request.param)
     tokenizer = base_model.load_tokenizer(settings)
-    with_tools(tokenizer)
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template  # which has tools
     model = base_model.load_base(settings).eval()
     return Sampler(model, tokenizer, stop_tokens.eos_token_ids(settings, tokenizer, request.param))
 
