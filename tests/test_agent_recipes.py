@@ -92,13 +92,12 @@ def open_door(messages):
     return re.search(r"The (\w+) door is open", messages[-1]["content"])[1]
 
 
-def owner(messages):
-    """Return the person who has the thing of the question."""
-    facts, _, thing = messages[-1]["content"].partition("Who has the ")
-    return re.search(rf"(\w+) has the {thing.strip('?')}\.", facts)[1]
+def with_commas(messages):
+    """Return the words of the last message with commas between them."""
+    return ", ".join(messages[-1]["content"].partition(": ")[2].split())
 
 
-GOOD_MODELS = {"gem_game": halve, "openenv_env": open_door, "verifiers_env": owner}
+GOOD_MODELS = {"gem_game": halve, "openenv_env": open_door, "verifiers_env": with_commas}
 """By folder: the answer of a model that plays well, to the messages of a request."""
 
 
@@ -240,18 +239,20 @@ def test_the_doors_of_openenv_are_the_same_with_and_without_a_server(copied_fold
 
 @pytest.mark.registry
 @pytest.mark.parametrize("copied_folder", ["verifiers_env"], indirect=True)
-def test_verifiers_rewards_the_right_name_alone(copied_folder):
+def test_verifiers_rewards_the_words_at_their_places(copied_folder):
     task = task_of(copied_folder)
     rows = [*task.load("train")[:4], *task.load("eval")[:4]]
     questions = []
 
-    def everybody(messages):
+    def first_word(messages):
         questions.append(messages[-1]["content"])
-        return questions[-1]
+        return with_commas(messages).split(", ")[0]
 
-    assert scores(copied_folder, rows, everybody) == [0.0] * 8
+    assert scores(copied_folder, rows, first_word) == pytest.approx([1 / 3] * 8)
     assert len(set(questions)) == 8
-    assert scores(copied_folder, rows, lambda messages: f"It is {owner(messages)}.") == [1.0] * 8
+    assert scores(copied_folder, rows, lambda messages: f"{with_commas(messages)}, tree") == [0.75] * 8
+    assert scores(copied_folder, rows, lambda messages: messages[-1]["content"]) == [0.0] * 8
+    assert scores(copied_folder, rows, lambda messages: messages[-2]["content"]) == [0.0] * 8  # of the example
     assert scores(copied_folder, rows, lambda messages: "") == [0.0] * 8
 
 

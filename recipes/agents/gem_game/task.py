@@ -38,7 +38,7 @@ PRESETS = {
         model={"max_sequence_tokens": 192},
         data={"task": __file__, "eval_limit": 200},
         sampling={"max_completion_tokens": 64, "max_turn_tokens": 8},
-        train={"max_steps": 12, "learning_rate": 1e-4},
+        train={"max_steps": 20, "learning_rate": 1e-4},
         eval={"num_samples": 1},
     ),
 }

@@ -10,7 +10,11 @@ from openai import AsyncOpenAI
 from openenv.core.client_types import StepResult
 from openenv.core.containers.runtime import UVProvider
 
-SYSTEM_PROMPT = "Reply with one word."
+EXAMPLE = [  # with colors that no room has
+    {"role": "system", "content": "Reply with one word."},
+    {"role": "user", "content": "The cyan door is locked. The beige door is open. Which door is open?"},
+    {"role": "assistant", "content": "beige"},
+]
 CLIENT = AsyncOpenAI(api_key="-", base_url="http://unused")
 
 
@@ -39,7 +43,7 @@ def step_result(observation):
 async def play(connection, row, base_url):
     """Play an episode, and return the sum of its rewards."""
     client = CLIENT.with_options(base_url=base_url)
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}]
+    messages = [*EXAMPLE]
     score = 0.0
     async with connection as env:
         result = await env.reset(seed=row["seed"])

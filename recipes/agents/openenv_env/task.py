@@ -17,7 +17,7 @@ if SERVER:
     AGENT.append("--server")
 PROCESSES = 1
 EPISODES_PER_PROCESS = 64
-PROMPT_TOKENS = 128
+PROMPT_TOKENS = 96
 
 
 def load(split):
@@ -28,10 +28,10 @@ def load(split):
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"max_sequence_tokens": 288},
+        model={"max_sequence_tokens": 224},
         data={"task": __file__, "eval_limit": 200},
-        sampling={"max_completion_tokens": 160, "max_turn_tokens": 12},
-        train={"max_steps": 10},
+        sampling={"max_completion_tokens": 128, "max_turn_tokens": 8},
+        train={"max_steps": 12, "learning_rate": 1e-4},
         eval={"num_samples": 1},
     ),
 }

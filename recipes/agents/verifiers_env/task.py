@@ -1,10 +1,10 @@
-"""A model learns to answer from facts in an environment of verifiers (https://github.com/PrimeIntellect-ai/verifiers).
+"""A model learns to put commas, in an environment of verifiers (https://github.com/PrimeIntellect-ai/verifiers).
 
 Method. GRPO on the rollouts of `vf.load_environment(ENVIRONMENT)`. The score is the reward of the environment's rubric.
 
     lora-grpo train task.py --preset laptop
 
-ENVIRONMENT is who_has_it.py in this folder. Another one works the same way: add its package to pyproject.toml, and
+ENVIRONMENT is commas.py in this folder. Another one works the same way: add its package to pyproject.toml, and
 write its name and its numbers of rows below. Its rewards must be from 0 to 1.
 
 What cannot be trained so: rubrics that compare the rollouts of a row, because each episode is scored alone; clients
@@ -14,7 +14,7 @@ other than that of chat completions, such as verifiers' `renderer`, which needs 
 from lora_grpo.config import laptop_preset
 from lora_grpo.pipeline import run_recipe
 
-ENVIRONMENT = "who_has_it"
+ENVIRONMENT = "commas"
 TRAIN_ROWS = 600
 EVAL_ROWS = 200
 
@@ -32,10 +32,10 @@ def load(split):
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"max_sequence_tokens": 128},
+        model={"max_sequence_tokens": 112},
         data={"task": __file__, "eval_limit": 200},
-        sampling={"max_completion_tokens": 24, "max_turn_tokens": 24},
-        train={"max_steps": 10},
+        sampling={"max_completion_tokens": 16, "max_turn_tokens": 16},
+        train={"max_steps": 12, "learning_rate": 1e-4},
         eval={"num_samples": 1},
     ),
 }
