@@ -12,7 +12,10 @@ from openenv.core.containers.runtime import UVProvider
 
 EXAMPLE = [  # with colors that no room has
     {"role": "system", "content": "Reply with one word."},
-    {"role": "user", "content": "The cyan door is locked. The beige door is open. Which door is open?"},
+    {
+        "role": "user",
+        "content": "There are a cyan, a beige and a violet door. The sign says beige. Which door do you take?",
+    },
     {"role": "assistant", "content": "beige"},
 ]
 CLIENT = AsyncOpenAI(api_key="-", base_url="http://unused")

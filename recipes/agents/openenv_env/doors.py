@@ -1,4 +1,4 @@
-"""An environment of OpenEnv: a way through rooms, each with three doors of which one is open."""
+"""An environment of OpenEnv: a way through rooms, each with three doors and a sign that names the right one."""
 
 import random
 import re
@@ -10,7 +10,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.rubrics import Rubric
 
-ROOMS = 3
+ROOMS = 2
 COLORS = ["red", "blue", "green", "white", "black", "brown", "gray", "pink", "gold", "silver", "orange", "purple"]
 
 
@@ -27,13 +27,13 @@ class DoorsObservation(Observation):
 
 
 class Passes(Rubric):
-    """Rewards each room with the same part of 1, if the player names its open door and no other."""
+    """Rewards each room with the same part of 1, if the player names its right door and no other."""
 
     def forward(self, action, observation):
         doors = observation.metadata["doors"]
         words = set(re.findall(r"\w+", action.text.lower()))
         named = [color for color in doors if color in words]
-        return float(named == [observation.metadata["open"]]) / ROOMS
+        return float(named == [observation.metadata["right"]]) / ROOMS
 
 
 class DoorsEnvironment(Environment):
@@ -52,7 +52,7 @@ class DoorsEnvironment(Environment):
         return DoorsObservation(text=self._sight)
 
     def step(self, action, timeout_s=None, **kwargs):
-        room = {"doors": self._doors, "open": self._open}
+        room = {"doors": self._doors, "right": self._right}
         self._state.step_count += 1
         self._enter_room()
         is_out = self._state.step_count == ROOMS
@@ -66,9 +66,11 @@ class DoorsEnvironment(Environment):
 
     def _enter_room(self):
         self._doors = self._random.sample(COLORS, 3)
-        self._open = self._random.choice(self._doors)
-        signs = [f"The {color} door is {'open' if color == self._open else 'locked'}." for color in self._doors]
-        self._sight = f"{' '.join(signs)} Which door is open?"
+        self._right = self._random.choice(self._doors)
+        first, second, third = self._doors
+        self._sight = (
+            f"There are a {first}, a {second} and a {third} door. The sign says {self._right}. Which door do you take?"
+        )
 
 
 class DoorsClient(EnvClient[DoorsAction, DoorsObservation, State]):

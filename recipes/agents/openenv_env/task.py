@@ -1,7 +1,7 @@
 """A model learns to find its way through rooms, in an environment of OpenEnv (https://github.com/huggingface/OpenEnv).
 
-Method. GRPO on whole episodes. doors.py has the environment, made of OpenEnv's classes: three rooms with three doors
-each, of which one is open. The score is the fraction of rooms in which the model names the open door and no other.
+Method. GRPO on whole episodes. doors.py has the environment, made of OpenEnv's classes: two rooms with three doors each,
+and a sign that names the right one. The score is the fraction of rooms in which the model names that door and no other.
 
     lora-grpo train task.py --preset laptop
 
@@ -28,9 +28,9 @@ def load(split):
 
 PRESETS = {
     "laptop": laptop_preset(
-        model={"max_sequence_tokens": 224},
+        model={"max_sequence_tokens": 176},
         data={"task": __file__, "eval_limit": 200},
-        sampling={"max_completion_tokens": 128, "max_turn_tokens": 8},
+        sampling={"max_completion_tokens": 80, "max_turn_tokens": 8},
         train={"max_steps": 12, "learning_rate": 1e-4},
         eval={"num_samples": 1},
     ),
