@@ -17,6 +17,7 @@ import atexit
 import functools
 import json
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -63,7 +64,7 @@ _SWIFT_FIELDS = (
     *("swift_type", "model_key_mapping", "use_qa_lora", "use_merged_linear", "enable_lora"),
     *("lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"),
 )
-"""Fields that the configuration of ms-swift's SwiftModel has beside PEFT's. Source: swift/tuners/lora.py (4.0)."""
+"""Fields that the configuration of ms-swift's SwiftModel has beside PEFT's. Source: swift/tuners/lora.py (4.6)."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _check_complete(folder: Path, settings: Mapping[str, Any], tensors: Mapping[
         )
     magnitudes = [name for name in tensors if ".lora_magnitude_vector" in name]
     if magnitudes and not settings.get("use_dora"):
-        # torchtune (0.6) writes no `use_dora`. It permutes the rows of lora_B of q_proj and k_proj back to the order of
+        # torchtune (0.7) writes no `use_dora`. It permutes the rows of lora_B of q_proj and k_proj back to the order of
         # transformers, but not their magnitudes: `tune_to_peft_adapter_weights` in torchtune/models/convert_weights.py.
         raise UserError(
             f"{folder} has the magnitudes of DoRA ({magnitudes[0]}), and its {ADAPTER_CONFIG} does not set use_dora; "
@@ -297,7 +298,7 @@ def _from_mlx(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, S
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": parameters.get("dropout", 0.0) if isinstance(parameters, dict) else 0.0,
-        "target_modules": _target_modules(modules),
+        "target_modules": target_modules(modules),
         "use_dora": kind == "dora",
         "bias": "none",
         "inference_mode": True,
@@ -306,7 +307,13 @@ def _from_mlx(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, S
     return _Adapter(peft_settings, weights, what)
 
 
-def _target_modules(modules: Iterable[str]) -> list[str]:
+def adapted_modules(folder: Path) -> set[str]:
+    """Return the names of the modules that an adapter in PEFT's format has weights of LoRA for."""
+    names = [key.removeprefix(_PREFIX) for key in file_tensors(folder / ADAPTER_WEIGHTS)]
+    return {name.partition(".lora_")[0] for name in names if ".lora_" in name}
+
+
+def target_modules(modules: Iterable[str]) -> list[str]:
     """Return the `target_modules` that select these modules and no others.
 
     A target selects the modules whose names end with it: `q_proj` those of all layers, and
@@ -335,7 +342,7 @@ def _target_modules(modules: Iterable[str]) -> list[str]:
 def _write(adapter: _Adapter, origin: Path) -> Path:
     """Write an adapter to a temporary folder of this process, with the tokenizer and licenses of its origin."""
     parent = tempfile.mkdtemp(prefix="lora_grpo-adapter-")
-    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    atexit.register(_remove, parent, os.getpid())
     folder = Path(parent) / origin.resolve().name  # commands show the name
     folder.mkdir()
 
@@ -356,6 +363,12 @@ def _write(adapter: _Adapter, origin: Path) -> Path:
     if (origin / MORE_TEMPLATES).is_dir():
         shutil.copytree(origin / MORE_TEMPLATES, folder / MORE_TEMPLATES)
     return folder
+
+
+def _remove(folder: str, process_id: int) -> None:
+    """Remove a folder of this process. A fork inherits the call and must not remove it."""
+    if os.getpid() == process_id:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _content(weight: _Weight) -> Any:

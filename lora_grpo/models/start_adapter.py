@@ -15,7 +15,15 @@ from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, file_tensors, unquantized
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
-from lora_grpo.models.adapter_formats import MLX_HUB, holds_adapter, nested_adapters, origin_of, peft_folder
+from lora_grpo.models.adapter_formats import (
+    MLX_HUB,
+    adapted_modules,
+    holds_adapter,
+    nested_adapters,
+    origin_of,
+    peft_folder,
+    target_modules,
+)
 from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
 from lora_grpo.models.stop_tokens import eos_token_ids
 from lora_grpo.models.target import START, run_of
@@ -167,6 +175,8 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     targets = adapter.target_modules
     if targets == "all-linear":
         targets = ["all-linear"]
+    elif isinstance(targets, str):  # a regular expression, as Unsloth writes it
+        targets = target_modules(adapted_modules(adapter.folder))
     is_whole_alpha = adapter.lora_alpha >= 1 and adapter.lora_alpha == int(adapter.lora_alpha)
     if not isinstance(targets, list) or not is_whole_alpha:
         raise UserError(
