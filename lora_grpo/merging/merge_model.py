@@ -29,7 +29,7 @@ from lora_grpo.models import (
     engines,
     holds_adapter,
     model_files,
-    nested_adapters,
+    nested_adapter,
     resolve,
     run_of,
     stop_tokens,
@@ -104,9 +104,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
     """
     is_run = (folder / "run.json").is_file()
     if not is_run and not holds_adapter(folder):
-        adapters = nested_adapters(folder)
-        if adapters and not (folder / "config.json").is_file():
-            raise UserError(f"{folder} has no model and no adapter; pass {adapters[-1]}")
+        adapter = nested_adapter(folder)
+        if adapter and not (folder / "config.json").is_file():
+            raise UserError(f"{folder} has no model and no adapter; pass {adapter}")
         return folder
     merged = default_output(str(folder.absolute()))
     if merged.is_dir():

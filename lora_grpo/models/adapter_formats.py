@@ -99,14 +99,22 @@ def holds_adapter(folder: Path) -> bool:
     return has_weights and not (folder / "config.json").is_file()
 
 
-def nested_adapters(folder: Path) -> list[Path]:
-    """Return the folders of adapters that are one or two levels below a folder.
+def nested_adapter(folder: Path) -> Path | None:
+    """Return the folder of an adapter that is one or two levels below a folder, the last one of several, or None.
 
     Tools write them to `checkpoint-100` (transformers), `default` (ms-swift), `lora_adapter` or `actor/lora_adapter`
-    (verl), `best` or `epoch_0` (torchtune).
+    (verl), or `epoch_0` (torchtune).
     """
     configs = [*folder.glob(f"*/{ADAPTER_CONFIG}"), *folder.glob(f"*/*/{ADAPTER_CONFIG}")]
-    return sorted(path.parent for path in configs)
+    if not configs:
+        return None
+    return max((path.parent for path in configs), key=_by_numbers)
+
+
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts `checkpoint-100` after `checkpoint-20`."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part) if part.isdigit() else -1, part) for part in parts]
 
 
 def peft_folder(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from lora_grpo.models.adapter_formats import (
     MLX_HUB,
     adapted_modules,
     holds_adapter,
-    nested_adapters,
+    nested_adapter,
     origin_of,
     peft_folder,
     target_modules,
@@ -80,8 +80,8 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
     if (folder / "run.json").is_file():
         folder = folder / "adapter"
     if not holds_adapter(folder):
-        adapters = nested_adapters(folder)
-        fix = f"pass {adapters[-1]}" if adapters else "pass the folder of an adapter, or of a run that has one"
+        adapter = nested_adapter(folder)
+        fix = f"pass {adapter or 'the folder of an adapter, or of a run that has one'}"
         raise UserError(f"--lora.from {name}: {folder / ADAPTER_CONFIG} does not exist; {fix}")
     return peft_folder(folder)
 

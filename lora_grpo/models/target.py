@@ -14,7 +14,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.models import model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256, read_adapter
-from lora_grpo.models.adapter_formats import MLX_HUB, holds_adapter, nested_adapters, origin_of, peft_folder
+from lora_grpo.models.adapter_formats import MLX_HUB, holds_adapter, nested_adapter, origin_of, peft_folder
 from lora_grpo.models.model_files import ModelFolder
 from lora_grpo.runs import read_record
 
@@ -131,12 +131,12 @@ def _resolve_model(name: str, folder: ModelFolder, bits: int | None, flags: Mode
     """Return the spec of a model without an adapter."""
     if flags.base:
         raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
-    adapters = nested_adapters(folder.path)
+    adapter = nested_adapter(folder.path)
     if not (folder.path / "config.json").is_file():
-        fix = f"pass {adapters[-1]}" if adapters else "give a run, an adapter or a model"
+        fix = f"pass {adapter}" if adapter else "give a run, an adapter or a model"
         raise UserError(f"{name} has no run.json, adapter_config.json or config.json; {fix}")
-    if adapters:  # as verl's model merger writes it
-        console.note(f"note: {name} is a model without the adapter in {adapters[-1]}; to use that, pass its folder")
+    if adapter:  # verl's model merger writes the base and the adapter so
+        console.note(f"note: {name} is used without the adapter in {adapter}; for that, pass {adapter} --base {name}")
     return ModelSpec(
         label=Path(name).name,
         base=_base_settings(folder, bits, flags),

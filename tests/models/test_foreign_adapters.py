@@ -337,6 +337,12 @@ def verl_checkpoint(adapter, folder):
     return folder
 
 
+def checkpoints(adapter, folder):
+    for name in ("checkpoint-100", "checkpoint-20"):
+        write.peft(adapter, folder / name)
+    return folder
+
+
 REFUSED = {
     "verl without alpha": (changed_config(lora_alpha=0), "lora_alpha 0.*verl.*write that of the training"),
     "no alpha": (changed_config(lora_alpha=None), "lora_alpha"),
@@ -351,6 +357,7 @@ REFUSED = {
     "two adapters": (with_weights(two_adapters), "one, two.*selected_adapters"),
     "ZeRO-3": (with_weights(empty), "ZeRO-3.*stage3_gather_16bit_weights_on_model_save"),
     "ms-swift's folder": (swift_root, "pass .*/theirs/default$"),
+    "checkpoints": (checkpoints, "pass .*/theirs/checkpoint-100$"),
     "verl's checkpoint": (verl_checkpoint, "pass .*/theirs/actor/lora_adapter$"),
     "MLX, full": (mlx_full, "no weight of LoRA.*mlx_lm.fuse"),
     "MLX, type full": (mlx(kind="full"), "fine_tune_type 'full'.*mlx_lm.fuse"),
@@ -399,7 +406,7 @@ def test_a_model_with_its_adapter_in_a_subfolder_says_that_the_adapter_is_left_o
     folder = shutil.copytree(starter.model_path(), tmp_path / "merged_by_verl")
     write.verl(adapters(), folder)
     assert verbs.run_front_door(["chat", str(folder), "--max-completion-tokens", "4", QUESTION]) == 0
-    assert f"without the adapter in {folder / 'lora_adapter'}" in capfd.readouterr().err
+    assert f"without the adapter in {folder / 'lora_adapter'};" in capfd.readouterr().err
 
 
 def test_a_merge_into_a_4_bit_base_of_unsloth_names_the_16_bit_one(adapters, tmp_path):
