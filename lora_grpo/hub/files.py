@@ -9,7 +9,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, file_tensors, json_files, model_tensors
 from lora_grpo.hub.private_paths import without_path_settings
 from lora_grpo.hub.uploads import CARD, KINDS, UploadFile, matches
-from lora_grpo.models import ADAPTER_CONFIG
+from lora_grpo.models import ADAPTER_CONFIG, holds_adapter, peft_folder
 from lora_grpo.sampling import read_header
 
 _SETTINGS = ("*config.json",)
@@ -27,6 +27,8 @@ def find_model(source: str, kind: str | None) -> tuple[Path, str]:
     if (folder / "run.json").is_file():
         kind = kind or "adapter"
         folder = folder / kind
+    elif kind in (None, "adapter") and holds_adapter(folder):
+        folder = peft_folder(folder)
     actual_kind = _kind_of(folder)
     if actual_kind is not None and kind in (None, actual_kind):
         return folder, actual_kind

@@ -1,6 +1,7 @@
 """The base model: its modules without weights, and its tensors as stored or as rounded in 4-bit training."""
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,18 +45,21 @@ def _rounded_to_nf4(tensor: Nf4Tensor) -> Any:
     return dequantize_4bit(packed, state)
 
 
-def base_tensors(folder: Path, onto: MergeTarget, model: Any) -> dict[str, StoredTensor]:
+def base_tensors(folder: Path, onto: MergeTarget, model: Any, name: str = "") -> dict[str, StoredTensor]:
     """Return the base's tensors by their names in the model.
 
     Args:
         folder: the base.
         onto: with `dequantized`, every linear layer is rounded to NF4 and back, as bitsandbytes does in 4-bit training.
         model: the result of `empty_model`.
+        name: the requested name of the base, for errors.
 
     Raises:
         UserError: a tensor cannot be read, or the base is quantized.
     """
-    fix = "it cannot be merged into; pass the 16-bit model it was made from with --base and --force-base"
+    unquantized_name = re.sub("(-unsloth)?-bnb-4bit$", "", name)  # Unsloth's names (unsloth/models/mapper.py)
+    example = f", such as {unquantized_name}," if unquantized_name != name else ""
+    fix = f"it cannot be merged into; pass the 16-bit model it was made from{example} with --base and --force-base"
     tensors = by_module(unquantized(model_tensors(folder), folder, fix), model)
     if onto == "dequantized":
         for name in _quantized_weights(model) & tensors.keys():

@@ -21,14 +21,15 @@ from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import plan_merge
 from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
 from lora_grpo.models import (
-    ADAPTER_CONFIG,
     ModelFlags,
     ModelSpec,
     base_model,
     choose_adapter,
     completion_ends,
     engines,
+    holds_adapter,
     model_files,
+    nested_adapter,
     resolve,
     run_of,
     stop_tokens,
@@ -73,7 +74,7 @@ def merge(options: MergeOptions) -> Path:
     target = resolve(source, options, any_base=options.force_base)
     if target.adapter is None:
         raise UserError(f"{source} is a full model; pass a run or an adapter to merge")
-    output = (options.output or default_output(source, target.adapter)).expanduser().resolve()
+    output = (options.output or default_output(source)).expanduser().resolve()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
     identity = _identity(target, options)
@@ -101,13 +102,13 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
     Args:
         check: called with the folder of the base before a merge. It may refuse the base with an error.
     """
-    if (folder / "run.json").is_file():
-        adapter = folder / "adapter"
-    elif (folder / ADAPTER_CONFIG).is_file():
-        adapter = folder
-    else:
+    is_run = (folder / "run.json").is_file()
+    if not is_run and not holds_adapter(folder):
+        adapter = nested_adapter(folder)
+        if adapter and not (folder / "config.json").is_file():
+            raise UserError(f"{folder} has no model and no adapter; pass {adapter}")
         return folder
-    merged = default_output(str(folder.absolute()), adapter)
+    merged = default_output(str(folder.absolute()))
     if merged.is_dir():
         check_current(merged)
         return merged
@@ -120,12 +121,13 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
         raise UserError(f"{command('merge', folder)}: {error}") from error
 
 
-def default_output(source: str, adapter: Path) -> Path:
+def default_output(source: str) -> Path:
     """Return `merged` in the adapter's run, or a folder in `outputs` for a Hub id, or a folder next to the adapter."""
     if not model_files.is_folder_name(source):
         return Path("outputs") / f"{source.rpartition('/')[2]}-merged"
-    run = run_of(adapter)
-    adapter = adapter.resolve()
+    folder = Path(source).expanduser()
+    run = run_of(folder)
+    adapter = (folder / "adapter" if folder == run else folder).resolve()
     if run is not None and adapter == (run / "adapter").resolve():
         return run / "merged"
     return adapter.with_name(f"{adapter.name}-merged")
@@ -159,7 +161,7 @@ def _merge(target: ModelSpec, output: Path, options: MergeOptions, identity: dic
 
     # Plan: names, shapes and dtypes, without data.
     model = empty_model(base_folder, trust_remote_code=target.base.trust_remote_code)
-    base = base_tensors(base_folder, options.onto, model)
+    base = base_tensors(base_folder, options.onto, model, target.base_name)
     plan = plan_merge(base, target.adapter, model)
     _check_vocabulary(target, model.get_input_embeddings().num_embeddings)
     special_tokens = _special_tokens(target)

@@ -9,6 +9,7 @@ loaded: y = W x + (alpha / r) * B (A x) in every target layer, with W frozen in 
 Files, before anything is loaded:
 model_files.py     locates a model's files: local folders, the Hub cache, and files still to be downloaded
 adapter.py         reads adapter_config.json
+adapter_formats.py gives the adapters of other tools in PEFT's format
 architectures.py   which models can be trained, decided from config.json
 target.py          resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 start_adapter.py   --lora.from: checks the adapter that a run starts from, and copies it into the run
@@ -34,6 +35,7 @@ from lora_grpo.models.adapter import (
     features,
     read_adapter,
 )
+from lora_grpo.models.adapter_formats import holds_adapter, nested_adapter, peft_folder
 from lora_grpo.models.architectures import TRAINABLE, in_vllm
 from lora_grpo.models.policy import Policy, check_engines, load_adapter, load_policy, load_tokenizer, save_adapter
 from lora_grpo.models.start_adapter import keep_start, prepare_tokenizer, start_folder, with_start

@@ -92,6 +92,12 @@ def read_adapter(folder: Path) -> SavedAdapter:
         raise UserError(f"{path} has peft_type {values.get('peft_type')!r}; only LORA adapters are supported")
     values |= {"folder": str(folder), "features": features(values)}
     adapter: SavedAdapter = json_files.validated(values, SavedAdapter, f"{path} is damaged", "restore or correct it")
+    if adapter.lora_alpha == 0:
+        # As verl/model_merger/base_model_merger.py (0.5 to 0.10) writes it if it does not know alpha.
+        raise UserError(
+            f"{path} has lora_alpha 0, with which the adapter changes nothing; verl's model merger writes 0 if it does "
+            "not know the value: write that of the training (actor_rollout_ref.model.lora_alpha)"
+        )
     _check_expressions(values, path)
     return adapter
 

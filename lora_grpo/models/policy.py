@@ -233,7 +233,7 @@ def load_adapter(model: Any, path: Path) -> None:
 
     # PEFT also lists the weights of the base as missing. The names of the adapter's have LoRA's prefix and `default`.
     missing = [name for name in mismatches.missing_keys if ".lora_" in name and ".default" in name]
-    problems = [*missing, *mismatches.unexpected_keys, *non_finite]
+    problems = [*mismatches.unexpected_keys, *missing, *non_finite]
     if problems:
         raise UserError(
             f"the adapter in {path} does not fit this base or is damaged: {problems[0]}; pass another adapter or its "

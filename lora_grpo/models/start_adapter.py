@@ -15,6 +15,15 @@ from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, file_tensors, unquantized
 from lora_grpo.flags import flag
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SavedAdapter, read_adapter
+from lora_grpo.models.adapter_formats import (
+    MLX_HUB,
+    adapted_modules,
+    holds_adapter,
+    nested_adapter,
+    origin_of,
+    peft_folder,
+    target_modules,
+)
 from lora_grpo.models.model_files import TOKENIZER_FILES, chat_templates, source, weights_fingerprint
 from lora_grpo.models.stop_tokens import eos_token_ids
 from lora_grpo.models.target import START, run_of
@@ -70,13 +79,11 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
     folder = Path(name).expanduser()
     if (folder / "run.json").is_file():
         folder = folder / "adapter"
-    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        if not (folder / file).is_file():
-            raise UserError(
-                f"--lora.from {name}: {folder / file} does not exist; pass the folder of an adapter, or of a run that "
-                "has one (pickled weights are not loaded)"
-            )
-    return folder
+    if not holds_adapter(folder):
+        adapter = nested_adapter(folder)
+        fix = f"pass {adapter or 'the folder of an adapter, or of a run that has one'}"
+        raise UserError(f"--lora.from {name}: {folder / ADAPTER_CONFIG} does not exist; {fix}")
+    return peft_folder(folder)
 
 
 def keep_start(run: Run, origin: Path | None) -> None:
@@ -168,12 +175,16 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     targets = adapter.target_modules
     if targets == "all-linear":
         targets = ["all-linear"]
+    elif isinstance(targets, str):  # a regular expression, as Unsloth writes it
+        targets = target_modules(adapted_modules(adapter.folder))
     is_whole_alpha = adapter.lora_alpha >= 1 and adapter.lora_alpha == int(adapter.lora_alpha)
     if not isinstance(targets, list) or not is_whole_alpha:
         raise UserError(
             f"{adapter.folder / ADAPTER_CONFIG} has target_modules {targets!r} and lora_alpha {adapter.lora_alpha}; "
             "expected names and a whole number of at least 1"
         )
+    if any(target.startswith("layers.") for target in targets):  # of mlx-lm
+        raise UserError(f"{origin_of(adapter.folder)} adapts only the last layers, {problem}")
     weights = adapter.folder / ADAPTER_WEIGHTS
     unquantized(file_tensors(weights), weights, "pass another adapter")  # raises UserError for a truncated file too
     return {
@@ -188,7 +199,7 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
 def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
     """Raise a UserError unless an adapter was trained on the base of a run."""
     name = config.model.name
-    folder = adapter.folder
+    folder = origin_of(adapter.folder)
     run = run_of(folder)
     fingerprint = None
     trained_on = adapter.base_model_name_or_path
@@ -196,6 +207,11 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
         record = read_record(run)
         fingerprint = record["policy"].get("fingerprint")
         trained_on = record["config"]["model"]["name"]
+    if trained_on and trained_on.startswith(MLX_HUB):
+        raise UserError(
+            f"the adapter in {folder} was trained on {trained_on}, a model in the format of MLX; if it was made from "
+            f'{name}, write "model": "{name}" in {folder / ADAPTER_CONFIG}'
+        )
     if not trained_on:
         raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
 

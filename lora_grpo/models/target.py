@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from lora_grpo import console
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
 from lora_grpo.models import model_files
 from lora_grpo.models.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_sha256, read_adapter
+from lora_grpo.models.adapter_formats import MLX_HUB, holds_adapter, nested_adapter, origin_of, peft_folder
 from lora_grpo.models.model_files import ModelFolder
 from lora_grpo.runs import read_record
 
@@ -49,6 +51,7 @@ class ModelSpec:
     base_name: str
     """The requested name: a Hub id, `starter` or a path."""
     adapter: Path | None
+    """A folder in PEFT's format, which may be a converted copy (see `peft_folder`)."""
     tokenizer: Path
     run: Mapping[str, Any] | None = None
     """run.json of the run that trained the adapter."""
@@ -118,8 +121,7 @@ def resolve(name: str, flags: ModelFlags, *, bits: int | None = None, any_base: 
         raise UserError(model_files.missing_folder(name, expected))
     folder = model_files.locate(name, flags.revision)
     run = run_of(folder.path)
-    is_adapter = (folder.path / ADAPTER_CONFIG).is_file()
-    if run is None and not is_adapter:
+    if run is None and not holds_adapter(folder.path):
         return _resolve_model(name, folder, bits, flags)
     adapter = folder.path / "adapter" if folder.path == run else folder.path
     return _resolve_adapter(adapter, run, bits, flags, any_base=any_base)
@@ -129,10 +131,12 @@ def _resolve_model(name: str, folder: ModelFolder, bits: int | None, flags: Mode
     """Return the spec of a model without an adapter."""
     if flags.base:
         raise UserError(f"--base {flags.base} needs an adapter, and {name} has none; remove the flag")
+    adapter = nested_adapter(folder.path)
     if not (folder.path / "config.json").is_file():
-        raise UserError(
-            f"{name} has no run.json, adapter_config.json or config.json; give a run, an adapter or a model"
-        )
+        fix = f"pass {adapter}" if adapter else "give a run, an adapter or a model"
+        raise UserError(f"{name} has no run.json, adapter_config.json or config.json; {fix}")
+    if adapter:  # verl's model merger writes the base and the adapter so
+        console.note(f"note: {name} is used without the adapter in {adapter}; for that, pass {adapter} --base {name}")
     return ModelSpec(
         label=Path(name).name,
         base=_base_settings(folder, bits, flags),
@@ -147,11 +151,7 @@ def _resolve_adapter(
     adapter: Path, run: Path | None, bits: int | None, flags: ModelFlags, *, any_base: bool
 ) -> ModelSpec:
     """Return the spec of an adapter, with the base, the tokenizer and the chat template that it was trained with."""
-    if not (adapter / ADAPTER_WEIGHTS).is_file():
-        raise UserError(
-            f"{adapter} has no {ADAPTER_WEIGHTS} (pickled weights are not loaded); finish its run with --resume, or "
-            "give another folder"
-        )
+    adapter = peft_folder(adapter)
     if run is None:
         saved = read_adapter(adapter)
         training = _Training("adapter", saved.base_model_name_or_path, saved.revision)
@@ -161,10 +161,15 @@ def _resolve_adapter(
 
     # The base: as requested, else as recorded.
     requested = flags.base or training.base_name
+    if requested and requested.startswith(MLX_HUB):
+        raise UserError(
+            f"the base of the adapter in {origin_of(adapter)}, {requested}, is in the format of MLX, which "
+            "transformers does not load; pass the model that it was made from with --base"
+        )
     if not requested or (not flags.base and _is_missing_folder(requested)):
         raise UserError(
-            f"the base of the adapter in {adapter}, {requested or 'which it does not name'}, does not exist here; pass "
-            "it with --base"
+            f"the base of the adapter in {origin_of(adapter)}, {requested or 'which it does not name'}, does not exist "
+            "here; pass it with --base"
         )
     base_folder = model_files.locate(requested, training.revision)
     base = _base_settings(base_folder, bits or training.bits, flags)

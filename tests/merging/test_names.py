@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
 from lora_grpo.merging import MergeOptions, merge
-from lora_grpo.models import base_model
+from lora_grpo.models import ModelFlags, base_model, resolve
+from lora_grpo.sampling import build
 
 pytestmark = pytest.mark.usefixtures("no_divergence")
 
@@ -58,6 +59,11 @@ def check_merged(base, adapter, tmp_path):
     live = logits(PeftModel.from_pretrained(load(base), adapter))
     torch.testing.assert_close(logits(load(output)), live, rtol=0, atol=1e-4)
     assert (live - logits(load(base))).abs().max() > 0.01
+    # An evaluation loads the adapter as PEFT does.
+    target = resolve(str(adapter), ModelFlags(base=str(base)))
+    sampler = build.load_sampler(target, "transformers", build.load_tokenizer(target), 0, 0)
+    sampler.wake_up(adapter=True)
+    torch.testing.assert_close(logits(sampler.model), live, rtol=0, atol=1e-5)
     return output
 
 

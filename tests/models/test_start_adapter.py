@@ -149,7 +149,7 @@ WRONG_CONFIG = [
     ({"rank_pattern": {"q_proj": 8}}, "sets rank_pattern, .*--model.name"),
     ({"modules_to_save": ["lm_head"], "bias": "all"}, "sets bias, modules_to_save"),
     ({"layers_to_transform": [0]}, "layers_to_transform"),
-    ({"target_modules": ".*_proj"}, "target_modules"),
+    ({"target_modules": None}, "target_modules"),
     ({"base_model_name_or_path": None}, "base_model_name_or_path to starter"),
     ({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}, "--model.name Qwen/Qwen3-0.6B"),
 ]
