@@ -43,6 +43,7 @@ evaluation/    samples, verdicts, pass@k, paired tests, reports
 report/        a run as one HTML page
 merging/       merges an adapter into its base, tensor by tensor
 gguf/          GGUF files for llama.cpp, Ollama and LM Studio, their size and quality
+verify/        whether an engine, a file or a server uses an adapter
 hub/           files, model card and push
 files/         atomic writes, locks, JSON Lines, safetensors
 
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         push,
         report,
         train,
+        verify,
     )
     from lora_grpo.errors import RunError, UserError
     from lora_grpo.training import FastGRPOTrainer
@@ -98,6 +100,7 @@ __all__ = [
     "push",
     "report",
     "train",
+    "verify",
 ]
 
 _MODULES = {"FastGRPOTrainer": "training", "RunError": "errors", "UserError": "errors"}
@@ -114,7 +117,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """This package. Its `report`, `preview` and `audit` are functions, also when the folders of that name are loaded.
+    """This package. Its `report`, `preview`, `audit` and `verify` are functions, although folders have these names.
 
     `from lora_grpo.report import write_report` imports from the folder.
     """

@@ -35,6 +35,8 @@ from lora_grpo.report import write_report
 from lora_grpo.runs import Line, end_run, leave_run, read_metrics, read_record
 from lora_grpo.settings import Recipe, read_recipe, recipe_of_task, settle
 from lora_grpo.tasks import of_object
+from lora_grpo.verify import VerifyOptions, VerifyReport
+from lora_grpo.verify import verify as verify_adapter
 
 Reward = str | Callable[..., Any] | tuple[Callable[..., Any], float]
 """`"correct_answer=2.0"`, a function `(completions, **columns)`, or a function with its weight."""
@@ -416,6 +418,27 @@ def push(source: Source, repository: str, *, progress: ProgressListener = None, 
     """
     with _call("push", progress, _objects_of(source)):
         return push_to_hub(_options(PushOptions, {"source": _path(source), "repository": repository, **options}))
+
+
+def verify(
+    source: Source, against: Source | Sequence[Source], *, progress: ProgressListener = None, **options: Any
+) -> VerifyReport:
+    """Find out whether engines, files and servers use an adapter, or its base.
+
+    Args:
+        source: a run, or the folder or Hub id of an adapter.
+        against: one or several of: a merged model, the path of a GGUF file, "transformers", "vllm", or the address of
+            an OpenAI-compatible server with the name of a model, "http://127.0.0.1:8000#NAME".
+        options: the fields of `lora_grpo.verify.VerifyOptions`, such as `prompts="prompts.txt"`.
+
+    Raises:
+        UserError: the adapter, a target or the prompts are wrong.
+        RunError: a server does not answer in time.
+    """
+    targets = [against] if isinstance(against, (str, Path, TrainedRun, Merged)) else against
+    with _call("verify", progress, _objects_of(source)):
+        values = {"source": _path(source), "against": tuple(_path(target) for target in targets), **options}
+        return verify_adapter(_options(VerifyOptions, values))
 
 
 def report(source: Source, *, progress: ProgressListener = None) -> Path:

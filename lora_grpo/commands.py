@@ -161,6 +161,22 @@ argument. All files are uploaded in a single commit. If the upload is interrupte
 the missing files.
 """,
     ),
+    "verify": Verb(
+        room="verify",
+        options="VerifyOptions",
+        function="run_verify",
+        help="""\
+Verify that a merged model, a GGUF file, an engine or a server uses an adapter, and not its base.
+
+    lora-grpo verify outputs/gsm8k_lora --against outputs/gsm8k_lora/merged
+    lora-grpo verify outputs/gsm8k_lora --against outputs/gsm8k_lora/gguf/gsm8k_lora.Q4_0.gguf vllm
+    lora-grpo verify my_adapter --base Qwen/Qwen2.5-1.5B-Instruct --against http://127.0.0.1:8000#my_adapter
+
+Each target samples short completions. The base and the base with the adapter score the same tokens with transformers,
+and the logprobs tell which of the two the target is. The exit code is 0 if all targets answer as the adapter does, and
+1 if one does not, or if that cannot be told. docs/verify.md says what to do then.
+""",
+    ),
     "report": Verb(
         room="report",
         options="ReportOptions",

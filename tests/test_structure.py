@@ -32,7 +32,7 @@ LINES = [
     "rollouts",
     "data rewards",
     "evaluation",
-    "audit preview gpu_check gguf loss monitoring",
+    "audit preview gpu_check gguf loss monitoring verify",
     "training report hub",
     "process_state settings",
     "cli",

@@ -8,11 +8,11 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lora_grpo.endpoint.contexts import Context
-from lora_grpo.endpoint.protocol import Choice, Completion, RequestError, Token
+from lora_grpo.endpoint.protocol import Choice, Completion, RequestError, SamplingFields, Token
 from lora_grpo.sampling import RequestQueue, SampledTokens
 
 
@@ -80,14 +80,21 @@ def text_choice(tokenizer: Any, sample: SampledTokens, *, wants_tokens: bool) ->
     )
 
 
-def completion(model: str, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]) -> Completion:
+def completion(
+    model: str, request: SamplingFields, context: Context, samples: Sequence[SampledTokens], choices: Sequence[Choice]
+) -> Completion:
     """Return the answer to a request."""
+    prompt_token_ids = None
+    if request.return_token_ids:
+        prompt_token_ids = context.token_ids
+        choices = [replace(choice, token_ids=sample.token_ids) for choice, sample in zip(choices, samples, strict=True)]
     return Completion(
         id=f"chatcmpl-{secrets.token_hex(12)}",
         model=model or "policy",
         choices=choices,
         prompt_tokens=len(context.token_ids),
         completion_tokens=sum(len(sample.token_ids) for sample in samples),
+        prompt_token_ids=prompt_token_ids,
     )
 
 

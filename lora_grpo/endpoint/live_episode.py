@@ -108,7 +108,7 @@ class LiveEpisode:
             self._conversations.add(call, tools)
             wants_tokens = bool(request.logprobs)
             choices.append(chat_choice(self._policy.tokenizer, message, sample, wants_tokens=wants_tokens))
-        return completion(request.model, context, [sample for sample, _ in samples], choices)
+        return completion(request.model, request, context, [sample for sample, _ in samples], choices)
 
     async def complete(self, request: TextRequest) -> Completion:
         """Answer a completion of a text."""
@@ -125,7 +125,7 @@ class LiveEpisode:
                 self._conversations.add_text(prompt, call)
             wants_tokens = request.logprobs is not None
             choices.append(text_choice(self._policy.tokenizer, sample, wants_tokens=wants_tokens))
-        return completion(request.model, context, [sample for sample, _ in samples], choices)
+        return completion(request.model, request, context, [sample for sample, _ in samples], choices)
 
     def _check_sampling(self, request: ChatRequest | TextRequest) -> None:
         """Raise RequestError if the episode is over, or if a request asks for another distribution than the run's."""

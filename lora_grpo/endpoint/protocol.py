@@ -75,6 +75,8 @@ class SamplingFields(BaseModel):
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """vLLM's extension: whether the answer has the token ids of the prompt and of the completions."""
 
     @property
     def num_choices(self) -> int:
@@ -271,6 +273,8 @@ class Choice:
     """Each with `id`, `type` and `function`, whose arguments are a JSON text."""
     tokens: tuple[Token, ...] | None = None
     """For requests with `logprobs`."""
+    token_ids: Sequence[int] | None = None
+    """For requests with `return_token_ids`."""
 
     def message(self) -> dict[str, Any]:
         """Return the model's turn as a message of a chat completion."""
@@ -292,6 +296,8 @@ class Completion:
     choices: Sequence[Choice]
     prompt_tokens: int
     completion_tokens: int
+    prompt_token_ids: Sequence[int] | None = None
+    """For requests with `return_token_ids`."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -307,15 +313,18 @@ class Completion:
         choices = []
         for index, choice in enumerate(self.choices):
             entry = {"index": index, "message": choice.message(), "finish_reason": choice.finish_reason}
-            choices.append({**entry, "logprobs": _chat_logprobs(choice.tokens)})
-        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage}
+            choices.append({**entry, "logprobs": _chat_logprobs(choice.tokens), **_ids("token_ids", choice.token_ids)})
+        prompt_ids = _ids("prompt_token_ids", self.prompt_token_ids)
+        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage, **prompt_ids}
 
     def text(self) -> dict[str, Any]:
         """Return the body of a completion."""
         choices = []
         for index, choice in enumerate(self.choices):
             entry = {"index": index, "text": choice.content, "finish_reason": choice.finish_reason}
-            choices.append({**entry, "logprobs": _text_logprobs(choice.tokens)})
+            token_ids = _ids("token_ids", choice.token_ids)
+            prompt_ids = _ids("prompt_token_ids", self.prompt_token_ids)
+            choices.append({**entry, "logprobs": _text_logprobs(choice.tokens), **token_ids, **prompt_ids})
         return {**self._head("text_completion"), "choices": choices, "usage": self.usage}
 
     def chat_events(self, *, includes_usage: bool) -> Iterator[str]:
@@ -325,8 +334,9 @@ class Completion:
             delta = choice.message()
             if choice.tool_calls:
                 delta["tool_calls"] = [{**call, "index": number} for number, call in enumerate(choice.tool_calls)]
-            entry = {"index": index, "delta": delta, "finish_reason": None}
-            yield _event({**head, "choices": [{**entry, "logprobs": _chat_logprobs(choice.tokens)}]})
+            entry = {"index": index, "delta": delta, "finish_reason": None, **_ids("token_ids", choice.token_ids)}
+            prompt_ids = _ids("prompt_token_ids", self.prompt_token_ids)
+            yield _event({**head, "choices": [{**entry, "logprobs": _chat_logprobs(choice.tokens)}], **prompt_ids})
             end = {"index": index, "delta": {}, "finish_reason": choice.finish_reason, "logprobs": None}
             yield _event({**head, "choices": [end]})
         yield from self._end_of_stream(head, includes_usage=includes_usage)
@@ -350,6 +360,11 @@ class Completion:
 def _event(body: Mapping[str, Any]) -> str:
     """Return a server-sent event."""
     return f"data: {json.dumps(body)}\n\n"
+
+
+def _ids(name: str, token_ids: Sequence[int] | None) -> dict[str, list[int]]:
+    """Return a field with token ids, or no field for requests that do not want them."""
+    return {} if token_ids is None else {name: list(token_ids)}
 
 
 def _chat_logprobs(tokens: Sequence[Token] | None) -> dict[str, Any] | None:

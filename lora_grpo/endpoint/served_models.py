@@ -59,7 +59,7 @@ class ServedModels:
             text = context.begun_text + sample.text
             message = answer_message(self._policy.tokenizer, context, sample.token_ids, text, has_tools=bool(tools))
             choices.append(chat_choice(self._policy.tokenizer, message, sample, wants_tokens=wants_tokens))
-        return completion(model, context, samples, choices)
+        return completion(model, request, context, samples, choices)
 
     async def complete(self, request: TextRequest) -> Completion:
         """Answer a completion of a text."""
@@ -70,7 +70,7 @@ class ServedModels:
         choices = []
         for sample in samples:
             choices.append(text_choice(self._policy.tokenizer, sample, wants_tokens=wants_tokens))
-        return completion(model, context, samples, choices)
+        return completion(model, request, context, samples, choices)
 
     def _model_of(self, request: ChatRequest | TextRequest) -> str:
         """Return the name of the model that answers a request."""

@@ -13,8 +13,8 @@ from lora_grpo.evaluation.comparison import SIGNIFICANT, Comparison, p_text
 from lora_grpo.evaluation.pass_at_k import holm
 from lora_grpo.evaluation.report import REPORT, Report, read_as
 from lora_grpo.evaluation.schema import Schema
-from lora_grpo.evaluation.tables import Table, comparison_cells, text_table
-from lora_grpo.files import atomic, markdown, markdown_table, printable
+from lora_grpo.evaluation.tables import Table, comparison_cells
+from lora_grpo.files import atomic, markdown, markdown_table, printable, text_table
 
 ALSO = Path("joint/also")
 """Folder of the tasks in `eval.also`, inside the folder of a run's evaluation."""

@@ -15,8 +15,8 @@ from lora_grpo.evaluation.measurement import Measurement, measure
 from lora_grpo.evaluation.protocol import Protocol
 from lora_grpo.evaluation.results import Result
 from lora_grpo.evaluation.schema import Schema, percent
-from lora_grpo.evaluation.tables import Table, comparison_cells, count_cell, text_table
-from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable
+from lora_grpo.evaluation.tables import Table, comparison_cells, count_cell
+from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable, text_table
 
 REPORT = "report.json"
 _SHOWN_COUNTS = ("unparsed", "truncated", "mean tokens", "mean turns")

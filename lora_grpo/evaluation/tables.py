@@ -1,6 +1,6 @@
 """Tables of reports, for the terminal, Markdown and HTML."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lora_grpo.evaluation.comparison import Comparison
@@ -34,9 +34,3 @@ def count_cell(name: str, counts: Mapping[str, float]) -> str:
     if name.startswith("mean "):
         return f"{value:.1f}"
     return f"{100 * value / counts['samples']:.1f} ({value:g})"
-
-
-def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for the terminal."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return ["  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows)]

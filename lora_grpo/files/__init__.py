@@ -13,7 +13,7 @@ json_files.py   JSON objects and JSON Lines, from users and from interrupted run
 local_paths.py  finds paths of this machine in texts
 lock.py         one process per folder
 python_file.py  imports users' Python files
-text.py         Markdown tables, and escaping of text for terminals and pages
+text.py         tables, and escaping of text for terminals and pages
 tensors.py      safetensors files, read and written in blocks of rows
 """
 
@@ -32,4 +32,4 @@ from lora_grpo.files.tensors import (
     unquantized,
     write_tensors,
 )
-from lora_grpo.files.text import markdown, markdown_table, printable
+from lora_grpo.files.text import markdown, markdown_table, printable, text_table

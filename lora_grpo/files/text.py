@@ -1,4 +1,4 @@
-"""Text output: Markdown tables, and escaping of text from files and models for terminals and pages."""
+"""Text output: tables, and escaping of text from files and models for terminals and pages."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -40,6 +40,12 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], left:
         left = 1 if len(headings) > 2 else len(headings)
     alignment = ["---"] * left + ["---:"] * (len(headings) - left)
     return [_table_line(headings), f"|{'|'.join(alignment)}|", *map(_table_line, rows), ""]
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for the terminal."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return ["  ".join(map(str.rjust, cells, widths)) for cells in (headings, *rows)]
 
 
 def _table_line(cells: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from lora_grpo.gguf.modelfile import modelfile_path
 from lora_grpo.gguf.types import TypeName
 from lora_grpo.gguf.writer import write_gguf
 from lora_grpo.merging import REPORT, merged_model
-from lora_grpo.models import BEST, choose_adapter, source_adapter
+from lora_grpo.models import ADAPTER_CONFIG, BEST, choose_adapter, source_adapter
 from lora_grpo.runs import read_record, system_prompt
 
 
@@ -76,7 +76,17 @@ def export(options: ExportOptions) -> tuple[Path, ...]:
     if options.modelfile:
         ollama_name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model"
         console.result(f"  ollama create {ollama_name} -f {shlex.quote(str(modelfile_path(first_output)))}")
+    adapter = _adapter(options.source, folder)
+    if adapter is not None:
+        console.result(f"  {command('verify', adapter, '--against', *outputs.values())}")
     return tuple(outputs.values())
+
+
+def _adapter(source: Path, folder: Path) -> Path | None:
+    """Return the adapter of a merged model, or None if it is not known."""
+    if (folder.parent / "run.json").is_file():
+        return source_adapter(folder)
+    return source if (source / ADAPTER_CONFIG).is_file() else None
 
 
 def _default_output(folder: Path) -> tuple[Path, str]:

@@ -33,6 +33,7 @@ from lora_grpo.models import (
 from lora_grpo.runs import read_record
 from lora_grpo.sampling import served_rank
 from lora_grpo.tasks import TASK_NAMES, get_task
+from lora_grpo.verify import verified
 
 _LICENSE_SECONDS = 10
 """Time limit of the request for a license."""
@@ -90,6 +91,8 @@ class Facts:
     """The report on the tasks in `eval.also`, if the card has the evaluation that the run itself made."""
     ggufs: GgufSection | None = None
     """The GGUF files, if any of them was measured."""
+    verified: tuple[str, ...] = ()
+    """What `lora-grpo verify` found about these files, or about engines and servers with the adapter."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `generate` with which the model samples and ends as in lora_grpo, if its own settings differ."""
 
@@ -158,6 +161,7 @@ def gather(folder: Path, kind: str) -> Facts:
         example=example,
         also=also,
         ggufs=ggufs,
+        verified=tuple(verified(run, adapter_folder, folder)) if run else (),
         generation=generation,
     )
 

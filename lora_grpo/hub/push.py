@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from lora_grpo import __version__, console
+from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.files import disk
 from lora_grpo.flags import Flag
@@ -18,7 +19,7 @@ from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
 from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
 from lora_grpo.merging import check_current
-from lora_grpo.models import BEST, choose_adapter, model_files
+from lora_grpo.models import BEST, choose_adapter, model_files, source_adapter
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -87,8 +88,22 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
         console.result(f"dry run: nothing was sent\n\n{card_text}".removesuffix("\n"))
     else:
         url = send(options.repository, kind, files, options.public)
-        console.result(f"\n{url}")
+        console.result(f"\n{url}\nwhen it is served: {_verify_command(folder, kind, options.repository)}")
     return PushedFiles(url, tuple(file.name for file in files), card_text)
+
+
+def _verify_command(folder: Path, kind: str, repo_id: str) -> str:
+    """Return the command that verifies a server of what was pushed: Ollama for GGUF files, else vLLM."""
+    in_run = (folder.resolve().parent / "run.json").is_file()
+    adapter = source_adapter(folder.resolve()) if in_run else "ADAPTER"
+    if kind == "adapter":
+        adapter = folder
+    servers = {
+        "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",
+        "merged": f"http://127.0.0.1:8000#{repo_id}",
+        "gguf": f"http://127.0.0.1:11434#hf.co/{repo_id}",
+    }
+    return command("verify", adapter, "--against", servers[kind])
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:

@@ -80,6 +80,10 @@ def merge(options: MergeOptions) -> Path:
     identity = _identity(target, options)
     report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
+    flags = ["--base", options.base] if options.base else []
+    if options.onto == "dequantized":
+        flags += ["--bits", "4"]
+    console.result(f"verify    {command('verify', source, *flags, '--against', output)}")
     return output
 
 

@@ -44,6 +44,7 @@ _ENTRIES = (
     "report",
     ".report.partial",
     "tensorboard",
+    "verification.json",
     "metrics.jsonl",
     # last: until it is deleted, the folder is that of a run, and what is left of it can be overwritten
     "run.json",

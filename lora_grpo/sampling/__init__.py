@@ -33,6 +33,7 @@ from lora_grpo.sampling import build
 from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_process
 from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
 from lora_grpo.sampling.llama_cpp import GgufSampler
+from lora_grpo.sampling.llama_server import LlamaServer
 from lora_grpo.sampling.requests import Request, RequestQueue, Waiting
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams, end_early

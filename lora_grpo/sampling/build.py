@@ -139,11 +139,11 @@ def load_sampler(target: ModelSpec, backend: str, tokenizer: Any, sequence_token
                 base = plain_copy(base)
             base = use_grouped_attention(base)
         return Sampler(base.eval(), tokenizer, eos_token_ids)
-    model = _with_adapter(base, target.adapter)
+    model = with_adapter(base, target.adapter)
     return sampler_in_process(model, tokenizer, eos_token_ids)
 
 
-def _with_adapter(base: Any, adapter: Path) -> Any:
+def with_adapter(base: Any, adapter: Path) -> Any:
     """Return a base model with a saved adapter, or raise a UserError if they do not fit each other."""
     from peft import PeftModel
 

@@ -56,8 +56,9 @@ class LlamaServer:
             preexec_fn=functools.partial(sandbox.die_with_parent, os.getpid()),
         )
         self._stop = weakref.finalize(self, self.process.kill)
+        self.address = f"http://127.0.0.1:{port}"
         timeout = httpx2.Timeout(3600, connect=10)
-        self._client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, trust_env=False)
+        self._client = httpx2.Client(base_url=self.address, timeout=timeout, trust_env=False)
         properties = self._wait_for(model)
         uses_xllamacpp = program[0] == sys.executable
         if uses_xllamacpp:

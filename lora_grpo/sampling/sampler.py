@@ -44,6 +44,8 @@ class Sampler:
     """True if `stream` yields the completions of a prompt as soon as they are finished."""
     adds_bos = False
     """True if the BOS token must be added to a prompt that a chat template rendered."""
+    returns_logprobs = True
+    """Whether completions have logprobs, except for greedy ones."""
     phase_seconds: Mapping[str, float] = {}
     """Seconds of the phases of the last `wake_up`, which are logged as metrics `time/PHASE`; {} if it takes none."""
     batch_size: int | None = None

@@ -49,6 +49,7 @@ class VllmSampler(Sampler):
         super().__init__(policy, tokenizer, eos_token_ids)
         self.engine = engine
         self.serves_training = policy is not None
+        self.returns_logprobs = self.serves_training  # evaluations need none
         self._saved_adapter = self._load_saved(adapter) if adapter else None
         self._adapter: Any = None
         """The adapter to sample with, as the engine names it; None for the base model."""
@@ -103,7 +104,7 @@ class VllmSampler(Sampler):
     ) -> Iterator[tuple[int, list[SampledTokens]]]:
         """Yield (index of the prompt, its completions) when all completions of a prompt are finished."""
         requests = [ids for ids in self.encode(prompts) for _ in range(params.num_samples)]
-        wants_logprobs = self.serves_training and params.temperature > 0  # none for greedy decoding
+        wants_logprobs = self.returns_logprobs and params.temperature > 0  # none for greedy decoding
         options = request_options(params, seeds, self.eos_token_ids, logprobs=wants_logprobs)
         finished = self.engine.stream(requests, options, self._adapter)
         for prompt_index, decoded in by_prompt(finished, params.num_samples):

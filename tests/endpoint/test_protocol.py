@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from lora_grpo.endpoint.answers import completion, text_choice
+from lora_grpo.endpoint.contexts import Context
 from lora_grpo.endpoint.protocol import ChatRequest, RequestError, TextRequest, messages_of, parse
+from lora_grpo.sampling import SampledTokens
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -116,3 +119,22 @@ def test_no_tools_are_offered_where_the_choice_is_none():
     tools = [{"type": "function", "function": {"name": "look"}}]
     assert chat(tools=tools, tool_choice="none").offered_tools == []
     assert chat(tools=tools).offered_tools == tools
+
+
+def test_token_ids_are_in_the_answers_that_want_them():
+    """As vLLM has them: of the choices, and of the prompt in the answer to a chat, else in each choice."""
+    context = Context([1, 5, 6], text_before_answer="", begun_text="", parent=None)
+    samples = [SampledTokens([7, 2], "seven", truncated=False), SampledTokens([8], "eight", truncated=True)]
+    choices = [text_choice(None, sample, wants_tokens=False) for sample in samples]
+
+    answer = completion("m", chat(return_token_ids=True), context, samples, choices)
+    assert answer.chat()["prompt_token_ids"] == [1, 5, 6]
+    assert [choice["token_ids"] for choice in answer.chat()["choices"]] == [[7, 2], [8]]
+    for choice, token_ids in zip(answer.text()["choices"], [[7, 2], [8]], strict=True):
+        assert choice["token_ids"] == token_ids
+        assert choice["prompt_token_ids"] == [1, 5, 6]
+    events = [json.loads(event.removeprefix("data: ")) for event in [*answer.chat_events(includes_usage=False)][:-1]]
+    assert [choice.get("token_ids") for event in events for choice in event["choices"]] == [[7, 2], None, [8], None]
+
+    without = completion("m", chat(), context, samples, choices)
+    assert "token_ids" not in json.dumps([without.chat(), without.text(), *without.chat_events(includes_usage=False)])

@@ -62,7 +62,7 @@ def report_of(evaluated, baseline=None, *, table=(), **protocol):
 def safetensors(size=100, byte=b"\x01"):
     """Return a whole file of weights, of one tensor."""
     entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
-    header = json.dumps({"lora_A.weight": entry}).encode()
+    header = json.dumps({"base_model.model.q_proj.lora_A.weight": entry}).encode()
     return len(header).to_bytes(8, "little") + header + byte * size
 
 

@@ -1,7 +1,8 @@
 """A model learns to find its way through rooms, in an environment of OpenEnv (https://github.com/huggingface/OpenEnv).
 
-Method. GRPO on whole episodes. doors.py has the environment, made of OpenEnv's classes: two rooms with three doors each,
-and a sign that names the right one. The score is the fraction of rooms in which the model names that door and no other.
+Method. GRPO on whole episodes. doors.py has the environment, made of OpenEnv's classes: two rooms with three doors
+each, and a sign that names the right one. The score is the fraction of rooms in which the model names that door and no
+other.
 
     lora-grpo train task.py --preset laptop
 

@@ -1,0 +1,148 @@
+"""What else differs between a target and the training of an adapter: prompts, ends, and the target's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.verify.observe import Training
+from lora_grpo.verify.reference import Scores
+from lora_grpo.verify.targets import Answer, TargetFacts
+
+_CERTAIN_END = 0.98
+"""A greedy completion must end where the adapter ends it with at least this probability."""
+_SHOWN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that a target does in another way than the training."""
+
+    kind: str
+    """`chat template`, `BOS`, `EOS`, `defaults`, `context`, `weights` or `server`."""
+    text: str
+    """What differs, and the fix, in one line."""
+    changes_answers: bool
+    """Whether the target's answers differ from the adapter's because of it, whatever a client sends."""
+
+
+def prompt_difference(
+    renderings: Sequence[Sequence[int]], rendered: Sequence[int], tokenizer: Any
+) -> Difference | None:
+    """Return how the prompt that a target renders from messages differs from that of the training, or None.
+
+    Args:
+        renderings: see `Training.renderings`.
+        rendered: token ids of the target's prompt.
+    """
+    if list(rendered) in [list(rendering) for rendering in renderings]:
+        return None
+    expected = renderings[0]
+    bos = tokenizer.bos_token_id
+    if bos is not None:
+        num_expected = _num_leading(expected, bos)
+        num_rendered = _num_leading(rendered, bos)
+        if list(expected[num_expected:]) == list(rendered[num_rendered:]):
+            text = (
+                f"prompts begin with {num_rendered} BOS tokens, in training with {num_expected}; correct add_bos_token "
+                "in the tokenizer's settings, or the chat template that writes another one"
+            )
+            return Difference("BOS", text, changes_answers=True)
+
+    position = 0
+    while position < min(len(expected), len(rendered)) and expected[position] == rendered[position]:
+        position += 1
+    expected_text = tokenizer.decode(expected[position : position + _SHOWN_TOKENS])
+    rendered_text = tokenizer.decode(rendered[position : position + _SHOWN_TOKENS])
+    text = (
+        f"from token {position + 1} on, prompts are {rendered_text!r}, in training {expected_text!r}; give the target "
+        "the chat template of the adapter's folder"
+    )
+    return Difference("chat template", text, changes_answers=True)
+
+
+def length_difference(expected: Sequence[int], num_tokens: int | None) -> Difference | None:
+    """Return the difference if a target counts another number of tokens in a prompt than the training has."""
+    if num_tokens is None or num_tokens == len(expected):
+        return None
+    text = (
+        f"a prompt has {num_tokens} tokens, in training {len(expected)}; give the target the chat template of the "
+        "adapter's folder"
+    )
+    return Difference("chat template", text, changes_answers=True)
+
+
+def missed_end(answers: Sequence[Answer], scores: Sequence[Scores], end_token_ids: Sequence[int]) -> Difference | None:
+    """Return the difference if a target goes on where the adapter ends, or None.
+
+    Args:
+        answers: greedy completions of the target.
+        scores: the adapter's, of the same tokens.
+        end_token_ids: the tokens that end a completion in training.
+    """
+    num_missed = 0
+    for answer, row in zip(answers, scores, strict=True):
+        for position, (token_id, probability) in enumerate(zip(answer.token_ids, row.end_probabilities, strict=True)):
+            is_end = token_id in end_token_ids
+            is_last = position + 1 == len(answer.token_ids)
+            goes_on = is_end and not is_last
+            skips_end = not is_end and probability > _CERTAIN_END
+            if goes_on or skips_end:
+                num_missed += 1
+                break
+    if not num_missed:
+        return None
+    text = (
+        f"{num_missed} of {len(answers)} greedy completions go on where the adapter ends; set the target's EOS tokens "
+        f"to {_listed(end_token_ids)}"
+    )
+    return Difference("EOS", text, changes_answers=True)
+
+
+def unseen_end(num_answers: int) -> Difference:
+    """Return what is said if no answer was long enough to tell where the target ends."""
+    text = f"none of {num_answers} greedy answers has ended, so the target's EOS tokens were not seen"
+    return Difference("EOS", text, changes_answers=False)
+
+
+def declared_differences(facts: TargetFacts, training: Training) -> list[Difference]:
+    """Return the differences that a target's own settings show."""
+    differences = []
+    if facts.end_token_ids is not None:
+        # Whether another kind of token ends a completion, not every target can tell.
+        ends = [token_id for token_id in training.end_token_ids if _is_special(training.tokenizer, token_id)]
+        missing = sorted(set(ends) - set(facts.end_token_ids))
+        if missing:
+            text = f"token {_listed(missing)} ends no completion there; add it to the target's EOS tokens"
+            differences.append(Difference("EOS", text, changes_answers=True))
+    if facts.sampling_defaults:
+        settings = ", ".join(f"{name} {value:g}" for name, value in facts.sampling_defaults.items())
+        text = f"requests that do not set them are sampled with {settings}; send temperature, top_p and the others"
+        differences.append(Difference("defaults", text, changes_answers=False))
+    trained_tokens = training.sequence_tokens
+    if facts.context_tokens and trained_tokens and facts.context_tokens < trained_tokens:
+        text = f"the context has {facts.context_tokens} tokens, in training {trained_tokens}; serve with a longer one"
+        differences.append(Difference("context", text, changes_answers=False))
+    if facts.weight_type and facts.weight_type.lower() not in ("f32", "float32", "bf16", "f16", "bfloat16", "float16"):
+        text = f"weights are {facts.weight_type}, so answers differ by rounding"
+        differences.append(Difference("weights", text, changes_answers=False))
+    for warning in facts.warnings:
+        differences.append(Difference("server", warning, changes_answers=False))
+    return differences
+
+
+def _is_special(tokenizer: Any, token_id: int) -> bool:
+    added = tokenizer.added_tokens_decoder.get(token_id)
+    return token_id in tokenizer.all_special_ids or bool(added and added.special)
+
+
+def _num_leading(token_ids: Sequence[int], token_id: int) -> int:
+    number = 0
+    while number < len(token_ids) and token_ids[number] == token_id:
+        number += 1
+    return number
+
+
+def _listed(token_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, token_ids))

@@ -1,0 +1,88 @@
+"""Ask a target: what it samples, how it renders prompts, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lora_grpo.models import ModelSpec, completion_ends, tokenizer_of
+from lora_grpo.prompts import chat
+from lora_grpo.verify.probes import Prompt
+from lora_grpo.verify.targets import Answer, Target, TargetFacts
+
+_NUM_CHATS = 4
+"""Number of prompts that a target also answers as chats. One that only chats answers all."""
+CHAT_TOKENS = 96
+"""Maximum number of tokens of such an answer, which must be long enough to end."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the training of the adapter says about prompts and their completions."""
+
+    tokenizer: Any
+    prompts: Sequence[Prompt]
+    """The messages of N prompts."""
+    prompt_ids: Sequence[list[int]]
+    """Their token ids, rendered as in training."""
+    renderings: Sequence[list[int]]
+    """Token ids of the first prompt: those in `prompt_ids`, and those that the template renders if no variables, such
+    as `enable_thinking`, are passed to it, as servers do."""
+    end_token_ids: Sequence[int]
+    """The tokens that end a completion."""
+    sequence_tokens: int | None
+    """Maximum length of a prompt and its completion; None if it is not known."""
+
+
+def training_of(spec: ModelSpec, prompts: Sequence[Prompt]) -> Training:
+    """Return how prompts are rendered, and completions ended, in the training of an adapter."""
+    tokenizer = tokenizer_of(spec)
+    end_token_ids = completion_ends(spec, tokenizer)
+    texts = [chat.render_prompt(tokenizer, prompt) for prompt in prompts]
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    prompt_ids: list[list[int]] = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
+    renderings = prompt_ids[:1]
+    if has_template:
+        text = tokenizer.apply_chat_template(prompts[0], tokenize=False, add_generation_prompt=True)
+        renderings = [*renderings, tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return Training(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        prompt_ids=prompt_ids,
+        renderings=renderings,
+        end_token_ids=end_token_ids,
+        sequence_tokens=spec.run["config"]["model"]["max_sequence_tokens"] if spec.run else None,
+    )
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What a target has answered. It is closed by now."""
+
+    target: str
+    facts: TargetFacts
+    sampled: list[Answer | None]
+    """A completion of each prompt; see `Target.sample`."""
+    rendered: list[int] | None
+    """Token ids of the first prompt as the target renders it, or None."""
+    chats: list[Answer | None] | None
+    """Greedy answers to the first prompts as chats, or None."""
+
+
+def observe(target: Target, training: Training, max_tokens: int) -> Observations:
+    """Ask a target, and return its answers.
+
+    Args:
+        max_tokens: maximum number of tokens of a sampled completion.
+    """
+    sampled = target.sample(training.prompt_ids, max_tokens)
+    only_chats = not any(sampled)
+    num_chats = len(training.prompts) if only_chats else _NUM_CHATS
+    return Observations(
+        target=target.name,
+        facts=target.facts(),
+        sampled=sampled,
+        rendered=target.render(training.prompts[0]),
+        chats=target.chat(training.prompts[:num_chats], CHAT_TOKENS),
+    )

@@ -1,0 +1,155 @@
+"""`lora-grpo verify`: find out whether a merged model, a file, an engine or a server uses an adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import PositiveInt
+
+from lora_grpo import console
+from lora_grpo.config import check_fields
+from lora_grpo.errors import RunError, UserError
+from lora_grpo.flags import Flag
+from lora_grpo.models import (
+    ADAPTER_WEIGHTS,
+    BEST,
+    START,
+    ModelFlags,
+    ModelSpec,
+    choose_adapter,
+    resolve,
+    run_of,
+)
+from lora_grpo.verify import record
+from lora_grpo.verify.compare import compare
+from lora_grpo.verify.observe import CHAT_TOKENS, Observations, Training, observe, training_of
+from lora_grpo.verify.open_target import check_target, open_target
+from lora_grpo.verify.probes import choose_prompts
+from lora_grpo.verify.reference import Reference
+from lora_grpo.verify.report import TargetReport, VerifyReport, show
+
+_CHECKPOINTS = 3
+"""Number of a run's newest checkpoints that a target may use instead of the adapter."""
+
+
+@dataclass(frozen=True)
+class VerifyOptions(ModelFlags):
+    """Flags of `lora-grpo verify`."""
+
+    source: Annotated[str, Flag("RUN|ADAPTER")]
+    """A run folder, an adapter folder, or the Hub id of an adapter."""
+    against: tuple[str, ...] = ()
+    """What must use the adapter: a merged model's folder, a GGUF file, `transformers` or `vllm` in this process, or the
+    address of an OpenAI-compatible server, with the model's name there: http://127.0.0.1:8000#NAME."""
+    prompts: Path | None = None
+    """Prompts to compare on: a text file with one on each line, or JSON Lines with `messages`, `prompt` or `question`;
+    default: those of the run's last steps, else general questions."""
+    num_prompts: PositiveInt = 12
+    """Number of prompts."""
+    tokens: PositiveInt = 32
+    """Number of tokens that are sampled for each prompt."""
+    weight_bits: Literal[4, 5, 8, 16, 32] | None = None
+    """Bits of the target's weights, which decide what is rounding; default: what the target says, else 16."""
+    bits: Literal[4, 16] | None = None
+    """Precision of the base that the adapter is compared on; default: 16, and then 4 (NF4) for a run that was trained
+    so, if a target is neither of the two in 16 bits."""
+
+
+def run_verify(options: VerifyOptions) -> None:
+    """Verify, and print the report.
+
+    Raises:
+        RunError: a target does not use the adapter, or that cannot be told.
+    """
+    report = verify(options)
+    show(report)
+    problem = report.problem
+    if problem:
+        raise RunError(problem)
+
+
+def verify(options: VerifyOptions) -> VerifyReport:
+    """Compare the targets with an adapter and its base, and return what they are.
+
+    Each target is loaded, asked and closed before the next one. Then the base and the adapter, which are one model,
+    score the tokens of all targets.
+
+    Raises:
+        UserError: the adapter, a target or the prompts are wrong.
+    """
+    check_fields(options)
+    if not options.against:
+        raise UserError("nothing to verify; pass --against with a merged model, a GGUF file, an engine or a server")
+    spec = resolve(choose_adapter(options.source, options.what), options, bits=options.bits or 16)
+    if spec.adapter is None:
+        raise UserError(f"{options.source} has no adapter; pass a run or an adapter")
+    prompts, prompts_from = choose_prompts(options.prompts, spec, options.num_prompts)
+    training = training_of(spec, prompts)
+    for name in options.against:
+        check_target(name, training.tokenizer)
+
+    longest_prompt = max(len(token_ids) for token_ids in training.prompt_ids)
+    sequence_tokens = longest_prompt + max(options.tokens, CHAT_TOKENS)
+    observations = []
+    for name in options.against:
+        console.note(f"asking {name}")
+        target = open_target(name, spec, training.tokenizer, sequence_tokens, options)
+        try:
+            observations.append(observe(target, training, options.tokens))
+        finally:
+            target.close()
+
+    reports = _compare_all(observations, training, spec, options.weight_bits)
+    if options.bits is None and _was_trained_in_4_bits(spec):
+        # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
+        unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]
+        spec_in_4_bits = dataclasses.replace(spec, base=dataclasses.replace(spec.base, bits=4))
+        observed_again = [observations[index] for index in unknown]
+        again = _compare_all(observed_again, training, spec_in_4_bits, options.weight_bits)
+        for index, found in zip(unknown, again, strict=True):
+            if found.result.finding != "neither":
+                reports[index] = dataclasses.replace(found, base_bits=4)
+    report = VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports))
+    record.keep(report, spec)
+    return report
+
+
+def _compare_all(
+    observations: Sequence[Observations], training: Training, spec: ModelSpec, weight_bits: int | None
+) -> list[TargetReport]:
+    """Return the reports on targets. The model of the reference is loaded only if there are any."""
+    reference = Reference(spec, training.end_token_ids)
+    other_adapters = _other_adapters(spec)
+    return [compare(observed, training, reference, other_adapters, weight_bits) for observed in observations]
+
+
+def _was_trained_in_4_bits(spec: ModelSpec) -> bool:
+    return spec.run is not None and spec.run["policy"].get("bits", spec.run["config"]["model"]["bits"]) != 16
+
+
+def _other_adapters(spec: ModelSpec) -> dict[str, Path]:
+    """Return the other adapters of a run, which a target may use by mistake, by their names."""
+    run = run_of(spec.adapter) if spec.adapter and spec.run else None
+    if run is None:
+        return {}
+    folders = {"the run's last adapter": run / "adapter", "the run's best adapter": run / BEST}
+    folders["the adapter that the run started from"] = run / START
+    checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"), key=_step_of)
+    for checkpoint in checkpoints[-_CHECKPOINTS:]:
+        folders[f"the adapter of step {_step_of(checkpoint)}"] = checkpoint
+    assert spec.adapter is not None
+    other_adapters = {}
+    for name, folder in folders.items():
+        weights = folder / ADAPTER_WEIGHTS
+        if weights.is_file() and not filecmp.cmp(weights, spec.adapter / ADAPTER_WEIGHTS, shallow=False):
+            other_adapters[name] = folder
+    return other_adapters
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
