@@ -131,7 +131,7 @@ class OllamaServer:
         if not token_ids:
             return None
         has_ended = answer["done_reason"] == "stop"
-        return Answer(token_ids, logprobs, has_ended)  # its number of prompt tokens leaves out cached ones
+        return Answer(token_ids, logprobs, has_ended, answer.get("prompt_eval_count"))
 
     def close(self) -> None:
         """Close the connections."""
