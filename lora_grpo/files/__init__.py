@@ -26,6 +26,7 @@ from lora_grpo.files.tensors import (
     StoredTensor,
     TensorEntry,
     file_tensors,
+    main_dtype,
     model_tensors,
     row_blocks,
     same_values,

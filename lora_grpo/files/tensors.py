@@ -6,6 +6,7 @@ Source: https://github.com/huggingface/safetensors#format.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -84,6 +85,14 @@ def row_blocks(shape: tuple[int, ...], elements: int | None = None) -> Iterator[
     block_rows = max(1, (elements or BLOCK_ELEMENTS) // row_elements)
     for start in range(0, num_rows, block_rows):
         yield start, min(start + block_rows, num_rows)
+
+
+def main_dtype(tensors: Iterable[StoredTensor]) -> str:
+    """Return the safetensors dtype name of most parameters."""
+    parameters: Counter[str] = Counter()
+    for tensor in tensors:
+        parameters[tensor.dtype] += math.prod(tensor.shape)
+    return parameters.most_common(1)[0][0]
 
 
 def same_values(first: Rows, second: Rows) -> bool:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError, first_line
-from lora_grpo.files import Rows, StoredTensor, json_files, model_tensors, row_blocks
+from lora_grpo.files import Rows, StoredTensor, model_tensors, row_blocks
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, by_module, weight_name
 from lora_grpo.merging.mapping import MergePlan, plan_merge
 from lora_grpo.merging.report import Divergences
-from lora_grpo.models import ModelSpec, run_of, tokenizer_of
+from lora_grpo.models import ModelSpec, tokenizer_of
 from lora_grpo.prompts import chat
-from lora_grpo.runs import read_record, system_prompt
+from lora_grpo.runs import last_completions, read_record, system_prompt
 
 Weights = Mapping[str, Rows]
 
@@ -53,8 +53,7 @@ def measure_divergences(
     """
     try:
         assert target.adapter is not None
-        run = run_of(target.adapter) if target.run else None
-        texts = _texts(tokenizer_of(target), run)
+        texts = _texts(tokenizer_of(target), target.run_folder)
 
         # The same texts run through every model, one after the other.
         weights: dict[str, Weights] = {
@@ -103,9 +102,8 @@ def _texts(tokenizer: Any, run: Path | None) -> _Texts:
 def _completions(tokenizer: Any, run: Path) -> list[list[int]]:
     """Return the token ids of `_TEXTS` prompts with completions; [] if the run has none."""
     row_of_completion = {}
-    for path in sorted((run / "completions").glob("step-*.jsonl"))[-_STEPS:]:
-        for _, row in json_files.read_lines(path, "completions"):
-            row_of_completion[row["id"], row["completion"]] = row
+    for row in last_completions(run, _STEPS):
+        row_of_completion[row["id"], row["completion"]] = row
     rows = list(row_of_completion.values())
     # A step has many completions for each of its few questions, so the rows are taken at equal distances.
     stride = max(1, len(rows) // _TEXTS)

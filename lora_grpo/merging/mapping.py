@@ -11,14 +11,13 @@ training would be silently lost. These keys of PEFT (0.21) are merged:
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lora_grpo.errors import UserError
-from lora_grpo.files import StoredTensor, file_tensors, same_values, unquantized
+from lora_grpo.files import StoredTensor, file_tensors, main_dtype, same_values, unquantized
 from lora_grpo.merging.base_weights import current_names, weight_name
 from lora_grpo.merging.outputs import LowRank, Output
 from lora_grpo.models import ADAPTER_WEIGHTS, PATTERNS, SELECTION, SavedAdapter, read_adapter
@@ -43,10 +42,7 @@ class MergePlan:
     @property
     def base_dtype(self) -> str:
         """The safetensors dtype name of most parameters in the base."""
-        parameters: Counter[str] = Counter()
-        for output in self.outputs.values():
-            parameters[output.base.dtype] += math.prod(output.base.shape)
-        return parameters.most_common(1)[0][0]
+        return main_dtype(output.base for output in self.outputs.values())
 
 
 def plan_merge(base: Mapping[str, StoredTensor], folder: Path, model: Any) -> MergePlan:

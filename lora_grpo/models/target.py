@@ -85,6 +85,11 @@ class ModelSpec:
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
+    def run_folder(self) -> Path | None:
+        """Folder of the run that trained the adapter, or None."""
+        return run_of(self.adapter) if self.adapter and self.run else None
+
+    @property
     def context_tokens(self) -> int | None:
         """Maximum length of a prompt and its completion in tokens, or None if the configuration does not specify it."""
         config = json_files.read_object(Path(self.base.name) / "config.json")

@@ -13,7 +13,7 @@ failure.py      how a run ends that does not finish: the error in run.json, told
 reader.py       the schema of run.json, and the versions in it; reads the folder of a run in any state
 """
 
-from lora_grpo.runs.checkpoints import AtomicCheckpoints, newest_complete, newest_step, saved_bytes
+from lora_grpo.runs.checkpoints import AtomicCheckpoints, checkpoints_in, newest_complete, newest_step, saved_bytes
 from lora_grpo.runs.failure import FailedElsewhere, end_run
 from lora_grpo.runs.reader import (
     Line,
@@ -21,6 +21,7 @@ from lora_grpo.runs.reader import (
     duration,
     flatten,
     git_revision,
+    last_completions,
     now,
     planned_settings,
     read_metrics,

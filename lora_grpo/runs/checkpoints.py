@@ -51,7 +51,7 @@ class AtomicCheckpoints:
         # not the trained adapter.
         shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
         atomic.publish(self._staging / name, folder / name)
-        for checkpoint in _checkpoints(folder)[self.keep_checkpoints :]:
+        for checkpoint in checkpoints_in(folder)[self.keep_checkpoints :]:
             shutil.rmtree(checkpoint.path)
         shutil.rmtree(self._staging, ignore_errors=True)
 
@@ -75,7 +75,7 @@ def newest_complete(folder: Path) -> Checkpoint | None:
         RunError: all checkpoints are damaged. None is deleted.
     """
     damage_of: dict[Path, str] = {}  # by path, newest first
-    for checkpoint in _checkpoints(folder):
+    for checkpoint in checkpoints_in(folder):
         damage = atomic.damage(checkpoint.path)
         if damage:
             damage_of[checkpoint.path] = damage
@@ -95,7 +95,7 @@ def newest_complete(folder: Path) -> Checkpoint | None:
 
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint, based only on folder names; 0 if there is none."""
-    checkpoints = _checkpoints(folder)
+    checkpoints = checkpoints_in(folder)
     return checkpoints[0].step if checkpoints else 0
 
 
@@ -107,7 +107,7 @@ def saved_bytes(folder: Path) -> int:
     return total
 
 
-def _checkpoints(folder: Path) -> list[Checkpoint]:
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
     """Return the checkpoints in a folder, newest first."""
     checkpoints = []
     for path in folder.glob(f"{_PREFIX}*"):

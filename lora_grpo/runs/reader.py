@@ -4,7 +4,7 @@ import contextlib
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -176,6 +176,13 @@ def _read_steps(folder: Path) -> list[Line]:
     for path in sorted(folder.glob("step-*.jsonl")):
         lines += json_files.read_finished_lines(path, step=int, completion=str, rewards=dict)
     return sorted(lines, key=lambda line: line["step"])
+
+
+def last_completions(folder: Path, num_steps: int) -> Iterator[Line]:
+    """Yield the logged completions of the last steps of a run, or raise a UserError if a line is damaged."""
+    for path in sorted((folder / "completions").glob("step-*.jsonl"))[-num_steps:]:
+        for _, row in json_files.read_lines(path, "completions"):
+            yield row
 
 
 def read_metrics(folder: Path) -> list[Line]:

@@ -34,9 +34,11 @@ from lora_grpo.sampling.build import build_sampler, check_server, sampler_in_pro
 from lora_grpo.sampling.gguf_model import GgufModel, read_gguf, read_header
 from lora_grpo.sampling.llama_cpp import GgufSampler
 from lora_grpo.sampling.llama_server import LlamaServer
+from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.requests import Request, RequestQueue, Waiting
 from lora_grpo.sampling.sampler import Sampler
 from lora_grpo.sampling.samples import Decoded, Prompts, SampledTokens, SamplingParams, end_early
+from lora_grpo.sampling.streams import in_threads
 from lora_grpo.sampling.token_selection import completion_seed
 from lora_grpo.sampling.unsloth_sampler import SharedVllmSampler
 from lora_grpo.sampling.vllm_sampler import VllmSampler, served_rank

@@ -87,9 +87,11 @@ def _judge_logprobs(
     other_adapters: Mapping[str, Path],
 ) -> Verdict:
     """Return the verdict on a target that reports logprobs."""
-    base = _logprobs(reference.score(texts, scale=0))
-    adapter = _logprobs(reference.score(texts))
-    rounding = reference.rounding(texts, precision)
+    base_scores = reference.score(texts, scale=0)
+    adapter_scores = reference.score(texts)
+    rounding = reference.rounding(texts, precision, base_scores, adapter_scores)
+    base = _logprobs(base_scores)
+    adapter = _logprobs(adapter_scores)
     verdict = judge(logprobs, base, adapter, {}, rounding)
 
     # What else may the target be? Rounding may hide that it is not the adapter.

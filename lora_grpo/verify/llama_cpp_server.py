@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lora_grpo.verify.openai_servers import changed_settings
-from lora_grpo.verify.server_client import RefusedRequest, ServerClient, in_threads
+from lora_grpo.verify.server_client import RefusedRequest, ServerClient, all_of
 from lora_grpo.verify.targets import IN_16_BITS, Answer, Messages, TargetFacts
 
 _NEUTRAL_SETTINGS: Mapping[str, tuple[float, ...]] = {
@@ -122,7 +122,7 @@ class LlamaCppServer:
             answer = self._post("/completion", body)
             return self._client.parsed("/completion", lambda: _completion(answer))
 
-        return in_threads(complete, range(len(prompts)))
+        return all_of(complete, range(len(prompts)))
 
     def render(self, messages: Messages) -> list[int] | None:
         """Return the ids of a chat prompt. See `Target.render`."""
@@ -151,7 +151,7 @@ class LlamaCppServer:
             return self._client.parsed("/v1/chat/completions", lambda: _chat_completion(answer))
 
         try:
-            return in_threads(complete, prompts)
+            return all_of(complete, prompts)
         except RefusedRequest as error:
             if error.means_no_chat:
                 return None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lora_grpo.files import model_tensors
+from lora_grpo.files import main_dtype, model_tensors
 from lora_grpo.models import ModelSpec, base_model, tokenizer_of
 from lora_grpo.prompts import chat
 from lora_grpo.sampling import Sampler, SamplingParams, build, completion_seed
@@ -45,11 +43,9 @@ class LocalTarget:
         computed = str(base_model.compute_dtype()).removeprefix("torch.")
         if self._spec.adapter is not None or self._spec.base.loaded_bits == 4:
             return computed
-        parameters: Counter[str] = Counter()
-        for tensor in model_tensors(Path(self._spec.base.name)).values():
-            parameters[tensor.dtype] += math.prod(tensor.shape)
-        stored = parameters.most_common(1)[0][0]
-        return stored if computed == "float32" else computed
+        if computed != "float32":
+            return computed
+        return main_dtype(model_tensors(Path(self._spec.base.name)).values())
 
     def sample(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Answer | None]:
         params = SamplingParams(1, temperature=1.0, top_p=1.0, max_tokens=max_tokens)

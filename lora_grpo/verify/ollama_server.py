@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_grpo.verify.llama_cpp_server import weight_type
 from lora_grpo.verify.openai_servers import changed_settings
-from lora_grpo.verify.server_client import RefusedRequest, ServerClient, in_threads
+from lora_grpo.verify.server_client import RefusedRequest, ServerClient, all_of
 from lora_grpo.verify.targets import Answer, Messages, TargetFacts
 from lora_grpo.verify.token_texts import TokenTexts
 
@@ -75,7 +75,7 @@ class OllamaServer:
             answer = self._generate(prompts[index], options)
             return self._client.parsed("/api/generate", lambda: self._answer(answer, answer["response"]))
 
-        return in_threads(complete, range(len(prompts)))
+        return all_of(complete, range(len(prompts)))
 
     def _generate(self, prompt: list[int], options: Mapping[str, float]) -> dict[str, Any]:
         settings = self._settings({**options, "stop": []})
@@ -106,7 +106,7 @@ class OllamaServer:
             answer = self._client.post("/api/chat", body)
             return self._client.parsed("/api/chat", lambda: self._answer(answer, answer["message"]["content"]))
 
-        return in_threads(complete, prompts)
+        return all_of(complete, prompts)
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that all requests have."""

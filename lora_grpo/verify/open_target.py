@@ -61,7 +61,7 @@ def open_target(name: str, spec: ModelSpec, tokenizer: Any, sequence_tokens: int
         return open_local(name, spec, name, sequence_tokens)
     path = Path(name).expanduser()
     if path.is_file():
-        return open_gguf(path, sequence_tokens, tokenizer)
+        return open_gguf(path, sequence_tokens)
     merged_flags = ModelFlags(trust_remote_code=flags.trust_remote_code)
     merged = resolve(name, merged_flags, bits=16)
     return open_local(name, merged, "transformers", sequence_tokens)

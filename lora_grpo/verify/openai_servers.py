@@ -15,7 +15,7 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.verify.server_client import RefusedRequest, ServerClient, in_threads
+from lora_grpo.verify.server_client import RefusedRequest, ServerClient, all_of
 from lora_grpo.verify.targets import Answer, Messages, TargetFacts
 from lora_grpo.verify.token_texts import TokenTexts
 
@@ -98,7 +98,7 @@ class OpenAIServer:
             answer = self._complete(prompts[index], max_tokens, seed=index + 1, wants_logprobs=gives_logprobs)
             return self._client.parsed("/v1/completions", lambda: self._answer(answer, answer["choices"][0]["text"]))
 
-        return in_threads(complete, range(len(prompts)))
+        return all_of(complete, range(len(prompts)))
 
     def _gives_logprobs(self, prompt: list[int]) -> bool:
         """Whether the server returns logprobs, asked with a completion of one token."""
@@ -167,7 +167,7 @@ class OpenAIServer:
                 lambda: self._answer(answer, answer["choices"][0]["message"]["content"] or ""),
             )
 
-        return in_threads(complete, prompts)
+        return all_of(complete, prompts)
 
     def _chat(self, messages: Messages, max_tokens: int, *, wants_logprobs: bool) -> dict[str, Any]:
         body = {
@@ -262,7 +262,7 @@ class VllmServer(OpenAIServer):
             return self._client.parsed("/v1/completions", lambda: answer["choices"][0]["finish_reason"] == "stop")
 
         candidates = end_candidates(self._tokenizer)
-        ends = in_threads(ends_at, candidates)
+        ends = all_of(ends_at, candidates)
         return tuple(token_id for token_id, is_end in zip(candidates, ends, strict=True) if is_end)
 
 

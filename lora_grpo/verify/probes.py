@@ -7,8 +7,8 @@ from typing import Any
 
 from lora_grpo.errors import UserError
 from lora_grpo.files import json_files
-from lora_grpo.models import ModelSpec, run_of
-from lora_grpo.runs import system_prompt
+from lora_grpo.models import ModelSpec
+from lora_grpo.runs import last_completions, system_prompt
 
 Prompt = list[dict[str, Any]]
 """The messages of a chat prompt."""
@@ -51,11 +51,10 @@ def choose_prompts(file: Path | None, spec: ModelSpec, number: int) -> tuple[lis
     prompts: list[Prompt] = []
     opening: list[dict[str, Any]] = []
     origin = "general questions"
-    run = run_of(spec.adapter) if spec.adapter and spec.run else None
-    if run and spec.run:
+    if spec.run_folder and spec.run:
         system = system_prompt(spec.run)
         opening = [{"role": "system", "content": system}] if system else []
-        prompts = _of_run(run, opening)
+        prompts = _of_run(spec.run_folder, opening)
     if prompts:
         origin = "questions of the run's last steps"
         # A step has many completions of the same few prompts, so prompts are taken at equal distances.
@@ -93,15 +92,14 @@ def _of_row(row: Any, where: str) -> Prompt:
 def _of_run(run: Path, opening: Prompt) -> list[Prompt]:
     """Return the different prompts of the last steps of a run, which begin with `opening`."""
     prompts: list[Prompt] = []
-    for path in sorted((run / "completions").glob("step-*.jsonl"))[-_STEPS:]:
-        for _, row in json_files.read_lines(path, "completions"):
-            prompt = [*opening, *_asked(row["question"])]
-            if row.get("messages"):  # of a conversation, up to the model's last turn
-                prompt = row["messages"][:-1]
-                if not prompt or any(message["role"] == "tool" or "tool_calls" in message for message in prompt):
-                    continue  # an episode that failed, or one whose prompts have tools
-            if prompt not in prompts:
-                prompts.append(prompt)
+    for row in last_completions(run, _STEPS):
+        prompt = [*opening, *_asked(row["question"])]
+        if row.get("messages"):  # of a conversation, up to the model's last turn
+            prompt = row["messages"][:-1]
+            if not prompt or any(message["role"] == "tool" or "tool_calls" in message for message in prompt):
+                continue  # an episode that failed, or one whose prompts have tools
+        if prompt not in prompts:
+            prompts.append(prompt)
     return prompts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_grpo.files import atomic, json_files
-from lora_grpo.models import ModelSpec, adapter_sha256, model_files, run_of
+from lora_grpo.models import ModelSpec, adapter_sha256, model_files
 from lora_grpo.runs import now
 from lora_grpo.verify.open_target import ENGINES
 from lora_grpo.verify.report import VerifyReport
@@ -17,7 +17,7 @@ VERIFICATION = "verification.json"
 
 def keep(report: VerifyReport, spec: ModelSpec) -> None:
     """Add the targets that use the adapter to the run's file. Without a run, nothing is kept."""
-    run = run_of(spec.adapter) if spec.adapter and spec.run else None
+    run = spec.run_folder
     if run is None or spec.adapter is None:
         return
     entries = _read(run)

@@ -11,7 +11,7 @@ from typing import Any
 from lora_grpo.errors import UserError
 from lora_grpo.files import row_blocks
 from lora_grpo.models import ModelSpec, base_model, engines, load_adapter
-from lora_grpo.sampling import build
+from lora_grpo.sampling import build, plain_copy
 from lora_grpo.verify.targets import IN_16_BITS
 
 _BLOCK_WIDTH = 32
@@ -74,7 +74,7 @@ class Reference:
         if self._loaded is None:
             base = base_model.load_base(self._spec.base)
             if self._spec.base.loaded_bits == 4:
-                base = build.plain_copy(base)
+                base = plain_copy(base)
             self._loaded = build.with_adapter(base, self._adapter)
         return self._loaded
 
@@ -118,11 +118,17 @@ class Reference:
             for layer, factor in zip(layers, scaling, strict=True):
                 layer.scaling["default"] = factor
 
-    def rounding(self, texts: Sequence[Text], precision: Precision) -> float:
+    def rounding(
+        self, texts: Sequence[Text], precision: Precision, base: Sequence[Scores], adapter: Sequence[Scores]
+    ) -> float:
         """Return the largest mean difference that rounding the weights explains, in nats per token.
 
         The matrices of the base, in 16 bits with the adapter merged, are rounded to the type of GGUF with so many bits.
         The difference that this makes to the logprobs is multiplied by `_ROUNDING_FACTOR`.
+
+        Args:
+            base: the base's scores of the same texts.
+            adapter: those of the base with the adapter.
         """
         engine_rounding = precision.engine_rounding
         if not base_model.is_float32(self._model):
@@ -131,7 +137,7 @@ class Reference:
         if precision.bits >= 32 or is_less_than_arithmetic:
             return engine_rounding
         is_merged = precision.bits >= 16  # a base that is published in 16 bits is not rounded itself
-        exact = _joined(self.score(texts, scale=float(is_merged)))
+        exact = _joined(adapter if is_merged else base)
         if is_merged:
             self._model.merge_adapter()
         vocabulary_weights = [self._model.get_output_embeddings().weight, self._model.get_input_embeddings().weight]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from lora_grpo.errors import RunError, UserError, first_line
+from lora_grpo.sampling import in_threads
 
 _CONCURRENT_REQUESTS = 8
 _CONNECT_SECONDS = 10
@@ -145,15 +145,10 @@ class ServerClient:
         self._client.close()
 
 
-def in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def all_of(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return `function(item)` of all items, a few at a time. After an error, no further ones begin."""
-    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+    results = dict(in_threads(lambda index: function(items[index]), len(items), _CONCURRENT_REQUESTS))
+    return [results[index] for index in range(len(items))]
 
 
 def _reason(answer: Any) -> str:

@@ -53,13 +53,12 @@ def open_server(url: str, model: str | None, tokenizer: Any, *, seconds: float =
         raise
 
 
-def open_gguf(path: Path, context_tokens: int, tokenizer: Any) -> Target:
+def open_gguf(path: Path, context_tokens: int) -> Target:
     """Return the target in a GGUF file, run by llama.cpp.
 
     Args:
         path: the file.
         context_tokens: maximum length of a prompt and its completion.
-        tokenizer: the transformers tokenizer of the adapter; llama.cpp has the file's own.
 
     Raises:
         UserError: the file is damaged, or llama.cpp is not installed or cannot load it.

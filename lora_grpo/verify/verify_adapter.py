@@ -23,8 +23,8 @@ from lora_grpo.models import (
     ModelSpec,
     choose_adapter,
     resolve,
-    run_of,
 )
+from lora_grpo.runs import checkpoints_in
 from lora_grpo.verify import record
 from lora_grpo.verify.compare import compare
 from lora_grpo.verify.observe import CHAT_TOKENS, Observations, Training, observe, training_of
@@ -85,9 +85,10 @@ def verify(options: VerifyOptions) -> VerifyReport:
     check_fields(options)
     if not options.against:
         raise UserError("nothing to verify; pass --against with a merged model, a GGUF file, an engine or a server")
-    spec = resolve(choose_adapter(options.source, options.what), options, bits=options.bits or 16)
-    if spec.adapter is None:
+    trained_spec = resolve(choose_adapter(options.source, options.what), options, bits=options.bits)
+    if trained_spec.adapter is None:
         raise UserError(f"{options.source} has no adapter; pass a run or an adapter")
+    spec = dataclasses.replace(trained_spec, base=dataclasses.replace(trained_spec.base, bits=options.bits or 16))
     prompts, prompts_from = choose_prompts(options.prompts, spec, options.num_prompts)
     training = training_of(spec, prompts)
     for name in options.against:
@@ -105,12 +106,11 @@ def verify(options: VerifyOptions) -> VerifyReport:
             target.close()
 
     reports = _compare_all(observations, training, spec, options.weight_bits)
-    if options.bits is None and _was_trained_in_4_bits(spec):
+    if trained_spec.base.bits != spec.base.bits:
         # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
         unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]
-        spec_in_4_bits = dataclasses.replace(spec, base=dataclasses.replace(spec.base, bits=4))
         observed_again = [observations[index] for index in unknown]
-        again = _compare_all(observed_again, training, spec_in_4_bits, options.weight_bits)
+        again = _compare_all(observed_again, training, trained_spec, options.weight_bits)
         for index, found in zip(unknown, again, strict=True):
             if found.result.finding != "neither":
                 reports[index] = dataclasses.replace(found, base_bits=4)
@@ -128,28 +128,18 @@ def _compare_all(
     return [compare(observed, training, reference, other_adapters, weight_bits) for observed in observations]
 
 
-def _was_trained_in_4_bits(spec: ModelSpec) -> bool:
-    return spec.run is not None and spec.run["policy"].get("bits", spec.run["config"]["model"]["bits"]) != 16
-
-
 def _other_adapters(spec: ModelSpec) -> dict[str, Path]:
     """Return the other adapters of a run, which a target may use by mistake, by their names."""
-    run = run_of(spec.adapter) if spec.adapter and spec.run else None
-    if run is None:
+    run = spec.run_folder
+    if run is None or spec.adapter is None:
         return {}
     folders = {"the run's last adapter": run / "adapter", "the run's best adapter": run / BEST}
     folders["the adapter that the run started from"] = run / START
-    checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"), key=_step_of)
-    for checkpoint in checkpoints[-_CHECKPOINTS:]:
-        folders[f"the adapter of step {_step_of(checkpoint)}"] = checkpoint
-    assert spec.adapter is not None
+    for checkpoint in checkpoints_in(run / "checkpoints")[:_CHECKPOINTS]:
+        folders[f"the adapter of step {checkpoint.step}"] = checkpoint.path
     other_adapters = {}
     for name, folder in folders.items():
         weights = folder / ADAPTER_WEIGHTS
         if weights.is_file() and not filecmp.cmp(weights, spec.adapter / ADAPTER_WEIGHTS, shallow=False):
             other_adapters[name] = folder
     return other_adapters
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])

@@ -2,15 +2,12 @@
 
 import http.server
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
-import time
 import urllib.request
 
 import pytest
+from helpers.vllm_servers import ONE_ADAPTER, running_vllm
 
 from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig
@@ -43,36 +40,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     plain_copy(base_model.load_base(ModelConfig())).save_pretrained(folder / "base")
     base_model.load_tokenizer(ModelConfig()).save_pretrained(folder / "base")
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "base")),
-        *("--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-model-len", "256"),
-        *("--max-num-batched-tokens", "512", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "1"),
-        *("--logprobs-mode", "processed_logprobs", "--host", "127.0.0.1", "--port", str(port)),
-    ]
-    environment = {
-        **os.environ,
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5)
-                break
-            except OSError:
-                time.sleep(1)
+    flags = (*ONE_ADAPTER, "--logprobs-mode", "processed_logprobs")
+    with running_vllm(folder / "base", folder / "log", *flags) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def train(url, folder, warm, *more):

@@ -201,7 +201,7 @@ def vllm_url(variants, tmp_path_factory):
         if variant != "base"
     }
     log_path = tmp_path_factory.mktemp("vllm") / "log"
-    with running_vllm(starter.model_path(), adapters, log_path) as url:
+    with running_vllm(starter.model_path(), log_path, adapter_folders=adapters) as url:
         yield url
 
 
@@ -297,7 +297,7 @@ def test_a_gguf_file_with_lost_settings(variants, with_lost, lost, is_server):
 @with_vllm
 def test_a_server_of_vllm_with_lost_settings(variants, with_lost, tmp_path):
     lost = ("eos", "template")
-    with running_vllm(with_lost(*lost), {}, tmp_path / "log") as url:
+    with running_vllm(with_lost(*lost), tmp_path / "log") as url:
         check_lost(report_on(variants, "strong", url), *lost)
 
 

@@ -119,7 +119,8 @@ def ranks_of(model, prompt, answer):
 def vllm_server(starter_models, tmp_path_factory):
     """A server with the base and the adapter."""
     adapters = {"tuned": starter_models.adapter_folder}
-    with running_vllm(starter_models.base_folder, adapters, tmp_path_factory.mktemp("vllm") / "log") as url:
+    log_path = tmp_path_factory.mktemp("vllm") / "log"
+    with running_vllm(starter_models.base_folder, log_path, adapter_folders=adapters) as url:
         yield url
 
 
@@ -182,7 +183,7 @@ def test_llama_cpp_answers_with_its_model(llama_server, starter_models, opened):
 
 @with_llama_cpp
 def test_a_gguf_file_is_run_by_a_server_of_its_own(gguf, starter_models):
-    target = open_gguf(gguf, 256, starter_models.tokenizer)
+    target = open_gguf(gguf, 256)
     try:
         assert target.name == str(gguf)
         check_completions(target, starter_models, starter_models.base, F16_ROUNDING)
