@@ -159,6 +159,7 @@ class AgentPool:
                 policy.queue.episode_ended(episode.number)
                 self._answerers.pop(episode.secret, None)
                 self._answerers.pop(runner.secret, None)
+                runner.release(episode_id)
             return self._played(answer, episode)
 
     async def _run(

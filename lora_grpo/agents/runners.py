@@ -31,6 +31,7 @@ class Runner:
         self.is_started = is_started
         self._process = process
         self._is_ending = False
+        self._reserved: set[int] = set()
         self._results: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
 
@@ -41,12 +42,17 @@ class Runner:
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes it plays now."""
-        return len(self._results)
+        """How many episodes have a place in it."""
+        return len(self._reserved)
 
     def reserve(self, episode: int) -> None:
-        """Count an episode that `run` will play, so that no other one takes its place meanwhile."""
+        """Give an episode that `run` will play a place, until `release`."""
+        self._reserved.add(episode)
         self._results[episode] = asyncio.get_running_loop().create_future()
+
+    def release(self, episode: int) -> None:
+        """Take the place of an episode back, after its addresses have been closed."""
+        self._reserved.discard(episode)
 
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Play a reserved episode, and return its result: {"returned": ...}, {"score": ...} or {"error": ...}."""

@@ -351,7 +351,7 @@ def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     agents.keep_logs_in(tmp_path)
     played = play(sampler, rows, group_size=1)
     failures = {number: episode.agent.failure for number, episode in enumerate(played) if episode.agent.failure}
-    assert sorted(failures) == [1, 2, 3, 4, 6, 7]
+    assert sorted(failures) == [1, 2, 3, 4, 6, 7], failures
     assert failures[1] == "the agent's process ended with exit code 4 before it wrote a score"
     assert failures[2] == "the agent's process wrote a line of more than 1 MiB to standard output"
     assert "returned {'score': 'high'}; expected a score from 0 to 1" in failures[3]
@@ -360,6 +360,25 @@ def test_a_command_plays_one_row_after_the_other(sampler, tmp_path):
     assert "answered with the id '7'; expected the number that it was sent" in failures[7]
     assert all(episode.verdict.value == 0.5 for episode in played if not episode.agent.failure)
     assert not marked_processes()
+
+
+TOGETHER_SCRIPT = """
+import json, os, sys, time, urllib.request
+
+for line in sys.stdin:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).read()
+    time.sleep(-time.time() % 0.25)
+    print(json.dumps({"score": 1.0}), flush=True)
+"""
+
+
+def test_processes_that_answer_at_the_same_time_get_their_next_episodes(sampler, tmp_path):
+    (tmp_path / "agent.py").write_text(TOGETHER_SCRIPT)
+    rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\nPROCESSES = 6\nMAX_FAILED = 1.0\n")
+    played = play(sampler, rows, group_size=2)
+    assert not [episode.agent.failure for episode in played if episode.agent.failure]
 
 
 IDS_SCRIPT = """
