@@ -44,54 +44,68 @@ def compare(
         UserError: no answer of the target can be compared.
     """
     answers = observed.sampled
-    if not any(answers):
+    is_chat = not any(answers)
+    if is_chat:
         answers = observed.chats or []  # of a server that only chats
+    completions = []
     texts = []
-    logprobs = []
     for prompt_ids, answer in zip(training.prompt_ids, answers, strict=False):
         if answer is None or not answer.token_ids:
             continue
         has_read_prompt = answer.prompt_tokens in (None, len(prompt_ids))
         if has_read_prompt:  # without another BOS token, and not truncated
+            completions.append(answer)
             texts.append(Text(prompt_ids, answer.token_ids))
-            logprobs.append(answer.logprobs)
     if not texts:
         raise UserError(
             f"{observed.target} has sampled no tokens that can be compared; check that it has the adapter's tokenizer, "
             "adds no BOS token and truncates no prompt, or pass other --prompts"
         )
+    base_scores = reference.score(texts, scale=0)
+    adapter_scores = reference.score(texts)
 
-    known_logprobs = [row for row in logprobs if row is not None]
+    logprobs = [answer.logprobs for answer in completions if answer.logprobs is not None]
+    has_logprobs = len(logprobs) == len(completions)
     result: Verdict | Choices
-    if len(known_logprobs) == len(texts):
+    if has_logprobs:
         engine_rounding = IN_32_BITS if weight_bits == 32 else observed.facts.engine_rounding
         bits = weight_bits or bits_of(observed.facts.weight_type) or _UNKNOWN_BITS
-        precision = Precision(bits, engine_rounding)
-        result = _judge_logprobs(texts, known_logprobs, precision, reference, other_adapters)
+        rounding = reference.rounding(texts, Precision(bits, engine_rounding), base_scores, adapter_scores)
+        base, adapter = _logprobs(base_scores), _logprobs(adapter_scores)
+        result = _judge_logprobs(texts, logprobs, base, adapter, rounding, reference, other_adapters)
     else:
-        result = _judge_choices(texts, reference)
+        result = judge_choices(_choices(adapter_scores), _choices(base_scores))
+
+    declared = declared_differences(observed.facts, training)
+    prompt = _prompt_difference(observed, training)
+    end = None
+    declares_end = any(difference.kind == "EOS" for difference in declared)
+    if result.finding != "neither" and not declares_end:  # of other weights, it is not known where they end
+        is_base = result.finding == "the base"
+        scores = base_scores if is_base else adapter_scores
+        end = missed_end(completions, scores, training.end_token_ids, is_greedy=is_chat or not has_logprobs)
+        has_ended = any(answer.has_ended for answer in completions)
+        if end is None and not has_ended and prompt is None and not is_chat:
+            end = _missed_end_of_chats(observed, training, reference, scale=0 if is_base else 1)
     return TargetReport(
         target=observed.target,
         program=observed.facts.program,
         weight_type=observed.facts.weight_type,
         result=result,
-        differences=tuple(_differences(observed, training, reference)),
+        differences=tuple(difference for difference in (prompt, end, *declared) if difference is not None),
     )
 
 
 def _judge_logprobs(
     texts: Sequence[Text],
     logprobs: Sequence[Sequence[float]],
-    precision: Precision,
+    base: Sequence[Sequence[float]],
+    adapter: Sequence[Sequence[float]],
+    rounding: float,
     reference: Reference,
     other_adapters: Mapping[str, Path],
 ) -> Verdict:
     """Return the verdict on a target that reports logprobs."""
-    base_scores = reference.score(texts, scale=0)
-    adapter_scores = reference.score(texts)
-    rounding = reference.rounding(texts, precision, base_scores, adapter_scores)
-    base = _logprobs(base_scores)
-    adapter = _logprobs(adapter_scores)
     verdict = judge(logprobs, base, adapter, {}, rounding)
 
     # What else may the target be? Rounding may hide that it is not the adapter.
@@ -104,44 +118,38 @@ def _judge_logprobs(
     return judge(logprobs, base, adapter, alternatives, rounding)
 
 
-def _judge_choices(texts: Sequence[Text], reference: Reference) -> Choices:
-    """Return the verdict on a target that decodes greedily and reports no logprobs."""
-    base = reference.score(texts, scale=0)
-    adapter = reference.score(texts)
-    return judge_choices(
-        [is_greedy for row in adapter for is_greedy in row.is_greedy],
-        [is_greedy for row in base for is_greedy in row.is_greedy],
-    )
-
-
 def _logprobs(scores: Sequence[Scores]) -> list[list[float]]:
     return [row.logprobs for row in scores]
 
 
-def _differences(observed: Observations, training: Training, reference: Reference) -> list[Difference]:
-    """Return what differs besides the weights."""
-    declared = declared_differences(observed.facts, training)
-    prompt = None
-    if observed.rendered is not None:
-        prompt = prompt_difference(training.renderings, observed.rendered, training.tokenizer)
+def _choices(scores: Sequence[Scores]) -> list[bool]:
+    return [is_greedy for row in scores for is_greedy in row.is_greedy]
 
-    # The answers to chats, whose prompts the target has rendered.
+
+def _prompt_difference(observed: Observations, training: Training) -> Difference | None:
+    """Return how the prompts that the target renders from chats differ from those of the training, or None."""
+    if observed.rendered is not None:
+        return prompt_difference(training.renderings, observed.rendered, training.tokenizer)
+    for prompt_ids, answer in zip(training.prompt_ids, observed.chats or (), strict=False):
+        difference = length_difference(prompt_ids, answer.prompt_tokens if answer else None)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _missed_end_of_chats(
+    observed: Observations, training: Training, reference: Reference, scale: float
+) -> Difference | None:
+    """Return whether longer answers, to chats, go on where the adapter ends. None if they end in time."""
     answers = []
     texts = []
     for prompt_ids, answer in zip(training.prompt_ids, observed.chats or (), strict=False):
-        if answer is None:
-            continue
-        if prompt is None and observed.rendered is None:
-            prompt = length_difference(prompt_ids, answer.prompt_tokens)
-        if answer.token_ids:
+        if answer is not None and answer.token_ids:
             answers.append(answer)
             texts.append(Text(prompt_ids, answer.token_ids))
-    if prompt is not None:
-        return [prompt, *declared]
-    says_ends = any(difference.kind == "EOS" for difference in declared)
-    if not texts or says_ends:
-        return declared
-    end = missed_end(answers, reference.score(texts), training.end_token_ids)
+    if not texts:
+        return None
+    end = missed_end(answers, reference.score(texts, scale), training.end_token_ids, is_greedy=True)
     if end is None and observed.facts.end_token_ids is None and not any(answer.has_ended for answer in answers):
-        end = unseen_end(len(answers))
-    return declared if end is None else [end, *declared]
+        return unseen_end(len(answers))
+    return end

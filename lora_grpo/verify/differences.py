@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from lora_grpo.verify.targets import Answer, TargetFacts
 
 _CERTAIN_END = 0.98
 """A greedy completion must end where the adapter ends it with at least this probability."""
+_LEAST_PROBABILITY = 1e-6
+"""A sampled completion must not be longer than the adapter's are, but for this probability."""
 _SHOWN_TOKENS = 8
 
 
@@ -73,36 +76,43 @@ def length_difference(expected: Sequence[int], num_tokens: int | None) -> Differ
     return Difference("chat template", text, changes_answers=True)
 
 
-def missed_end(answers: Sequence[Answer], scores: Sequence[Scores], end_token_ids: Sequence[int]) -> Difference | None:
+def missed_end(
+    answers: Sequence[Answer], scores: Sequence[Scores], end_token_ids: Sequence[int], *, is_greedy: bool
+) -> Difference | None:
     """Return the difference if a target goes on where the adapter ends, or None.
 
     Args:
-        answers: greedy completions of the target.
+        answers: completions of the target.
         scores: the adapter's, of the same tokens.
         end_token_ids: the tokens that end a completion in training.
+        is_greedy: whether the target has decoded them greedily, or else has sampled them.
     """
     num_missed = 0
     for answer, row in zip(answers, scores, strict=True):
-        for position, (token_id, probability) in enumerate(zip(answer.token_ids, row.end_probabilities, strict=True)):
-            is_end = token_id in end_token_ids
-            is_last = position + 1 == len(answer.token_ids)
-            goes_on = is_end and not is_last
-            skips_end = not is_end and probability > _CERTAIN_END
-            if goes_on or skips_end:
-                num_missed += 1
-                break
+        *earlier, _ = answer.token_ids
+        goes_on_after_end = any(token_id in end_token_ids for token_id in earlier)
+        # Where the adapter could have ended. Not every target shows the end token that it went past.
+        passed_ends = []
+        for token_id, probability in zip(answer.token_ids, row.end_probabilities, strict=True):
+            if token_id not in end_token_ids:
+                passed_ends.append(probability)
+        if is_greedy:
+            skips_end = max(passed_ends, default=0) > _CERTAIN_END
+        else:
+            skips_end = math.prod(1 - probability for probability in passed_ends) < _LEAST_PROBABILITY
+        num_missed += goes_on_after_end or skips_end
     if not num_missed:
         return None
     text = (
-        f"{num_missed} of {len(answers)} greedy completions go on where the adapter ends; set the target's EOS tokens "
-        f"to {_listed(end_token_ids)}"
+        f"{num_missed} of {len(answers)} completions go on where the adapter ends; set the target's EOS tokens to "
+        f"{_listed(end_token_ids)}"
     )
     return Difference("EOS", text, changes_answers=True)
 
 
 def unseen_end(num_answers: int) -> Difference:
     """Return what is said if no answer was long enough to tell where the target ends."""
-    text = f"none of {num_answers} greedy answers has ended, so the target's EOS tokens were not seen"
+    text = f"none of {num_answers} answers has ended, so the target's EOS tokens were not seen"
     return Difference("EOS", text, changes_answers=False)
 
 

@@ -14,7 +14,9 @@ from lora_grpo.verify.targets import Answer, Target, TargetFacts
 _NUM_CHATS = 4
 """Number of prompts that a target also answers as chats. One that only chats answers all."""
 CHAT_TOKENS = 96
-"""Maximum number of tokens of such an answer, which must be long enough to end."""
+"""Maximum number of tokens of an answer that must be long enough to end."""
+_COUNTING_TOKENS = 8
+"""Maximum number of tokens of an answer of which only the number of the prompt's tokens is read."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Observations:
     rendered: list[int] | None
     """Token ids of the first prompt as the target renders it, or None."""
     chats: list[Answer | None] | None
-    """Greedy answers to the first prompts as chats, or None."""
+    """Greedy answers to the first prompts as chats. None if the target has no chat, or if they tell no more: a sampled
+    completion has ended, and the target has told how it renders a prompt."""
 
 
 def observe(target: Target, training: Training, max_tokens: int) -> Observations:
@@ -77,12 +80,15 @@ def observe(target: Target, training: Training, max_tokens: int) -> Observations
         max_tokens: maximum number of tokens of a sampled completion.
     """
     sampled = target.sample(training.prompt_ids, max_tokens)
+    rendered = target.render(training.prompts[0])
     only_chats = not any(sampled)
-    num_chats = len(training.prompts) if only_chats else _NUM_CHATS
-    return Observations(
-        target=target.name,
-        facts=target.facts(),
-        sampled=sampled,
-        rendered=target.render(training.prompts[0]),
-        chats=target.chat(training.prompts[:num_chats], CHAT_TOKENS),
-    )
+    ends_are_seen = any(answer and answer.has_ended for answer in sampled)
+
+    chats: list[Answer | None] | None = None
+    if only_chats:
+        chats = target.chat(training.prompts, CHAT_TOKENS)
+    elif not ends_are_seen:
+        chats = target.chat(training.prompts[:_NUM_CHATS], CHAT_TOKENS)
+    elif rendered is None:
+        chats = target.chat(training.prompts[:_NUM_CHATS], _COUNTING_TOKENS)
+    return Observations(target=target.name, facts=target.facts(), sampled=sampled, rendered=rendered, chats=chats)

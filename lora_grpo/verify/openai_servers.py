@@ -85,30 +85,25 @@ class OpenAIServer:
 
     def sample(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Answer | None]:
         """Return one completion of each prompt. See `Target.sample`."""
-        if not prompts:
-            return []
+        answers: list[Answer | None] = []
         try:
-            gives_logprobs = self._gives_logprobs(prompts[0])
+            answers = self._completions(prompts, max_tokens, wants_logprobs=True)
         except RefusedRequest as error:
-            if error.has_route:
-                raise
-            return [None] * len(prompts)
+            if not error.has_route:
+                return [None] * len(prompts)
+            # Perhaps it refuses only the logprobs.
+        if not any(answer and answer.logprobs for answer in answers):
+            answers = self._completions(prompts, max_tokens, wants_logprobs=False)
+        return answers
 
+    def _completions(
+        self, prompts: Sequence[list[int]], max_tokens: int, *, wants_logprobs: bool
+    ) -> list[Answer | None]:
         def complete(index: int) -> Answer | None:
-            answer = self._complete(prompts[index], max_tokens, seed=index + 1, wants_logprobs=gives_logprobs)
+            answer = self._complete(prompts[index], max_tokens, seed=index + 1, wants_logprobs=wants_logprobs)
             return self._client.parsed("/v1/completions", lambda: self._answer(answer, answer["choices"][0]["text"]))
 
         return all_of(complete, range(len(prompts)))
-
-    def _gives_logprobs(self, prompt: list[int]) -> bool:
-        """Whether the server returns logprobs, asked with a completion of one token."""
-        try:
-            answer = self._complete(prompt, 1, seed=1, wants_logprobs=True)
-        except RefusedRequest:
-            self._complete(prompt, 1, seed=1, wants_logprobs=False)
-            return False
-        logprobs = self._client.parsed("/v1/completions", lambda: answer["choices"][0].get("logprobs"))
-        return logprobs is not None
 
     def _complete(self, prompt: list[int], max_tokens: int, *, seed: int, wants_logprobs: bool) -> dict[str, Any]:
         body = {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from lora_grpo.errors import RunError, UserError, first_line
 from lora_grpo.sampling import in_threads
 
-_CONCURRENT_REQUESTS = 8
+_CONCURRENT_REQUESTS = 16
 _CONNECT_SECONDS = 10
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _NO_ROUTE = (404, 405, 501)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import filecmp
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +29,7 @@ from lora_grpo.runs import checkpoints_in
 from lora_grpo.verify import record
 from lora_grpo.verify.compare import compare
 from lora_grpo.verify.observe import CHAT_TOKENS, Observations, Training, observe, training_of
-from lora_grpo.verify.open_target import check_target, open_target
+from lora_grpo.verify.open_target import check_target, is_address, open_target
 from lora_grpo.verify.probes import choose_prompts
 from lora_grpo.verify.reference import Reference
 from lora_grpo.verify.report import TargetReport, VerifyReport, show
@@ -76,8 +77,7 @@ def run_verify(options: VerifyOptions) -> None:
 def verify(options: VerifyOptions) -> VerifyReport:
     """Compare the targets with an adapter and its base, and return what they are.
 
-    Each target is loaded, asked and closed before the next one. Then the base and the adapter, which are one model,
-    score the tokens of all targets.
+    The base and the adapter, which are one model, score the tokens of all targets.
 
     Raises:
         UserError: the adapter, a target or the prompts are wrong.
@@ -94,6 +94,32 @@ def verify(options: VerifyOptions) -> VerifyReport:
     for name in options.against:
         check_target(name, training.tokenizer)
 
+    reference = Reference(spec, training.end_token_ids)
+    if all(is_address(name) for name in options.against):
+        # Servers answer while the model is loaded. Targets in this process are closed before, because of the memory.
+        with ThreadPoolExecutor(1) as thread:
+            asking = thread.submit(_ask_all, options, spec, training)
+            reference.load()
+            observations = asking.result()
+    else:
+        observations = _ask_all(options, spec, training)
+    reports = _compare_all(observations, training, reference, options.weight_bits)
+    if trained_spec.base.bits != spec.base.bits:
+        # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
+        unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]
+        observed_again = [observations[index] for index in unknown]
+        quantized = Reference(trained_spec, training.end_token_ids)
+        again = _compare_all(observed_again, training, quantized, options.weight_bits)
+        for index, found in zip(unknown, again, strict=True):
+            if found.result.finding != "neither":
+                reports[index] = dataclasses.replace(found, base_bits=4)
+    report = VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports))
+    record.keep(report, spec)
+    return report
+
+
+def _ask_all(options: VerifyOptions, spec: ModelSpec, training: Training) -> list[Observations]:
+    """Load, ask and close each target before the next one."""
     longest_prompt = max(len(token_ids) for token_ids in training.prompt_ids)
     sequence_tokens = longest_prompt + max(options.tokens, CHAT_TOKENS)
     observations = []
@@ -104,27 +130,14 @@ def verify(options: VerifyOptions) -> VerifyReport:
             observations.append(observe(target, training, options.tokens))
         finally:
             target.close()
-
-    reports = _compare_all(observations, training, spec, options.weight_bits)
-    if trained_spec.base.bits != spec.base.bits:
-        # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
-        unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]
-        observed_again = [observations[index] for index in unknown]
-        again = _compare_all(observed_again, training, trained_spec, options.weight_bits)
-        for index, found in zip(unknown, again, strict=True):
-            if found.result.finding != "neither":
-                reports[index] = dataclasses.replace(found, base_bits=4)
-    report = VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports))
-    record.keep(report, spec)
-    return report
+    return observations
 
 
 def _compare_all(
-    observations: Sequence[Observations], training: Training, spec: ModelSpec, weight_bits: int | None
+    observations: Sequence[Observations], training: Training, reference: Reference, weight_bits: int | None
 ) -> list[TargetReport]:
     """Return the reports on targets. The model of the reference is loaded only if there are any."""
-    reference = Reference(spec, training.end_token_ids)
-    other_adapters = _other_adapters(spec)
+    other_adapters = _other_adapters(reference.spec)
     return [compare(observed, training, reference, other_adapters, weight_bits) for observed in observations]
 
 
