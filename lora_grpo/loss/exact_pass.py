@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from lora_grpo import console
+from lora_grpo import console, distributed
 from lora_grpo.errors import one_line
 from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.compiled_layers import compile_layers, restore_layers
@@ -20,7 +20,7 @@ from lora_grpo.loss.scoring import Score, Scored, Tiles, joined
 from lora_grpo.loss.shared_prompts import packed_rows, packing_obstacle
 from lora_grpo.loss.tiles import report_whole_logits, score_in_slices, tiles_obstacle
 from lora_grpo.loss.trees import has_trees, paths_of
-from lora_grpo.loss.zero_advantage import rows_with_advantage
+from lora_grpo.loss.zero_advantage import rows_with_advantage, zero_of
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,7 @@ class ExactLossPass:
         """
         read_rows = None
         if may_skip_rows and not self._fallback_reason:
-            read_rows = rows_with_advantage(inputs)
+            read_rows = rows_with_advantage(inputs, at_least=int(distributed.world_size() > 1))
         self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling)
         try:
             yield self._micro_batch
@@ -152,6 +152,8 @@ class ExactLossPass:
                 completion width); None if every token follows the one before it.
         """
         micro_batch = self._micro_batch
+        if micro_batch is not None and micro_batch.reads_nothing:
+            return micro_batch.without_pass(zero_of(model))
         if micro_batch is not None and micro_batch.read_rows is not None:
             input_ids = input_ids[micro_batch.read_rows]
             attention_mask = attention_mask[micro_batch.read_rows]

@@ -33,6 +33,11 @@ class MicroBatch:
     logprobs: torch.Tensor | None = None
     """Logprobs of the K completions without a gradient, shape (K, completion width); None until they are computed."""
 
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether no completion has a gradient, so that the model need not be called."""
+        return self.read_rows is not None and not len(self.read_rows)
+
     def keep_logprobs(self, logprobs: torch.Tensor) -> None:
         """Keep the logprobs of the K completions, and give TRL's loss the importance weights that follow from them."""
         self.logprobs = logprobs.detach()
@@ -54,16 +59,29 @@ class MicroBatch:
         1. Their entropy is estimated by -logprob of the sampler; with top-p, that of the truncated distribution.
         """
         logprobs, entropies, router_loss = scored
-        assert self.read_rows is not None
+        all_logprobs, all_entropies = self._without_model()
+        all_logprobs = all_logprobs.to(logprobs.dtype).index_copy(0, self.read_rows, logprobs)
+        if entropies is not None:
+            entropies = all_entropies.to(entropies.dtype).index_copy(0, self.read_rows, entropies)
+        return all_logprobs, entropies, router_loss
+
+    def without_pass(self, zero: torch.Tensor) -> Scored:
+        """Return values for all R completions if none has a gradient.
+
+        Args:
+            zero: 0 as a function of the trained weights.
+        """
+        logprobs, entropies = self._without_model()
+        if self.importance_sampling is not None:
+            self.inputs[IMPORTANCE_WEIGHTS] = logprobs.new_ones(logprobs.shape)
+        return logprobs + zero, entropies, None
+
+    def _without_model(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logprobs and entropies of all R completions that need no model; see `with_skipped_rows`."""
         # The sampler's logprobs are NaN where vLLM returns none. Without old logprobs, TRL's ratio is relative to the
         # values returned here, so any finite number gives 1.
         sampler_logprobs = self.inputs[SAMPLER_LOGPROBS].nan_to_num()
-        old_logprobs = self.inputs.get(OLD_LOGPROBS, sampler_logprobs)
-
-        all_logprobs = old_logprobs.to(logprobs.dtype).index_copy(0, self.read_rows, logprobs)
-        if entropies is not None:
-            entropies = (-sampler_logprobs).to(entropies.dtype).index_copy(0, self.read_rows, entropies)
-        return all_logprobs, entropies, router_loss
+        return self.inputs.get(OLD_LOGPROBS, sampler_logprobs), -sampler_logprobs
 
     def sampler_differences(self) -> torch.Tensor | None:
         """Compare the logprobs of the policy that sampled with the sampler's.

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     import torch
 
 
-def rows_with_advantage(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the indices of completions with an advantage, at least one, or None for all completions.
+def rows_with_advantage(inputs: Mapping[str, Any], *, at_least: int = 0) -> torch.Tensor | None:
+    """Return the indices of completions with an advantage, shape (K,), or None for all completions.
 
-    An advantage of zero counts as none. Every process needs a loss: if no completion has an advantage, the shortest one
-    is read.
+    An advantage of zero counts as none.
+
+    Args:
+        inputs: tensors of TRL's loss.
+        at_least: 1 if the model must read something, as DDP requires. Then the shortest completion is read if none has
+            an advantage.
     """
     # The sampler's logprobs stand in for those of the completions that are left out.
     if SAMPLER_LOGPROBS not in inputs:
@@ -30,6 +34,15 @@ def rows_with_advantage(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     rows = advantages.nonzero().squeeze(1)
     if len(rows) == len(advantages):
         return None
-    if len(rows) == 0:
+    if len(rows) < at_least:
         return inputs["completion_mask"].sum(1).argmin()[None]
     return rows
+
+
+def zero_of(model: Any) -> torch.Tensor:
+    """Return 0 as a function of all trained weights, whose gradients are then 0: a loss without a forward pass."""
+    zero = 0.0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            zero = zero + 0 * parameter.flatten()[:1].sum()
+    return zero

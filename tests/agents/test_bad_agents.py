@@ -9,6 +9,7 @@ import pytest
 from helpers.agent_files import play, rows_of
 
 from lora_grpo import agents, starter
+from lora_grpo.agents import pool
 from lora_grpo.agents.processes import MARK
 from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
@@ -424,7 +425,8 @@ for line in sys.stdin:
 """
 
 
-def test_a_process_that_is_being_ended_gets_no_more_episodes(sampler, tmp_path):
+def test_a_process_that_is_being_ended_gets_no_more_episodes(sampler, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_SECONDS_TO_IMPORT", 10.0)  # the hanging episode is the first of its process
     (tmp_path / "agent.py").write_text(DYING_SCRIPT)
     constants = "PROCESSES = 1\nEPISODES_PER_PROCESS = 2\nMAX_FAILED = 1.0\nSECONDS_PER_CALL = 4\n"
     rows = rows_of(tmp_path, f"AGENT = [{sys.executable!r}, 'agent.py']\n{constants}")

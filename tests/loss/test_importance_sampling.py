@@ -132,6 +132,23 @@ def test_completions_without_an_advantage_are_not_read_at_all(mode, tmp_path):
     assert_same(step, expected, without=sampling_metrics)  # which cover two of the four completions
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+def test_a_micro_batch_without_any_advantage_needs_no_pass(mode, tmp_path):
+    advantages = torch.tensor([1.0, -0.5, 0.0, 0.0])
+    trainer = trainer_of_given_rollouts(tmp_path, vllm_importance_sampling_mode=mode)
+    expected = step_of(trainer, weights_in_loss=False, advantages=advantages)
+    step = step_of(trainer, weights_in_loss=True, advantages=advantages, micro_batches=2)
+    assert step.rows_read == [2]
+    assert step.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert distance(step.gradients, expected.gradients) < 1e-5
+
+    flat = step_of(trainer, weights_in_loss=True, advantages=0 * advantages, micro_batches=2)
+    assert flat.rows_read == [] and flat.loss == 0
+    assert flat.gradients.keys() == expected.gradients.keys()
+    assert not any(gradient.abs().max() for gradient in flat.gradients.values())
+    assert not any(name.startswith("sampling/") for name in flat.metrics)  # nothing was compared
+
+
 def test_the_passes_for_an_updated_policy_and_for_the_reference_stay(tmp_path):
     for settings, passes in (({"num_iterations": 2}, 2), ({"steps_per_generation": 2}, 2), ({"beta": 0.1}, 2)):
         trainer = trainer_of_given_rollouts(tmp_path, **settings)

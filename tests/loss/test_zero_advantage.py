@@ -36,7 +36,7 @@ def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp
     read = rows_read(trainer, monkeypatch)
     inputs = batch_with_zero_advantage()
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
-    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs: None)
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs, at_least: None)
     all_loss, all_gradients, all_metrics = loss_and_gradients(trainer, inputs)
     assert read == [8, 12]
     assert loss == pytest.approx(all_loss, rel=1e-6)
@@ -74,14 +74,22 @@ def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
     assert loss == expected and math.isfinite(metrics["entropy"])
 
 
-def test_a_micro_batch_that_teaches_nothing_reads_one_completion_and_has_no_gradient(tmp_path, monkeypatch):
-    trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_micro_batch_that_teaches_nothing_reads_at_most_one_completion(loss_type, processes, tmp_path, monkeypatch):
+    """With several processes, DDP needs a forward pass."""
+    trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
+    monkeypatch.setattr(exact_pass.distributed, "world_size", lambda: processes)
     read = rows_read(trainer, monkeypatch)
     inputs = batch_with_zero_advantage()
     inputs["advantages"][:] = 0
-    loss, gradients, _ = loss_and_gradients(trainer, inputs)
-    assert read == [1] and loss == 0
+    loss, gradients, metrics = loss_and_gradients(trainer, inputs)
+    assert read == [1] * (processes - 1)
+    assert loss == 0 and gradients
     assert all(gradient.abs().max() == 0 for gradient in gradients.values())
+    if processes == 1:
+        mask = inputs["completion_mask"].bool()
+        assert metrics["entropy"] == pytest.approx(-inputs["sampling_per_token_logps"][mask].mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}], ids=str)

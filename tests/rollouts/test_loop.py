@@ -78,7 +78,17 @@ def play_groups(sampler, rows, group_size=2, budget=600, turn_limit=None, temper
 
 
 def play_episodes(sampler, rows, **options):
-    return [episode for group in play_groups(sampler, rows, **options) for episode in group]
+    return episodes_of(play_groups(sampler, rows, **options))
+
+
+@pytest.fixture(scope="module")
+def played(quiz, starter_sampler):
+    """The episodes of each row, played once for all tests."""
+    return play_groups(starter_sampler, quiz)
+
+
+def episodes_of(groups):
+    return [episode for group in groups for episode in group]
 
 
 def token_ids(groups):
@@ -94,8 +104,8 @@ def forward_logprobs(model, episode):
     return chosen[len(episode.prompt_ids) - 1 :]
 
 
-def test_logprobs_of_2_to_8_turns_are_those_of_one_pass(quiz, starter_sampler):
-    episodes = play_episodes(starter_sampler, quiz)
+def test_logprobs_of_2_to_8_turns_are_those_of_one_pass(played, starter_sampler):
+    episodes = episodes_of(played)
     assert {episode.turns for episode in episodes} >= {2, 3, 4, 5, 6, 7, 8}
     for episode in episodes:
         is_sampled = torch.tensor(episode.loss_mask).bool()
@@ -106,10 +116,10 @@ def test_logprobs_of_2_to_8_turns_are_those_of_one_pass(quiz, starter_sampler):
         assert (episode.verdict.score == 1.0) == (episode.ended_by == "reply")
 
 
-def test_tokens_are_those_of_the_rendered_conversation(quiz, starter_sampler):
+def test_tokens_are_those_of_the_rendered_conversation(played, starter_sampler):
     """Also where the model writes text that would be tokenized in another way: only ids are extended."""
     tokenizer = starter_sampler.tokenizer
-    for episode in play_episodes(starter_sampler, quiz):
+    for episode in episodes_of(played):
         text = tokenizer.decode(episode.prompt_ids + episode.token_ids)
         rendered = chat.render(tokenizer, [*episode.row["prompt"], *episode.messages])
         assert rendered.startswith(text)
@@ -174,20 +184,19 @@ def test_an_episode_depends_only_on_its_seed_and_row(quiz, starter_sampler):
         assert alone.token_ids == together[number][0].token_ids and alone.turns > 1
 
 
-def test_the_environments_text_changes_only_what_follows(quiz, starter_sampler, tmp_path):
+def test_the_environments_text_changes_only_what_follows(played, starter_sampler, tmp_path):
     (tmp_path / "quiz.py").write_text(QUIZ.replace("Count again", "Count once more"))
     other_quiz = load_data(replace(RunConfig(), {"data": {"task": str(tmp_path / "quiz.py")}})).train
-    groups = play_groups(starter_sampler, quiz)
     other_groups = play_groups(starter_sampler, other_quiz)
-    for [episode, _], [other, _] in zip(groups, other_groups, strict=True):
+    for [episode, _], [other, _] in zip(played, other_groups, strict=True):
         first_turn = slice(episode.loss_mask.index(0))
         assert episode.token_ids[first_turn] == other.token_ids[first_turn]
         assert episode.logprobs[first_turn] == other.logprobs[first_turn]
         assert episode.token_ids != other.token_ids
 
 
-def test_an_episode_ends_with_its_budget(quiz, starter_sampler):
-    lengths = sorted(len(episode.token_ids) for episode in play_episodes(starter_sampler, quiz))
+def test_an_episode_ends_with_its_budget(quiz, played, starter_sampler):
+    lengths = sorted(len(episode.token_ids) for episode in episodes_of(played))
     budget = lengths[len(lengths) // 2]
     for episode in play_episodes(starter_sampler, quiz, budget=budget):
         assert len(episode.token_ids) <= budget
@@ -202,7 +211,7 @@ def test_an_episode_ends_with_a_turn_that_is_cut(quiz, starter_sampler):
         assert sum(episode.loss_mask) == 5
 
 
-def test_groups_are_yielded_when_they_are_over(quiz, starter_sampler):
+def test_groups_are_yielded_when_they_are_over(quiz, played, starter_sampler):
     params = SamplingParams(2, 1.0, 1.0, 600)
     seeds = [completion_seed(0, "play", number) for number in range(2 * len(quiz))]
     with starter_sampler.awake(adapter=True):
@@ -212,7 +221,7 @@ def test_groups_are_yielded_when_they_are_over(quiz, starter_sampler):
     turns = [quiz[index]["turns"] for index in order]
     assert turns == sorted(turns) and sorted(order) == list(range(len(quiz)))
     in_order = [two_rows_at_a_time[index] for index in range(len(quiz))]
-    assert token_ids(in_order) == token_ids(play_groups(starter_sampler, quiz))
+    assert token_ids(in_order) == token_ids(played)
 
 
 @pytest.mark.engines
