@@ -46,6 +46,7 @@ def test_a_crossing_is_interpolated_and_later_checkpoints_are_not_evaluated():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sides_continue_from_the_same_adapter(tmp_path):
     sft = ("recipes/sft_lora.py", "--preset", "starter", "--train.max-steps", "10", *benchmark_step.FEW_ROWS)
     benchmark_step.execute(*sft, "--output-dir", str(tmp_path / "sft"))

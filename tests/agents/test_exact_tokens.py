@@ -213,9 +213,9 @@ def test_smollm2_trains_on_what_agents_do(warm, tmp_path):
     shutil.copytree(SMOLLM2, model)
     (model / "chat_template.jinja").write_text(chat_template_utils.qwen2_5_chat_template)
     flags = (
-        "--sampling.num-generations 2 --sampling.max-completion-tokens 700 --train.max-steps 2 "
+        "--sampling.num-generations 2 --sampling.max-completion-tokens 700 --train.max-steps 1 "
         "--train.prompts-per-step 9 --train.micro-batch-size 6 "
-        "--model.max-sequence-tokens 1400 --data.eval-limit 2 --eval.num-samples 1 --eval.k 1"
+        "--model.max-sequence-tokens 1400 --data.eval-limit 1 --eval.num-samples 1 --eval.k 1"
     )
     finish(
         warm.start(
@@ -223,13 +223,11 @@ def test_smollm2_trains_on_what_agents_do(warm, tmp_path):
             *("--output-dir", tmp_path / "run", *shlex.split(flags)),
         )
     )
-    steps = read_metrics(tmp_path / "run")
-    assert len(steps) == 2
-    for step in steps:
-        assert step["agents/failed_ratio"] == 0
-        assert step["agents/conversations"] > 1
-        assert step["grad_norm"] > 0
-        assert step["sampling/sampling_logp_difference/max"] < 1e-4
+    [step] = read_metrics(tmp_path / "run")
+    assert step["agents/failed_ratio"] == 0
+    assert step["agents/conversations"] > 1
+    assert step["grad_norm"] > 0
+    assert step["sampling/sampling_logp_difference/max"] < 1e-4
 
 
 @pytest.mark.engines
@@ -238,7 +236,7 @@ def test_smollm2_trains_on_what_agents_do(warm, tmp_path):
 def test_vllm_answers_agents_as_they_come(sampler, tmp_path):
     engine = start_engine(settings_of("starter"), rank=None, max_sequence_tokens=1024, seed=0)
     by_vllm = VllmSampler(engine, sampler.tokenizer, sampler.eos_token_ids)
-    by_vllm.serves_training = True  # with logprobs
+    by_vllm.returns_logprobs = True
     try:
         rows = rows_of(tmp_path, AGENTS)
         played = play(by_vllm, rows[: len(KINDS)], group_size=4, budget=700)

@@ -230,7 +230,7 @@ def test_vllm_takes_turns_with_the_logprobs_of_one_pass(quiz, starter_sampler):
     settings = ModelConfig(name=str(starter.model_path()), bits=16)
     engine = start_engine(settings, rank=None, max_sequence_tokens=1024, seed=0)
     by_vllm = VllmSampler(engine, starter_sampler.tokenizer, starter_sampler.eos_token_ids)
-    by_vllm.serves_training = True  # so that it returns logprobs
+    by_vllm.returns_logprobs = True
     try:
         episodes = play_episodes(by_vllm, quiz)
     finally:

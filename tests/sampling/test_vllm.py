@@ -239,7 +239,7 @@ def test_an_adapter_in_16_bits_gives_the_logprobs_of_one_in_float32(prompts, ada
     assert in_16_bits.adapter_dtype == torch.bfloat16
     eos = [TOKENIZER.eos_token_id]
     saved_in_float32 = VllmSampler(in_16_bits, TOKENIZER, eos, adapter=adapter)
-    saved_in_float32.serves_training = True  # with logprobs
+    saved_in_float32.returns_logprobs = True
     in_training = VllmSampler(in_16_bits, TOKENIZER, eos, policy=model)
 
     def completions(sampler, *, adapter=True):
