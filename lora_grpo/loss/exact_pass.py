@@ -109,6 +109,7 @@ class ExactLossPass:
         inputs: MutableMapping[str, Any],
         *,
         may_skip_rows: bool,
+        needs_pass: bool = False,
         importance_sampling: ImportanceSampling | None = None,
     ) -> Iterator[MicroBatch]:
         """Restrict `logprobs` to the rows that matter for the loss of a micro-batch, inside the block.
@@ -116,11 +117,13 @@ class ExactLossPass:
         Args:
             inputs: tensors of TRL's loss. With `importance_sampling`, its weights are added when the logprobs exist.
             may_skip_rows: whether completions whose advantage is zero have no effect on the loss.
+            needs_pass: whether the model reads one completion if none has an advantage, so that its logprobs are known.
             importance_sampling: corrects the loss for the sampler; None if TRL does, or nothing.
         """
         read_rows = None
         if may_skip_rows and not self._fallback_reason:
-            read_rows = rows_with_advantage(inputs, at_least=int(distributed.world_size() > 1))
+            needs_one = needs_pass or distributed.world_size() > 1  # DDP averages what a pass has computed
+            read_rows = rows_with_advantage(inputs, needs_one=needs_one)
         self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling)
         try:
             yield self._micro_batch

@@ -28,7 +28,8 @@ class Spread:
 class SamplerComparison:
     """Collects what the micro-batches of a step say about the sampler.
 
-    They cover the completions that the loss pass reads: not those that it skips because their advantage is zero.
+    They cover the completions that the loss pass reads: not those that it skips because their advantage is zero. Of a
+    step without any advantage, it reads one.
     """
 
     _differences: list[torch.Tensor] = field(default_factory=list)
@@ -42,6 +43,11 @@ class SamplerComparison:
         weights = micro_batch.importance_weights()
         if weights is not None:
             self._weights.append(weights)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no micro-batch of the step has said anything yet."""
+        return not self._differences
 
     def differences(self, gather: Gather) -> Spread | None:
         """Return the absolute differences of the logprobs in nats per token, or None without any. Forget them."""

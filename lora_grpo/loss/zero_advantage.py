@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 
-def rows_with_advantage(inputs: Mapping[str, Any], *, at_least: int = 0) -> torch.Tensor | None:
+def rows_with_advantage(inputs: Mapping[str, Any], *, needs_one: bool = False) -> torch.Tensor | None:
     """Return the indices of completions with an advantage, shape (K,), or None for all completions.
 
     An advantage of zero counts as none.
 
     Args:
         inputs: tensors of TRL's loss.
-        at_least: 1 if the model must read something, as DDP requires. Then the shortest completion is read if none has
-            an advantage.
+        needs_one: whether the model must read something. If no completion has an advantage, that is the shortest one.
     """
     # The sampler's logprobs stand in for those of the completions that are left out.
     if SAMPLER_LOGPROBS not in inputs:
@@ -34,7 +33,7 @@ def rows_with_advantage(inputs: Mapping[str, Any], *, at_least: int = 0) -> torc
     rows = advantages.nonzero().squeeze(1)
     if len(rows) == len(advantages):
         return None
-    if len(rows) < at_least:
+    if needs_one and not len(rows):
         return inputs["completion_mask"].sum(1).argmin()[None]
     return rows
 

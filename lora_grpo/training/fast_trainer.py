@@ -242,10 +242,15 @@ class FastGRPOTrainer(GRPOTrainer):
         trl_has_compared = importance_sampling is not None and not self.weights_in_loss
         if trl_has_compared:
             importance_sampling = None
+        is_last = self.accelerator.sync_gradients  # of the micro-batches of a step
+        nothing_compared = is_last and self.sampler_comparison.is_empty
         with (
             self._trees(inputs.get(trl_compat.PREDECESSORS)),
             self.loss_pass.micro_batch(
-                inputs, may_skip_rows=may_skip_rows, importance_sampling=importance_sampling
+                inputs,
+                may_skip_rows=may_skip_rows,
+                needs_pass=nothing_compared,
+                importance_sampling=importance_sampling,
             ) as micro_batch,
         ):
             loss = super()._compute_loss(model, inputs)
@@ -253,7 +258,7 @@ class FastGRPOTrainer(GRPOTrainer):
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
         if is_first_use and not trl_has_compared:
             self.sampler_comparison.add(micro_batch)
-        if self.accelerator.sync_gradients:  # the last micro-batch of a step
+        if is_last:
             self._add_sampler_comparison()
         return loss
 

@@ -17,7 +17,7 @@ from lora_grpo.verify.differences import (
 from lora_grpo.verify.observe import Observations, Training
 from lora_grpo.verify.reference import Precision, Reference, Scores, Text, bits_of
 from lora_grpo.verify.report import TargetReport
-from lora_grpo.verify.targets import IN_32_BITS
+from lora_grpo.verify.targets import IN_32_BITS, Answer
 from lora_grpo.verify.verdict import Choices, Verdict, judge, judge_choices
 
 _UNKNOWN_BITS = 16
@@ -44,8 +44,7 @@ def compare(
         UserError: no answer of the target can be compared.
     """
     answers = observed.sampled
-    is_chat = not any(answers)
-    if is_chat:
+    if observed.only_chats:
         answers = observed.chats or []  # of a server that only chats
     completions = []
     texts = []
@@ -80,13 +79,21 @@ def compare(
     prompt = _prompt_difference(observed, training)
     end = None
     declares_end = any(difference.kind == "EOS" for difference in declared)
-    if result.finding != "neither" and not declares_end:  # of other weights, it is not known where they end
+    if result.finding != "neither" and not declares_end:  # where other weights end is not known
         is_base = result.finding == "the base"
-        scores = base_scores if is_base else adapter_scores
-        end = missed_end(completions, scores, training.end_token_ids, is_greedy=is_chat or not has_logprobs)
-        has_ended = any(answer.has_ended for answer in completions)
-        if end is None and not has_ended and prompt is None and not is_chat:
-            end = _missed_end_of_chats(observed, training, reference, scale=0 if is_base else 1)
+        chats = [] if prompt or observed.only_chats or observed.has_ended else _readable_chats(observed, training)
+        is_greedy = bool(chats) or observed.only_chats or not has_logprobs
+        if chats:
+            # Sampled completions have not ended, or only chats have what ends them.
+            texts = [text for text, _ in chats]
+            completions = [answer for _, answer in chats]
+            scores = reference.score(texts, scale=0 if is_base else 1)
+        else:
+            scores = base_scores if is_base else adapter_scores
+        end = missed_end(completions, scores, training.end_token_ids, is_greedy=is_greedy)
+        declares_none = observed.facts.end_token_ids is None
+        if end is None and declares_none and not any(answer.has_ended for answer in completions):
+            end = unseen_end(len(completions))
     return TargetReport(
         target=observed.target,
         program=observed.facts.program,
@@ -137,19 +144,10 @@ def _prompt_difference(observed: Observations, training: Training) -> Difference
     return None
 
 
-def _missed_end_of_chats(
-    observed: Observations, training: Training, reference: Reference, scale: float
-) -> Difference | None:
-    """Return whether longer answers, to chats, go on where the adapter ends. None if they end in time."""
-    answers = []
-    texts = []
+def _readable_chats(observed: Observations, training: Training) -> list[tuple[Text, Answer]]:
+    """Return the answers to chats whose tokens are known, with their prompts."""
+    chats = []
     for prompt_ids, answer in zip(training.prompt_ids, observed.chats or (), strict=False):
         if answer is not None and answer.token_ids:
-            answers.append(answer)
-            texts.append(Text(prompt_ids, answer.token_ids))
-    if not texts:
-        return None
-    end = missed_end(answers, reference.score(texts, scale), training.end_token_ids, is_greedy=True)
-    if end is None and observed.facts.end_token_ids is None and not any(answer.has_ended for answer in answers):
-        return unseen_end(len(answers))
-    return end
+            chats.append((Text(prompt_ids, answer.token_ids), answer))
+    return chats

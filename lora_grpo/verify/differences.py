@@ -14,7 +14,9 @@ from lora_grpo.verify.targets import Answer, TargetFacts
 _CERTAIN_END = 0.98
 """A greedy completion must end where the adapter ends it with at least this probability."""
 _LEAST_PROBABILITY = 1e-6
-"""A sampled completion must not be longer than the adapter's are, but for this probability."""
+"""Sampled completions must not be so long that the model's are as long only with a smaller probability."""
+_LARGEST_PROBABILITY = 1 - 1e-6
+"""Of an end. The rounding of a target may hide the rest."""
 _SHOWN_TOKENS = 8
 
 
@@ -79,35 +81,49 @@ def length_difference(expected: Sequence[int], num_tokens: int | None) -> Differ
 def missed_end(
     answers: Sequence[Answer], scores: Sequence[Scores], end_token_ids: Sequence[int], *, is_greedy: bool
 ) -> Difference | None:
-    """Return the difference if a target goes on where the adapter ends, or None.
+    """Return the difference if a target goes on where its model ends, or None.
+
+    Where the model ends a completion with probability p, and it goes on, -log(1 - p) is added to the evidence. The sum
+    is at most Exp(1) for a completion that is sampled from the model, and at most Gamma(n) for n of them. So ends that
+    a target does not show are seen, too.
 
     Args:
         answers: completions of the target.
-        scores: the adapter's, of the same tokens.
+        scores: those of the model that it is, of the same tokens.
         end_token_ids: the tokens that end a completion in training.
         is_greedy: whether the target has decoded them greedily, or else has sampled them.
     """
     num_missed = 0
+    evidence = 0.0
     for answer, row in zip(answers, scores, strict=True):
         *earlier, _ = answer.token_ids
-        goes_on_after_end = any(token_id in end_token_ids for token_id in earlier)
-        # Where the adapter could have ended. Not every target shows the end token that it went past.
         passed_ends = []
         for token_id, probability in zip(answer.token_ids, row.end_probabilities, strict=True):
             if token_id not in end_token_ids:
-                passed_ends.append(probability)
-        if is_greedy:
-            skips_end = max(passed_ends, default=0) > _CERTAIN_END
-        else:
-            skips_end = math.prod(1 - probability for probability in passed_ends) < _LEAST_PROBABILITY
+                passed_ends.append(min(probability, _LARGEST_PROBABILITY))
+        evidence -= sum(math.log1p(-probability) for probability in passed_ends)
+        goes_on_after_end = any(token_id in end_token_ids for token_id in earlier)
+        skips_end = is_greedy and max(passed_ends, default=0) > _CERTAIN_END
         num_missed += goes_on_after_end or skips_end
-    if not num_missed:
+
+    is_improbable = not is_greedy and _gamma_tail(len(answers), evidence) < _LEAST_PROBABILITY
+    if not num_missed and not is_improbable:
         return None
+    which = f"{num_missed} of {len(answers)}" if num_missed else "some"
     text = (
-        f"{num_missed} of {len(answers)} completions go on where the adapter ends; set the target's EOS tokens to "
-        f"{_listed(end_token_ids)}"
+        f"{which} completions go on where the model ends them; set the target's EOS tokens to {_listed(end_token_ids)}"
     )
     return Difference("EOS", text, changes_answers=True)
+
+
+def _gamma_tail(shape: int, value: float) -> float:
+    """Return the probability that the sum of `shape` draws from Exp(1) is larger than a value."""
+    term = math.exp(-value)
+    total = 0.0
+    for number in range(shape):
+        total += term
+        term *= value / (number + 1)
+    return total
 
 
 def unseen_end(num_answers: int) -> Difference:

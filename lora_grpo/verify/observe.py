@@ -72,6 +72,16 @@ class Observations:
     """Greedy answers to the first prompts as chats. None if the target has no chat, or if they tell no more: a sampled
     completion has ended, and the target has told how it renders a prompt."""
 
+    @property
+    def only_chats(self) -> bool:
+        """Whether the target answers nothing but chats."""
+        return not any(self.sampled)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the target has ended a sampled completion. If not, the answers to chats are long enough to end."""
+        return any(answer is not None and answer.has_ended for answer in self.sampled)
+
 
 def observe(target: Target, training: Training, max_tokens: int) -> Observations:
     """Ask a target, and return its answers.

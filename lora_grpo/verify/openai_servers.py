@@ -91,8 +91,11 @@ class OpenAIServer:
         except RefusedRequest as error:
             if not error.has_route:
                 return [None] * len(prompts)
+            if error.is_temporary:
+                raise
             # Perhaps it refuses only the logprobs.
-        if not any(answer and answer.logprobs for answer in answers):
+        known = [answer for answer in answers if answer is not None]
+        if not known or any(answer.logprobs is None for answer in known):
             answers = self._completions(prompts, max_tokens, wants_logprobs=False)
         return answers
 

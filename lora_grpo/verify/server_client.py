@@ -13,6 +13,7 @@ _CONCURRENT_REQUESTS = 16
 _CONNECT_SECONDS = 10
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _NO_ROUTE = (404, 405, 501)
+_BUSY = (429, 503)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,12 +25,14 @@ class RefusedRequest(UserError):
     Attributes:
         reason: the server's own message.
         has_route: False if the server does not have the route at all.
+        is_temporary: whether the server is busy.
     """
 
-    def __init__(self, message: str, reason: str, *, has_route: bool) -> None:
+    def __init__(self, message: str, reason: str, *, has_route: bool, is_temporary: bool) -> None:
         super().__init__(message)
         self.reason = reason
         self.has_route = has_route
+        self.is_temporary = is_temporary
 
     @property
     def means_no_chat(self) -> bool:
@@ -132,6 +135,7 @@ class ServerClient:
             f"the server at {self.address} refuses {route} (HTTP {status}: {reason}); {fix}",
             reason,
             has_route=status not in _NO_ROUTE,
+            is_temporary=status in _BUSY,
         )
 
     def _unexpected(self, route: str, details: str) -> UserError:

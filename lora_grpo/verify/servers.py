@@ -14,7 +14,7 @@ from lora_grpo.verify.openai_servers import LoraGrpoServer, ModelCard, OpenAISer
 from lora_grpo.verify.server_client import ServerClient
 from lora_grpo.verify.targets import IN_16_BITS, WITH_16_BIT_CACHE, Target
 
-REQUEST_SECONDS = 120.0
+REQUEST_SECONDS = 300.0
 _GGUF_SLOTS = 8
 _OPENAI_SERVERS = {"vllm": VllmServer, "sglang": SglangServer, "lora_grpo": LoraGrpoServer}
 """By `owned_by` of the models."""

@@ -97,13 +97,15 @@ def verify(options: VerifyOptions) -> VerifyReport:
     reference = Reference(spec, training.end_token_ids)
     if all(is_address(name) for name in options.against):
         # Servers answer while the model is loaded. Targets in this process are closed before, because of the memory.
-        with ThreadPoolExecutor(1) as thread:
-            asking = thread.submit(_ask_all, options, spec, training)
-            reference.load()
-            observations = asking.result()
+        thread = ThreadPoolExecutor(1)
+        asking = thread.submit(_ask_all, options, spec, training)
+        thread.shutdown(wait=False)  # after this
+        reference.load()
+        observations = asking.result()
     else:
         observations = _ask_all(options, spec, training)
     reports = _compare_all(observations, training, reference, options.weight_bits)
+    del reference  # at most one model is loaded
     if trained_spec.base.bits != spec.base.bits:
         # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
         unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]

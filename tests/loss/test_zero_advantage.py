@@ -36,7 +36,7 @@ def test_loss_gradients_and_clipping_are_those_of_all_completions(loss_type, tmp
     read = rows_read(trainer, monkeypatch)
     inputs = batch_with_zero_advantage()
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
-    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs, at_least: None)
+    monkeypatch.setattr(exact_pass, "rows_with_advantage", lambda inputs, needs_one: None)
     all_loss, all_gradients, all_metrics = loss_and_gradients(trainer, inputs)
     assert read == [8, 12]
     assert loss == pytest.approx(all_loss, rel=1e-6)
@@ -75,19 +75,24 @@ def test_logprobs_that_the_sampler_lacks_do_not_reach_the_loss(tmp_path):
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_micro_batch_that_teaches_nothing_reads_at_most_one_completion(loss_type, processes, tmp_path, monkeypatch):
-    """With several processes, DDP needs a forward pass."""
+@pytest.mark.parametrize(("processes", "is_last", "rows"), [(1, False, []), (1, True, [1]), (2, False, [1])])
+def test_a_micro_batch_that_teaches_nothing_reads_at_most_one_completion(
+    loss_type, processes, is_last, rows, tmp_path, monkeypatch
+):
+    """With several processes, DDP needs a forward pass. The last micro-batch compares the sampler, if none has."""
     trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
+    state = trainer.accelerator.gradient_state._shared_state  # of all accelerators
+    monkeypatch.setitem(state, "sync_gradients", is_last)
     monkeypatch.setattr(exact_pass.distributed, "world_size", lambda: processes)
     read = rows_read(trainer, monkeypatch)
     inputs = batch_with_zero_advantage()
     inputs["advantages"][:] = 0
     loss, gradients, metrics = loss_and_gradients(trainer, inputs)
-    assert read == [1] * (processes - 1)
+    assert read == rows
     assert loss == 0 and gradients
     assert all(gradient.abs().max() == 0 for gradient in gradients.values())
-    if processes == 1:
+    assert ("sampling/sampling_logp_difference/mean" in metrics) == is_last
+    if not rows:
         mask = inputs["completion_mask"].bool()
         assert metrics["entropy"] == pytest.approx(-inputs["sampling_per_token_logps"][mask].mean().item(), rel=1e-5)
 

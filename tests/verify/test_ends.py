@@ -1,32 +1,53 @@
 """Where a target ends completions, against where the adapter ends them."""
 
+import random
+
 import pytest
 from helpers.stand_in_servers import Model, OpenAIStandIn, SglangStandIn
 
-from lora_grpo.verify import VerifyOptions, verify
+from lora_grpo.verify import VerifyOptions, differences, verify
 from lora_grpo.verify.differences import missed_end
 from lora_grpo.verify.reference import Scores
 from lora_grpo.verify.targets import Answer
 
 END = 2
 CASES = [
-    # tokens, the adapter's probability of an end at each, whether sampled and greedy completions go on
+    # tokens of twelve completions, the model's probability of an end at each, whether sampled and greedy ones go on
     ([5, 6, END], [0.0, 0.1, 0.99999], False, False),
-    ([5, 6, 7], [0.0, 0.9, 0.9], False, False),  # cut at max_tokens, or an unlikely token
-    ([5, 6, 7], [0.0, 0.99, 0.0], False, True),  # sampled completions go on there once in a hundred times
-    ([5, 6, 7], [0.0, 0.9999999, 0.0], True, True),  # an end token that is not shown
-    ([5, 6, 7, 8, 9], [0.99, 0.99, 0.99, 0.99, 0.0], True, True),
+    ([5, 6, 7], [0.0, 0.9, 0.5], False, False),  # cut at max_tokens, or unlikely tokens
+    ([5, 6, 7], [0.0, 0.99, 0.0], True, True),  # an end token that is not shown
+    ([5, 6, 7, 8, 9], [0.9, 0.9, 0.9, 0.9, 0.0], True, False),
     ([5, END, 7], [0.0, 0.9, 0.0], True, True),
     ([END, END], [0.5, 0.5], True, True),
 ]
 
 
-@pytest.mark.parametrize(("token_ids", "end_probabilities", "sampled_goes_on", "greedy_goes_on"), CASES)
-def test_a_completion_goes_on_where_the_adapter_ends(token_ids, end_probabilities, sampled_goes_on, greedy_goes_on):
+@pytest.mark.parametrize(("token_ids", "end_probabilities", "sampled_go_on", "greedy_go_on"), CASES)
+def test_completions_go_on_where_the_model_ends_them(token_ids, end_probabilities, sampled_go_on, greedy_go_on):
     scores = Scores([-1.0] * len(token_ids), [True] * len(token_ids), end_probabilities)
-    for is_greedy, goes_on in ((False, sampled_goes_on), (True, greedy_goes_on)):
-        difference = missed_end([Answer(token_ids)], [scores], [END], is_greedy=is_greedy)
-        assert (difference is not None) == goes_on
+    for is_greedy, go_on in ((False, sampled_go_on), (True, greedy_go_on)):
+        difference = missed_end([Answer(token_ids)] * 12, [scores] * 12, [END], is_greedy=is_greedy)
+        assert (difference is not None) == go_on
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_completions_that_are_sampled_from_the_model_seldom_seem_too_long(seed, monkeypatch):
+    """Of 400 sets of 12 completions, one in a hundred seems too long at a limit of a hundredth, or fewer."""
+    monkeypatch.setattr(differences, "_LEAST_PROBABILITY", 0.01)
+    generator = random.Random(seed)
+    num_too_long = 0
+    for _ in range(400):
+        answers, scores = [], []
+        for _ in range(12):
+            probabilities = []
+            token_ids = []
+            while len(token_ids) < 32 and END not in token_ids:
+                probabilities.append(generator.choice([0.001, 0.05, 0.3, 0.9]))
+                token_ids.append(END if generator.random() < probabilities[-1] else 5)
+            answers.append(Answer(token_ids))
+            scores.append(Scores([-1.0] * len(token_ids), [True] * len(token_ids), probabilities))
+        num_too_long += missed_end(answers, scores, [END], is_greedy=False) is not None
+    assert num_too_long <= 4
 
 
 class Endless(Model):
