@@ -58,6 +58,7 @@ def test_sides_continue_from_the_same_adapter(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_the_kit_and_of_a_plain_script_are_measured():
     command = [sys.executable, "tools/benchmark_step.py", "--steps", "2", "--rounds", "1", "--workloads", "starter"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

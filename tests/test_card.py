@@ -139,6 +139,7 @@ def test_a_wrong_argument_is_one_line(arguments, message, monkeypatch, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tiny_parts_run_to_their_end(tmp_path):
     """The recipe inside a small card's stubs, the ways of the loss pass, and a run that is killed and resumed."""
     run_card(card.__file__, tmp_path, "small_cards:12gb", "loss", "resume")

@@ -148,6 +148,7 @@ def test_completions_are_scored_before_the_loss_only_for_the_kl_penalty(unsloth,
     assert tensors == {"sampling_per_token_logps", "ref_per_token_logps"}
 
 
+@pytest.mark.exhaustive
 def test_packed_rows_that_attend_to_each_other_are_noticed(train, peft, tmp_path):
     """By Unsloth's check, which compares the first packed rows with single rows, and by the alarm.
 

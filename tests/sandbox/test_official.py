@@ -84,6 +84,7 @@ def test_a_sample_of_humaneval_agrees_with_the_official_harness(real_data):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_humaneval_and_300_of_its_mutants_agree_with_the_official_harness(real_data):
     pairs = humaneval(real_data, random.Random(0))
     first_pairs = {program.name: (row, program) for row, program in reversed(pairs)}  # the reference solutions
@@ -130,5 +131,6 @@ def test_humaneval_and_all_of_its_mutants_agree_with_the_official_harness(real_d
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_500_of_mbpp_and_its_mutants_agree_with_plain_python(real_data):
     check_mbpp(random.Random(2).sample(mbpp(real_data, random.Random(0)), 500))

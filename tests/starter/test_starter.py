@@ -130,6 +130,7 @@ def test_model_writes_the_requested_function(tokenizer, model):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_build_starter_writes_a_folder_that_loads(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -125,6 +125,7 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(two, start):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_starts_what_the_forks_do(two, start, fresh):
     """Start torchrun in a new process, as a user would."""
     of_forks, _ = two
