@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ _COUNTING_TOKENS = 8
 class Training:
     """What the training of the adapter says about prompts and their completions."""
 
+    spec: ModelSpec
     tokenizer: Any
     prompts: Sequence[Prompt]
     """The messages of N prompts."""
@@ -31,16 +33,18 @@ class Training:
     renderings: Sequence[list[int]]
     """Token ids of the first prompt: those in `prompt_ids`, and those that the template renders if no variables, such
     as `enable_thinking`, are passed to it, as servers do."""
-    end_token_ids: Sequence[int]
-    """The tokens that end a completion."""
     sequence_tokens: int | None
     """Maximum length of a prompt and its completion; None if it is not known."""
+
+    @functools.cached_property
+    def end_token_ids(self) -> Sequence[int]:
+        """The tokens that end a completion. The first call imports for a second, in which servers answer already."""
+        return completion_ends(self.spec, self.tokenizer)
 
 
 def training_of(spec: ModelSpec, prompts: Sequence[Prompt]) -> Training:
     """Return how prompts are rendered, and completions ended, in the training of an adapter."""
     tokenizer = tokenizer_of(spec)
-    end_token_ids = completion_ends(spec, tokenizer)
     texts = [chat.render_prompt(tokenizer, prompt) for prompt in prompts]
     has_template = bool(getattr(tokenizer, "chat_template", None))
     prompt_ids: list[list[int]] = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
@@ -49,11 +53,11 @@ def training_of(spec: ModelSpec, prompts: Sequence[Prompt]) -> Training:
         text = tokenizer.apply_chat_template(prompts[0], tokenize=False, add_generation_prompt=True)
         renderings = [*renderings, tokenizer(text, add_special_tokens=False)["input_ids"]]
     return Training(
+        spec=spec,
         tokenizer=tokenizer,
         prompts=prompts,
         prompt_ids=prompt_ids,
         renderings=renderings,
-        end_token_ids=end_token_ids,
         sequence_tokens=spec.run["config"]["model"]["max_sequence_tokens"] if spec.run else None,
     )
 

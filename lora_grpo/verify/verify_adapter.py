@@ -94,16 +94,17 @@ def verify(options: VerifyOptions) -> VerifyReport:
     for name in options.against:
         check_target(name, training.tokenizer)
 
-    reference = Reference(spec, training.end_token_ids)
     if all(is_address(name) for name in options.against):
         # Servers answer while the model is loaded. Targets in this process are closed before, because of the memory.
         thread = ThreadPoolExecutor(1)
         asking = thread.submit(_ask_all, options, spec, training)
         thread.shutdown(wait=False)  # after this
+        reference = Reference(spec, training.end_token_ids)
         reference.load()
         observations = asking.result()
     else:
         observations = _ask_all(options, spec, training)
+        reference = Reference(spec, training.end_token_ids)
     reports = _compare_all(observations, training, reference, options.weight_bits)
     del reference  # at most one model is loaded
     if trained_spec.base.bits != spec.base.bits:
