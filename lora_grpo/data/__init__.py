@@ -23,6 +23,6 @@ from lora_grpo.data.loading import (
     other_task,
     start_sandbox,
 )
-from lora_grpo.data.order import prompt_order, split_validation
+from lora_grpo.data.order import longest_first_in_steps, prompt_order, split_validation
 from lora_grpo.data.references import gold_episodes, sft_command
 from lora_grpo.data.split_rows import columns_of, load_split

@@ -22,6 +22,21 @@ def prompt_order(num_rows: int, num_prompts: int, seed: int) -> list[int]:
     return order[:num_prompts]
 
 
+def longest_first_in_steps(order: Sequence[int], lengths: Sequence[int], prompts_per_step: int) -> list[int]:
+    """Return the order with the rows of each step sorted by length, so that micro-batches have little padding.
+
+    Args:
+        order: row indices, step after step.
+        lengths: number of tokens of each row.
+        prompts_per_step: number of rows of a step.
+    """
+    sorted_order: list[int] = []
+    for start in range(0, len(order), prompts_per_step):
+        step = order[start : start + prompts_per_step]
+        sorted_order += sorted(step, key=lambda row: lengths[row], reverse=True)
+    return sorted_order
+
+
 def split_validation(rows: Sequence[Row], config: RunConfig) -> tuple[list[Row], list[Row]]:
     """Split training rows into training and validation rows. Sampling uses the run's seed and preserves the order.
 

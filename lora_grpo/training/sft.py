@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from lora_grpo.data import gold_episodes, prompt_order
+from lora_grpo.data import gold_episodes, longest_first_in_steps, prompt_order
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 from lora_grpo.loss import report_whole_logits, tiles_obstacle
@@ -34,8 +34,10 @@ def build_sft_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sa
     config = run.config
     tokenizer = policy.tokenizer
     num_prompts = config.train.max_steps * config.train.prompts_per_step
-    order = prompt_order(len(rows), num_prompts, config.seed)
     examples = sft_examples(rows, sampler)
+    lengths = [len(example["input_ids"]) for example in examples]
+    order = prompt_order(len(rows), num_prompts, config.seed)
+    order = longest_first_in_steps(order, lengths, config.train.prompts_per_step)
     has_fused_head = trl_compat.has_fused_head()
     trainer = RecipeSFTTrainer(
         run,

@@ -20,7 +20,7 @@ from lora_grpo.report import write_report
 from lora_grpo.runs import read_metrics
 from lora_grpo.sampling import Sampler
 from lora_grpo.tasks import get_task, grade_all
-from lora_grpo.training import trl_compat
+from lora_grpo.training import sft_trainer, trl_compat
 from lora_grpo.training.sft import IGNORED, sft_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,6 +140,23 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_solutions(trained):
             of_solution = labels[1:] != IGNORED
             token_losses += (-logprobs[of_solution, ids[1:][of_solution]]).tolist()
     assert first["loss"] == pytest.approx(fmean(token_losses), abs=2e-3)
+
+
+def test_a_step_begins_with_its_longest_rows(tmp_path, monkeypatch):
+    lengths = []
+
+    class Recorded(sft_trainer.RecipeSFTTrainer):
+        def __init__(self, run, **arguments):
+            lengths.extend(len(row["input_ids"]) for row in arguments["train_dataset"])
+            super().__init__(run, **arguments)
+
+    monkeypatch.setattr(sft_trainer, "RecipeSFTTrainer", Recorded)
+    train = {**SFT["train"], "prompts_per_step": 4, "max_steps": 2}
+    run_tiny(tmp_path / "run", **{**SFT, "train": train})
+    first, second = lengths[:4], lengths[4:]
+    assert len(set(lengths)) > 2
+    assert first == sorted(first, reverse=True)
+    assert second == sorted(second, reverse=True)
 
 
 def test_the_loss_is_not_computed_from_another_distribution_than_the_models(tmp_path, monkeypatch, capsys):
