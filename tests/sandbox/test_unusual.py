@@ -11,7 +11,7 @@ from helpers.small_programs import passed_officially, split, verdicts
 from lora_grpo import sandbox
 from lora_grpo.sandbox import Settings
 
-SECONDS = 5.0  # the large ones take a second on a busy machine
+SECONDS = 30.0  # the large ones take seconds on a busy machine
 
 CASES = {
     "infinite generator": """
