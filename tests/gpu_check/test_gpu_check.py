@@ -121,7 +121,7 @@ def test_every_row_really_runs_with_the_engine_of_a_cpu(tmp_path, monkeypatch, c
     assert result["steps"] == 4 and resumed["steps"] == 1
     assert result["completion_tokens"] == 8 and result["compilation"] is not None
     phases = result["time/rollouts"] + result["time/rewards"] + result["time/training"]
-    assert phases == pytest.approx(result["step_time"], rel=0.2)  # medians of different steps
+    assert phases == pytest.approx(result["step_time"], rel=0.5)  # medians of different steps, some without a pass
     assert result["logprob_check"]["difference"] <= result["logprob_check"]["tolerance"]
 
     # A row that was too long would have been left out, with a line that begins with "left".
