@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from lora_grpo import console, distributed
+from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.compiled_layers import compile_layers, restore_layers
@@ -117,13 +117,12 @@ class ExactLossPass:
         Args:
             inputs: tensors of TRL's loss. With `importance_sampling`, its weights are added when the logprobs exist.
             may_skip_rows: whether completions whose advantage is zero have no effect on the loss.
-            needs_pass: whether the model reads one completion if none has an advantage, so that its logprobs are known.
+            needs_pass: whether the model reads one completion if none has an advantage.
             importance_sampling: corrects the loss for the sampler; None if TRL does, or nothing.
         """
         read_rows = None
         if may_skip_rows and not self._fallback_reason:
-            needs_one = needs_pass or distributed.world_size() > 1  # DDP averages what a pass has computed
-            read_rows = rows_with_advantage(inputs, needs_one=needs_one)
+            read_rows = rows_with_advantage(inputs, needs_one=needs_pass)
         self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling)
         try:
             yield self._micro_batch

@@ -243,13 +243,14 @@ class FastGRPOTrainer(GRPOTrainer):
         if trl_has_compared:
             importance_sampling = None
         is_last = self.accelerator.sync_gradients  # of the micro-batches of a step
-        nothing_compared = is_last and self.sampler_comparison.is_empty
+        compares_nothing = is_last and self.sampler_comparison.is_empty
+        needs_pass = compares_nothing or self.accelerator.num_processes > 1  # DDP needs a pass in every process
         with (
             self._trees(inputs.get(trl_compat.PREDECESSORS)),
             self.loss_pass.micro_batch(
                 inputs,
                 may_skip_rows=may_skip_rows,
-                needs_pass=nothing_compared,
+                needs_pass=needs_pass,
                 importance_sampling=importance_sampling,
             ) as micro_batch,
         ):

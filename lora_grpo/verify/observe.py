@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,16 +94,19 @@ def observe(target: Target, training: Training, max_tokens: int) -> Observations
     Args:
         max_tokens: maximum number of tokens of a sampled completion.
     """
-    sampled = target.sample(training.prompt_ids, max_tokens)
-    rendered = target.render(training.prompts[0])
-    only_chats = not any(sampled)
-    ends_are_seen = any(answer and answer.has_ended for answer in sampled)
-
-    chats: list[Answer | None] | None = None
-    if only_chats:
+    observed = Observations(
+        target=target.name,
+        sampled=target.sample(training.prompt_ids, max_tokens),
+        rendered=target.render(training.prompts[0]),
+        facts=target.facts(),
+        chats=None,
+    )
+    if observed.only_chats:
         chats = target.chat(training.prompts, CHAT_TOKENS)
-    elif not ends_are_seen:
+    elif not observed.has_ended:
         chats = target.chat(training.prompts[:_NUM_CHATS], CHAT_TOKENS)
-    elif rendered is None:
+    elif observed.rendered is None:
         chats = target.chat(training.prompts[:_NUM_CHATS], _COUNTING_TOKENS)
-    return Observations(target=target.name, facts=target.facts(), sampled=sampled, rendered=rendered, chats=chats)
+    else:
+        return observed
+    return dataclasses.replace(observed, chats=chats)

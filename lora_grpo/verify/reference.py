@@ -62,7 +62,7 @@ class Reference:
 
     def __init__(self, spec: ModelSpec, end_token_ids: Sequence[int]) -> None:
         assert spec.adapter is not None
-        self.spec = spec
+        self._spec = spec
         self._adapter = spec.adapter
         self._end_token_ids = list(end_token_ids)
         self._loaded: Any = None
@@ -77,8 +77,8 @@ class Reference:
     def load(self) -> None:
         """Load the model, which is otherwise loaded when it is needed."""
         engines.prepare_torch(0)
-        base = base_model.load_base(self.spec.base)
-        if self.spec.base.loaded_bits == 4:
+        base = base_model.load_base(self._spec.base)
+        if self._spec.base.loaded_bits == 4:
             base = plain_copy(base)
         self._loaded = build.with_adapter(base, self._adapter)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,15 +104,20 @@ def verify(options: VerifyOptions) -> VerifyReport:
     else:
         observations = _ask_all(options, spec, training)
         reference = Reference(spec, training.end_token_ids)
-    reports = _compare_all(observations, training, reference, options.weight_bits)
+    other_adapters = _other_adapters(spec)
+
+    def compare_with(reference: Reference, observed: Observations) -> TargetReport:
+        return compare(observed, training, reference, other_adapters, options.weight_bits)
+
+    reports = [compare_with(reference, observed) for observed in observations]
     del reference  # at most one model is loaded
     if trained_spec.base.bits != spec.base.bits:
         # `lora-grpo serve` and models merged onto `dequantized` have the base in 4 bits.
-        unknown = [index for index, found in enumerate(reports) if found.result.finding == "neither"]
-        observed_again = [observations[index] for index in unknown]
-        quantized = Reference(trained_spec, training.end_token_ids)
-        again = _compare_all(observed_again, training, quantized, options.weight_bits)
-        for index, found in zip(unknown, again, strict=True):
+        quantized = Reference(trained_spec, training.end_token_ids)  # loads nothing before it scores
+        for index, observed in enumerate(observations):
+            if reports[index].result.finding != "neither":
+                continue
+            found = compare_with(quantized, observed)
             if found.result.finding != "neither":
                 reports[index] = dataclasses.replace(found, base_bits=4)
     report = VerifyReport(adapter=str(spec.adapter), prompts=prompts_from, targets=tuple(reports))
@@ -134,14 +138,6 @@ def _ask_all(options: VerifyOptions, spec: ModelSpec, training: Training) -> lis
         finally:
             target.close()
     return observations
-
-
-def _compare_all(
-    observations: Sequence[Observations], training: Training, reference: Reference, weight_bits: int | None
-) -> list[TargetReport]:
-    """Return the reports on targets. The model of the reference is loaded only if there are any."""
-    other_adapters = _other_adapters(reference.spec)
-    return [compare(observed, training, reference, other_adapters, weight_bits) for observed in observations]
 
 
 def _other_adapters(spec: ModelSpec) -> dict[str, Path]:

@@ -83,7 +83,7 @@ def test_a_micro_batch_that_teaches_nothing_reads_at_most_one_completion(
     trainer = make_trainer(with_adapter(random_model()), tmp_path, loss_type=loss_type, max_completion_length=12)
     state = trainer.accelerator.gradient_state._shared_state  # of all accelerators
     monkeypatch.setitem(state, "sync_gradients", is_last)
-    monkeypatch.setattr(exact_pass.distributed, "world_size", lambda: processes)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", processes)
     read = rows_read(trainer, monkeypatch)
     inputs = batch_with_zero_advantage()
     inputs["advantages"][:] = 0
