@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -310,7 +311,7 @@ def test_two_runs_in_one_process_leave_nothing_behind(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"outputs", "tmp"}
 
 
-def test_what_a_call_changes_is_put_back(monkeypatch):
+def test_what_a_call_changes_is_put_back(monkeypatch, tmp_path):
     from helpers.process_traces import traces
 
     from lora_grpo import asynchronous, sandbox
@@ -319,6 +320,9 @@ def test_what_a_call_changes_is_put_back(monkeypatch):
     async def value():
         return 1
 
+    # A folder of temporary files of its own: other processes write into the shared one at any time.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     sandbox.stop()
     before = traces()
     with process_state.restored():
