@@ -11,7 +11,7 @@ answer has the largest weight; the others teach the answer format.
     python recipes/gsm8k_lora.py --dry-run           # settings, one prompt and its rewards; trains nothing
 """
 
-from lora_grpo.config import gpu_preset, starter_preset
+from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
 REWARDS = (
@@ -29,6 +29,13 @@ def gpu(model: str) -> dict:
 
 PRESETS = {
     "starter": starter_preset(data={"task": "starter", "eval_limit": 400}, rewards=REWARDS),
+    "laptop": laptop_preset(
+        model={"bits": 16, "max_sequence_tokens": 512},
+        data={"task": "gsm8k", "prompt_style": "hashes", "eval_limit": 200},
+        rewards=("correct_answer=1.0", "right_equations=0.5"),
+        sampling={"num_generations": 16, "max_completion_tokens": 256},
+        train={"max_steps": 40, "prompts_per_step": 8, "micro_batch_size": 4, "learning_rate": 1e-4},
+    ),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
     "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),

@@ -73,6 +73,18 @@ def gold(row):
 
 
 PRESETS = {"laptop": laptop_preset(data={"task": __file__, "eval_limit": 150}, train={"max_steps": 10})}
+SFT_PRESETS = {
+    "laptop": {
+        "data": {"eval_limit": 100},
+        "train": {
+            "max_steps": 5,
+            "micro_batch_size": 16,
+            "learning_rate": 1e-3,
+            "lr_scheduler": "constant",
+            "warmup_steps": 0,
+        },
+    }
+}
 
 if __name__ == "__main__":
     run_recipe("laptop_lora", __doc__, PRESETS)

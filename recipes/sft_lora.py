@@ -11,8 +11,6 @@ adapter.
     python recipes/sft_lora.py --dry-run                         # settings, one prompt and answer; trains nothing
 """
 
-from pathlib import Path
-
 from lora_grpo.config import gpu_preset, laptop_preset, starter_preset
 from lora_grpo.pipeline import run_recipe
 
@@ -28,8 +26,17 @@ PRESETS = {
         data={"task": "starter", "eval_limit": 400}, train={**TRAIN, "micro_batch_size": 16, "learning_rate": 2e-3}
     ),
     "laptop": laptop_preset(
-        data={"task": str(Path(__file__).with_name("laptop_lora.py")), "eval_limit": 100},
-        train={"max_steps": 5, "prompts_per_step": 16, "learning_rate": 1e-3},
+        model={"bits": 16, "max_sequence_tokens": 512},
+        data={"task": "gsm8k", "prompt_style": "hashes", "eval_limit": 200},
+        sampling={"max_completion_tokens": 256},
+        train={
+            "max_steps": 120,
+            "prompts_per_step": 16,
+            "micro_batch_size": 4,
+            "learning_rate": 1e-3,
+            "lr_scheduler": "cosine",
+            "warmup_steps": 8,
+        },
     ),
     "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),

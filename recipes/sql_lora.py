@@ -4,8 +4,7 @@ Method. The names of tables and columns differ in every row, so the model must l
 SFT on reference conversations teaches the calls. GRPO continues from that adapter and trains on whole conversations:
 the reward is 1 if the answer is the result of the reference query, else 0. Queries can only read.
 
-    python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py \\
-        --train.prompts-per-step 4 --train.max-steps 32 --train.learning-rate 5e-4
+    python recipes/sft_lora.py --preset laptop --task recipes/sql_lora.py
     python recipes/sql_lora.py --preset laptop --lora.from outputs/sft_lora --seed 1   # in another order than SFT
 """
 
@@ -222,6 +221,19 @@ PRESETS = {
     "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
     "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
     "24gb": gpu("Qwen/Qwen2.5-3B-Instruct"),
+}
+
+SFT_PRESETS = {
+    "laptop": {
+        "data": {"eval_limit": 100},
+        "train": {
+            "max_steps": 32,
+            "prompts_per_step": 4,
+            "learning_rate": 5e-4,
+            "lr_scheduler": "constant",
+            "warmup_steps": 0,
+        },
+    }
 }
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_a_part_is_measured_written_and_shown(results, tmp_path, monkeypatch, ca
         "row |= {name + '_interval': [0.0, 1.0] for name in ('before', 'after', 'difference')}\n"
         "(folder / 'evaluation' / 'report.json').write_text(json.dumps({'table': [row]}))\n"
         "record = dict(lora_grpo_run=1, git_revision='abcdefgh12+changes', config=dict(method='grpo'))\n"
-        "record |= dict(data={}, policy={}, versions={})\n"
+        "record |= dict(data={}, policy={}, versions={}, status='complete', seconds_worked=600.0)\n"
         "(folder / 'run.json').write_text(json.dumps(record))\n"
         "seed = int(sys.argv[sys.argv.index('--seed') + 1]) if '--seed' in sys.argv else 0\n"
         "lines = [dict(step=step, reward=step * 0.1 + seed) for step in (1, 2, 3)]\n"
@@ -79,10 +79,10 @@ def test_a_part_is_measured_written_and_shown(results, tmp_path, monkeypatch, ca
     ]
     page = (tmp_path / "page.md").read_text()
     assert "| a | `b` |\n| --- | ---: |\n| 1 | 2 |\n" in page and "old" not in page
-    assert "| 4 | pass@1 | 25.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | +25.0 [+0.0, +100.0] | 0.020 | 0 |" in page
-    assert "At abcdefgh+changes, 0.0 min on" in page
+    assert "| 4 | pass@1 | 25.0 [0.0, 100.0] | 50.0 [0.0, 100.0] | +25.0 [+0.0, +100.0] | 0.020 | 20 |" in page
+    assert "At abcdefgh+changes, 30.0 min on" in page
     assert (
-        "| [`run`](results-archive.md#run) | 2 | 25.0, 25.0 | 50.0, 50.0 | 0.020 | 0 |" in page
+        "| [`run`](results-archive.md#run) | 2 | 25.0, 25.0 | 50.0, 50.0 | 0.020 | 15 |" in page
         and "[`tool`]" not in page
     )
     curve = json.loads((tmp_path / "results.json").read_text())["run"]["curve"]

@@ -31,7 +31,7 @@ from lora_grpo.evaluation import percent
 from lora_grpo.files import atomic
 from lora_grpo.report.charts import draw
 from lora_grpo.report.plots import Curve, Plot, plots_of
-from lora_grpo.runs import git_revision, read_run
+from lora_grpo.runs import git_revision, read_record, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "results.json"
@@ -175,14 +175,12 @@ def main() -> None:
 
 
 def run_once(command: str, folder: Path) -> float:
-    """Run a recipe unless its run is finished, and return the minutes that it took."""
-    took = folder / "minutes"
-    if not took.exists():
-        started = time.monotonic()
-        mode = ["--resume"] if (folder / "run.json").exists() else []
+    """Run a recipe unless its run is finished, and return the minutes that its processes worked."""
+    has_begun = (folder / "run.json").exists()
+    if not has_begun or read_record(folder)["status"] != "complete":
+        mode = ["--resume"] if has_begun else []
         subprocess.run([*words(command), "--output-dir", str(folder), *mode], cwd=ROOT, check=True)
-        took.write_text(str((time.monotonic() - started) / 60), encoding="utf-8")
-    return float(took.read_text(encoding="utf-8"))
+    return float(read_record(folder)["seconds_worked"] / 60)
 
 
 def words(command: str) -> list[str]:

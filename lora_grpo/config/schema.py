@@ -261,10 +261,10 @@ class RunConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rewards: tuple[str, ...] = ("correct_answer",)
     """Rewards as NAME or NAME=WEIGHT; their weighted sum is the reward. Built in: correct_answer, passes_tests,
-    share_of_tests_passed, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count, think_answer_format,
-    coin_flip, pattern:REGEX, longer_is_better, near_length:200, cosine_scaled:1000, repetition_penalty:3,
-    soft_overlong_punishment:1000,200. Use my_file.py:function for a function that a file of yours defines or
-    imports."""
+    share_of_tests_passed, right_equations, integer_answer, strict_xml_format, soft_xml_format, xml_tag_count,
+    think_answer_format, coin_flip, pattern:REGEX, longer_is_better, near_length:200, cosine_scaled:1000,
+    repetition_penalty:3, soft_overlong_punishment:1000,200. Use my_file.py:function for a function that a file of yours
+    defines or imports."""
     train: TrainConfig = field(default_factory=TrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -5,6 +5,7 @@
     batch = scorer.score([row["id"]], [completion], [token_ids])                # grades once, calls them as TRL does
 
 functions.py    built-in rewards, and the table `REWARDS` of their names: add a reward here
+arithmetic.py   the equations of numbers in a text, and whether they hold
 specs.py        parses `NAME=WEIGHT`, and loads the functions
 guard.py        checks what a reward function returns, and stops the run if one fails
 scoring.py      grades and scores the completions of a batch

@@ -26,6 +26,7 @@ from typing import Any
 
 from lora_grpo.grading import find_answers
 from lora_grpo.prompts import styles, thoughts
+from lora_grpo.rewards.arithmetic import equations
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -116,6 +117,20 @@ def share_of_tests_passed(completions: Sequence[Any], **columns: Any) -> list[fl
             passed_tests = min(passed_tests, num_tests - 1)
         rewards.append(min(passed_tests, num_tests) / num_tests)
     return rewards
+
+
+# Reasoning
+
+
+@_for_each_text
+def right_equations(text: str) -> float:
+    """Reward the fraction of different equations of numbers, such as `3 * 4 = 12`, that hold; 0 if there are none.
+
+    It needs no reference: a wrong calculation costs reward although the right answer is unknown. Use it beside
+    `correct_answer`, because alone it rewards equations that are right and trivial.
+    """
+    holds = dict(equations(text))
+    return sum(holds.values()) / len(holds) if holds else 0.0
 
 
 # Formats
@@ -301,6 +316,7 @@ class BuiltInReward:
 
 REWARDS: dict[str, BuiltInReward] = {
     "correct_answer": BuiltInReward(correct_answer, default_weight=2.0, is_correctness=True),
+    "right_equations": BuiltInReward(right_equations, default_weight=0.5),
     "integer_answer": BuiltInReward(integer_answer, default_weight=0.5),
     "strict_xml_format": BuiltInReward(strict_xml_format, default_weight=0.5),
     "soft_xml_format": BuiltInReward(soft_xml_format, default_weight=0.5),

@@ -159,7 +159,7 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     """Return a configuration with the defaults of its task file, or of `task`; unchanged for built-in tasks.
 
     In GRPO, the defaults are the `REWARDS` of the file. In SFT, they are the model and the limits of the file's preset,
-    with which GRPO continues, and a micro-batch size that divides those of SFT and of GRPO.
+    with which GRPO continues, a micro-batch size that divides those of SFT and of GRPO, and the file's `SFT_PRESETS`.
     """
     task = task or config.data.task
     if not is_users_task(task):
@@ -167,16 +167,15 @@ def _with_defaults_of_task(config: RunConfig, preset: str, task: str | None = No
     file = cast(TaskFile, get_task(task))
     if config.method == "grpo":
         return replace(config, {"rewards": beside(file.constants.REWARDS, Path(task).parent)})
-    presets = getattr(file.module, "PRESETS", {})
-    grpo_preset = presets.get(preset, {})
-    changes: dict[str, Any] = {}
-    for section in ("model", "sampling"):
-        if section in grpo_preset:
-            changes[section] = grpo_preset[section]
-    sizes = (grpo_preset.get("train", {}).get("micro_batch_size"), config.train.micro_batch_size)
-    common_size = math.gcd(*(size for size in sizes if size)) or None  # the divisor of no sizes is 0
-    changes["train"] = {"micro_batch_size": common_size}
-    return replace(config, changes)
+    grpo_preset = getattr(file.module, "PRESETS", {}).get(preset)
+    if grpo_preset is not None:
+        of_grpo = replace(RunConfig(), grpo_preset)
+        config = dataclasses.replace(config, model=of_grpo.model, sampling=of_grpo.sampling)
+        sizes = (of_grpo.train.micro_batch_size, config.train.micro_batch_size)
+        common_size = math.gcd(*(size for size in sizes if size)) or None  # the divisor of no sizes is 0
+        config = replace(config, {"train": {"micro_batch_size": common_size}})
+    sft_presets = getattr(file.module, "SFT_PRESETS", {})
+    return replace(config, sft_presets.get(preset, {}))
 
 
 def _drop_unused(given: Mapping[str, Any], invocation: Invocation, layers: Sequence[dict[str, Any]]) -> None:

@@ -21,6 +21,7 @@ and, optionally, any of these:
     SYSTEM_PROMPT             the system message; default: none
     REWARDS                   the default of --rewards, with files beside this one; if not defined:
                               ("correct_answer=1.0",)
+    SFT_PRESETS               settings of the SFT before GRPO, by preset: {"laptop": {"train": {"max_steps": 5}}}
     THRESHOLD                 the minimum score of a correct completion; default: 1.0
     AUDIT_IGNORE              attacks that the audit skips, such as ("wrong value",); default: none
     MAX_TURNS                 of the model in a conversation, 1 or more; default: 8

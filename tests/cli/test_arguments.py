@@ -132,6 +132,22 @@ def test_a_flag_of_sft_goes_over_the_preset_in_the_task_file():
     assert changed_settings(shorter, SFT_PRESETS) == {"data.task": "starter", "train.max_steps": 60}
 
 
+def test_sft_has_the_settings_that_the_task_file_has_for_it():
+    Path("mine.py").write_text(TASK_WITH_A_PRESET + 'SFT_PRESETS = {"starter": {"train": {"max_steps": 5}}}')
+    task = ("--preset", "starter", "--task", "mine.py")
+    mine = sft(*task)
+    assert (mine.model.bits, mine.train.max_steps, mine.train.micro_batch_size) == (16, 5, 2)
+    assert sft(*task, "--train.max-steps", "7").train.max_steps == 7
+    assert changed_settings(mine, SFT_PRESETS) == {"data.task": "starter"}
+    assert config(*task).train.max_steps == 60
+
+
+def test_an_unknown_setting_for_sft_in_the_task_file_is_refused():
+    Path("mine.py").write_text(TASK_WITH_A_PRESET + 'SFT_PRESETS = {"starter": {"train": {"max_step": 5}}}')
+    with pytest.raises(UserError, match=r"unknown key train.max_step; did you mean 'train.max_steps'\?"):
+        sft("--preset", "starter", "--task", "mine.py")
+
+
 def test_grpo_has_the_rewards_of_the_task_file_and_not_its_preset():
     Path("mine.py").write_text(TASK_WITH_A_PRESET)
     grpo = config("--preset", "starter", "--task", "mine.py")
@@ -209,7 +225,7 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         (["--output-dir", ""], "--output-dir is empty"),
         (["--config="], "--config is empty"),
         (["--output-dir", "outputs", "--model.name", "outputs/base"], "--model.name outputs/base is inside"),
-        (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, 8gb"),
+        (["--preset", "9gb"], "unknown preset '9gb'; expected auto, starter, laptop, 8gb"),
         (["--preset", "16gb"], "preset 16gb needs a GPU with 16 GB (CUDA_VISIBLE_DEVICES"),
         (["--resume", "--overwrite"], "pass one of them"),
         (["--sampling.server-folder", "/tmp"], "--sampling.server-folder needs --sampling.server-url"),
