@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_BLOCK = 256
+"""Number of tokens that `select_tokens` sums at once."""
+
 
 def completion_seed(seed: int, name: str, number: str | int) -> int:
     """Return the seed of one completion of a row or a training step, below 2**31."""
@@ -45,9 +48,11 @@ def select_tokens(
         (R,) token ids and their (R,) logprobs in nats; zeros for greedy decoding.
     """
     import torch
+    from torch.nn.functional import pad
 
     if temperature == 0:
         return logits.argmax(dim=-1), logits.new_zeros(len(logits))
+    vocab_size = logits.shape[-1]
     probabilities = torch.softmax(logits / temperature, dim=-1)  # (R, V)
 
     # The nucleus: the most likely tokens, up to the one at which their sum reaches top_p.
@@ -58,10 +63,19 @@ def select_tokens(
         probabilities = probabilities.masked_fill(is_outside, 0.0)
 
     # Token v is selected where cumulative[v - 1] <= threshold < cumulative[v]. In float64, because the float32 sum over
-    # a vocabulary rounds away unlikely tokens. Its last column is the probability of the nucleus.
-    cumulative = probabilities.double().cumsum(dim=-1)  # (R, V)
-    total = cumulative[:, -1:]  # (R, 1)
+    # a vocabulary rounds away unlikely tokens. First find the block of B tokens, then the token in it: only this block
+    # needs the sum at every token.
+    blocks = pad(probabilities, (0, -vocab_size % _BLOCK)).unflatten(-1, (-1, _BLOCK))  # (R, V / B, B)
+    cumulative = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # (R, V / B)
+    total = cumulative[:, -1:]  # (R, 1), the probability of the nucleus
     threshold = uniform.double()[:, None] * total
-    tokens = torch.searchsorted(cumulative, threshold, right=True).clamp(max=logits.shape[-1] - 1)  # (R, 1)
+    selected_block = torch.searchsorted(cumulative, threshold, right=True).clamp(max=cumulative.shape[-1] - 1)
+    sum_before_block = pad(cumulative, (1, 0)).gather(-1, selected_block)  # (R, 1)
+    block = blocks.gather(1, selected_block[:, :, None].expand(-1, -1, _BLOCK)).squeeze(1)  # (R, B)
+    cumulative_in_block = sum_before_block + block.double().cumsum(dim=-1)
+    place_in_block = torch.searchsorted(cumulative_in_block, threshold, right=True)  # (R, 1)
+    # The two sums over the block are rounded differently. A threshold between them selects the last possible token.
+    last_place = torch.searchsorted(cumulative_in_block, cumulative_in_block[:, -1:])
+    tokens = selected_block * _BLOCK + torch.minimum(place_in_block, last_place)
     logprobs = (probabilities.gather(-1, tokens) / total).log().float()
     return tokens.squeeze(1), logprobs.squeeze(1)

@@ -131,3 +131,27 @@ CASES += [(0.999, 0.8, 1), (0.999, 0.5, 0), (0.6, 0.51, 0), (0.7, 0.51, 1)]
 def test_pick_inverts_the_cumulative_distribution(uniform, top_p, token):
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
     assert select_tokens(logits, 1.0, top_p, torch.tensor([uniform]))[0].tolist() == [token]
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 1000])
+def test_every_token_is_drawn_as_from_one_sum_over_the_vocabulary(vocab_size, top_p):
+    """Including the ends of the sums: the lowest and the highest number that is drawn."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(500, vocab_size, generator=generator) * 4
+    uniform = torch.rand(500, generator=generator)
+    uniform[:100] = 0.0
+    uniform[100:200] = 1 - 2**-24
+    tokens, logprobs = select_tokens(logits, 1.0, top_p, uniform)
+
+    probabilities = torch.softmax(logits, dim=-1).double()
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    is_outside = (ordered.cumsum(-1) - ordered >= top_p) & (top_p < 1)
+    nucleus = probabilities.masked_fill(is_outside.gather(-1, order.argsort(-1)), 0)
+    nucleus /= nucleus.sum(-1, keepdim=True)
+    sums = nucleus.cumsum(-1)
+    rows = torch.arange(500)
+    assert (nucleus[rows, tokens] > 0).all()
+    assert (sums[rows, tokens] >= uniform - 1e-6).all()
+    assert (sums[rows, tokens] - nucleus[rows, tokens] <= uniform + 1e-6).all()
+    assert torch.allclose(logprobs.double(), nucleus[rows, tokens].log(), atol=1e-5)
