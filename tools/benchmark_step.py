@@ -12,9 +12,10 @@ Workloads: `starter` is the default recipe. `few-shot` puts 4 worked examples be
 about nine times as long as completions. `vllm` is the default recipe with vLLM's CPU build (after `make engines`), for
 the sides `before` and `now`. `long` samples up to 512 tokens at temperature 4, at which the model rarely
 ends a completion, and rewards their length, so that all completions have different rewards. `laptop` is the recipe of
-docs/laptop.md with the model that `make laptop-model` writes, and `tools` is recipes/sql_lora.py, whose conversations
-`plain` samples with TRL's `environment_factory`. All sides of these two continue from an adapter that SFT first trains
-on the NF4 base; on the other base, of `plain16`, rewards begin lower.
+docs/laptop.md with the model that `make laptop-model` writes, `gsm8k` that of recipes/gsm8k_lora.py with the same
+model, and `tools` is recipes/sql_lora.py, whose conversations `plain` samples with TRL's `environment_factory`. All
+sides of these three continue from an adapter that SFT first trains on the recipe's base; on the other base, of
+`plain16`, rewards begin lower.
 
     python tools/benchmark_step.py --before 31c8bed --workloads starter few-shot long --steps 6 --rounds 3
     python tools/benchmark_step.py --workloads laptop --sides plain plain16 fast now --steps 4 --rounds 3
@@ -58,10 +59,12 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         *("--rewards", "longer_is_better", "--train.prompts-per-step", "2", "--train.micro-batch-size", "8"),
     ),
     "laptop": ("recipes/laptop_lora.py", *LAPTOP),
+    "gsm8k": ("recipes/gsm8k_lora.py", *LAPTOP),
     "tools": ("recipes/sql_lora.py", *LAPTOP, "--train.prompts-per-step", "1"),  # with 4, `plain` takes 10 minutes
 }
 SFT: dict[str, tuple[str, ...]] = {
-    "laptop": (),
+    "laptop": ("--task", "recipes/laptop_lora.py"),
+    "gsm8k": (),
     "tools": ("--task", "recipes/sql_lora.py", "--train.prompts-per-step", "4", "--train.max-steps", "16"),
 }
 """Flags of the SFT before the measured steps, of the workloads whose base gets no reward."""
@@ -207,7 +210,7 @@ def child(side: str, file: str, recipe: str, *flags: str) -> None:
 def measure_steps(file: Path) -> None:
     """Patch TRL's trainer, and with it any subclass, to time its phases and count tokens."""
     from transformers import TrainerCallback
-    from trl import GRPOTrainer
+    from trl import GRPOTrainer, SFTTrainer
 
     spent: Step = defaultdict(float)
     sampling = False
@@ -245,14 +248,18 @@ def measure_steps(file: Path) -> None:
             spent["training_cpu"] += time.process_time()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if "reward" not in logs:
+            if "grad_norm" not in logs:  # the last line, of the whole run
                 return
-            line = {**spent, **{name: logs[name] for name in ("reward", "loss", "grad_norm")}}
+            line = {**spent, **{name: logs[name] for name in ("reward", "loss", "grad_norm") if name in logs}}
             line["rewards"] = logs.get("time/rewards", line["rewards"])  # the recipe's trainer replaces TRL's method
             line["training"] = line["step"] - line["rollouts"] - line["rewards"]
             line["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
             with file.open("a", encoding="utf-8") as lines:
                 print(json.dumps(line), file=lines)
+
+    def init_sft(self: Any, *args: Any, _original: Any = SFTTrainer.__init__, **kwargs: Any) -> None:
+        _original(self, *args, **kwargs)
+        self.add_callback(Meter)
 
     def init(self: Any, *args: Any, _original: Any = GRPOTrainer.__init__, **kwargs: Any) -> None:
         _original(self, *args, **kwargs)
@@ -262,6 +269,7 @@ def measure_steps(file: Path) -> None:
         next(layers).register_forward_hook(count)
 
     GRPOTrainer.__init__ = init
+    SFTTrainer.__init__ = init_sft
     timed("_generate", "rollouts")
     timed("_calculate_rewards", "rewards")
 
@@ -282,7 +290,10 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     from lora_grpo.training import FastGRPOTrainer
 
     presets = runpy.run_path(recipe)["PRESETS"]
-    config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets)
+    method = "sft" if Path(recipe).stem == "sft_lora" else "grpo"
+    config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets, method=method)
+    if method == "sft":
+        return sft_script(config)
     start, environment = start_folder(config), getattr(get_task(config.data.task), "environment", None)
     tokenizer = AutoTokenizer.from_pretrained(start or model_files.source(config.model.name))
     rows, _ = split_validation(fit_data(load_data(config), tokenizer, config).train, config)
@@ -312,7 +323,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
             max_tool_calling_iterations=environment and environment.constants.MAX_TURNS - 1,
             shuffle_dataset=False,
             gradient_checkpointing=bool(config.train.gradient_checkpointing),  # TRL's default is True
-            bf16=config.model.loaded_bits == 16,
+            bf16=side == "plain16",
             use_cpu=True,
             logging_steps=1,
             save_steps=config.train.checkpoint_steps,
@@ -340,6 +351,63 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
             parameter.data = parameter.data.float()
     if start:
         load_adapter(trainer.model, start)  # exactly: TRL has rounded it
+    trainer.train()
+
+
+def sft_script(config: Any) -> None:
+    """Do the work of recipes/sft_lora.py with TRL's SFTTrainer alone, for a task without conversations."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    from lora_grpo.config import batch_shape
+    from lora_grpo.data import fit_data, load_data, prompt_order
+    from lora_grpo.models import model_files
+    from lora_grpo.tasks import get_task
+
+    tokenizer = AutoTokenizer.from_pretrained(model_files.source(config.model.name))
+    rows = fit_data(load_data(config), tokenizer, config).train
+    task = get_task(config.data.task)
+    order = prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
+    examples = [
+        {"prompt": rows[index]["prompt"], "completion": [{"role": "assistant", "content": task.gold(rows[index])}]}
+        for index in order
+    ]
+    trainer = SFTTrainer(
+        model=load_model(config),
+        processing_class=tokenizer,
+        args=SFTConfig(
+            output_dir=config.output_dir,
+            max_steps=config.train.max_steps,
+            per_device_train_batch_size=config.train.micro_batch_size,
+            gradient_accumulation_steps=batch_shape(config).accumulation_steps,
+            max_length=config.model.max_sequence_tokens,
+            learning_rate=config.train.learning_rate,
+            lr_scheduler_type=config.train.lr_scheduler,
+            warmup_steps=config.train.warmup_steps,
+            max_grad_norm=config.train.max_grad_norm,
+            optim=config.train.optimizer,
+            train_sampling_strategy="sequential",
+            gradient_checkpointing=bool(config.train.gradient_checkpointing),  # TRL's default is True
+            bf16=False,
+            use_cpu=True,
+            logging_steps=1,
+            save_steps=config.train.checkpoint_steps,
+            save_total_limit=config.train.keep_checkpoints,
+            save_only_model=True,
+            report_to=[],
+            disable_tqdm=True,
+            seed=config.seed,
+        ),
+        train_dataset=Dataset.from_list(examples),
+        peft_config=LoraConfig(
+            task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
+        ),
+    )
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     trainer.train()
 
 

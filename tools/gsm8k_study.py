@@ -3,7 +3,7 @@
     python tools/gsm8k_study.py gains                        # SFT and GRPO from it, three seeds, whole test set
     python tools/gsm8k_study.py controls                     # GRPO with other rewards, and more SFT instead
     python tools/gsm8k_study.py forgetting                   # other tasks before and after
-    python tools/gsm8k_study.py curve                        # accuracy on held-out training rows by training time
+    python tools/gsm8k_study.py plain                        # the same SFT and GRPO by a script with TRL alone
     python tools/gsm8k_study.py gains --seeds 0 --data ../gsm8k      # one seed, with files in place of the Hub
 
 `--data` is a folder with GSM8K's train.jsonl and test.jsonl. The last 373 training rows are for validation: no run
@@ -17,7 +17,9 @@ Accuracies are in percent with 95% intervals; minutes are those of training, wit
 """
 
 import argparse
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_grpo import process_state
 from lora_grpo.cli import run_command
 from lora_grpo.config import LAPTOP_FOLDER
 from lora_grpo.evaluation import percent
 from lora_grpo.evaluation.comparison import Comparison, compare
+from lora_grpo.evaluation.measurement import metrics
 from lora_grpo.files import atomic, json_files
-from lora_grpo.runs import read_record
+from lora_grpo.runs import read_metrics, read_record
 from lora_grpo.tasks import get_task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +74,10 @@ STAGES = {
 }
 
 
+PLAIN = {"trl_sft": "sft", "trl_grpo": "grpo"}
+"""The same work by a script with TRL alone, tools/benchmark_step.py's side `plain`, by the stage that it copies."""
+
+
 @dataclass(frozen=True)
 class Study:
     """The runs of all seeds in one folder."""
@@ -102,18 +110,38 @@ class Study:
         """Return the folder of a stage's run, or of the base. Train it unless it is finished."""
         if stage == BASE:
             return ROOT / LAPTOP_FOLDER
+        if stage in PLAIN:
+            return self._plain(stage, seed)
         folder = self.folder / f"{stage}-{seed}"
         if (folder / "evaluation" / "report.json").exists():
             return folder
-        plan = STAGES[stage]
-        command = [*shlex.split(plan.command), *TRAIN_FLAGS, "--seed", str(seed), "--output-dir", str(folder)]
-        command += ["--data.train", str(self.rows("train")), "--data.eval", str(self.rows("validation"))]
-        if plan.start:
-            command += ["--lora.from", str(self.model(plan.start, seed))]
+        command = [*self._command(stage, seed), "--output-dir", str(folder)]
         if (folder / "run.json").exists():
             command.append("--resume")
         execute(*command)
         return folder
+
+    def _command(self, stage: str, seed: int) -> list[str]:
+        """Return the command of a stage, or of the stage that a script with TRL copies."""
+        plan = STAGES[PLAIN.get(stage, stage)]
+        command = [*shlex.split(plan.command), *TRAIN_FLAGS, "--seed", str(seed)]
+        command += ["--data.train", str(self.rows("train")), "--data.eval", str(self.rows("validation"))]
+        if plan.start:
+            start = "trl_sft" if stage in PLAIN else plan.start
+            command += ["--lora.from", str(self.model(start, seed))]
+        return command
+
+    def _plain(self, stage: str, seed: int) -> Path:
+        """Return the last checkpoint of TRL's trainer. An interrupted run of it starts over."""
+        folder = self.folder / f"{stage}-{seed}"
+        steps = folder / "steps.jsonl"
+        if not (folder / "run.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            command = [*self._command(stage, seed), "--output-dir", str(folder)]
+            execute("tools/benchmark_step.py", "--child", "plain", str(steps), *command)
+            atomic.write_json(folder / "run.json", {"command": command})
+        return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
 
     def results(self, stage: str, seed: int, samples: int, split: str = "test", task: str = "gsm8k") -> list[Any]:
         """Return the graded samples of a model: one greedy sample for each row, or several at temperature 1."""
@@ -133,7 +161,9 @@ class Study:
 def execute(*command: str) -> None:
     """Run a script of this checkout, and show what it prints."""
     print(shlex.join(command), file=sys.stderr, flush=True)
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    process_state.limit_spinning()  # the script with TRL waits as the recipes do
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
 
 
 def comparisons(study: Study, before: str, after: str, seed: int) -> dict[str, Comparison]:
@@ -172,6 +202,50 @@ def controls(study: Study) -> list[list[str]]:
     return [*table, *(cells for _, cells in sorted(changes, key=lambda each: each[0]))]
 
 
+FORGETTING = ("humaneval", "reasoning-gym:chain_sum", "reasoning-gym:spell_backward", "reasoning-gym:letter_counting")
+
+
+def forgetting(study: Study) -> list[list[str]]:
+    """Return a row for each seed and task, losses first: greedy answers of the base and after GRPO."""
+    table = [["task", "seed", "base", "after SFT and GRPO", "difference", "p"]]
+    changes = []
+    for task in FORGETTING:
+        for seed in study.seeds:
+            samples = (study.results(stage, seed, 1, task=task) for stage in (BASE, "grpo"))
+            [change] = compare(*samples, [1], seed)
+            changes.append((change.difference, [task, str(seed), *change_cells(change)]))
+    return [*table, *(cells for _, cells in sorted(changes, key=lambda each: each[0]))]
+
+
+def plain(study: Study) -> list[list[str]]:
+    """Return a row for each side and seed: minutes of the steps of SFT and of GRPO, and accuracy on the test set."""
+    table = [["", "seed", "SFT, minutes", "GRPO, minutes", "greedy after SFT", "greedy after GRPO"]]
+    ratios = []
+    for seed in study.seeds:
+        minutes = {}
+        for side in ("TRL", "the kit"):
+            stages = ("trl_sft", "trl_grpo") if side == "TRL" else ("sft", "grpo")
+            minutes[side] = [step_minutes(study, stage, seed) for stage in stages]
+            accuracy = []
+            for stage in stages:
+                [metric] = metrics(study.results(stage, seed, 1), [1], seed).values()
+                accuracy.append(percent(metric.mean, metric.interval))
+            table.append([side, str(seed), *(f"{value:.1f}" for value in minutes[side]), *accuracy])
+        ratios.append([ours / theirs for ours, theirs in zip(minutes["the kit"], minutes["TRL"], strict=True)])
+    for seed, ratio in zip(study.seeds, ratios, strict=True):
+        table.append(["the kit / TRL", str(seed), *(f"{value:.2f}" for value in ratio), "", ""])
+    return table
+
+
+def step_minutes(study: Study, stage: str, seed: int) -> float:
+    """Return the minutes of a stage's steps, without starts, checkpoints and evaluations."""
+    folder = study.model(stage, seed)
+    if stage in PLAIN:
+        lines = json_files.read_finished_lines(folder.parent / "steps.jsonl", step=float)
+        return sum(line["step"] for line in lines) / 60
+    return sum(line["step_time"] for line in read_metrics(folder)) / 60
+
+
 def change_cells(change: Comparison) -> list[str]:
     """Return the cells before, after, difference and p."""
     return [
@@ -189,7 +263,7 @@ def training_minutes(run: Path) -> float:
     return float(seconds / 60)
 
 
-TABLES = {"gains": gains, "controls": controls}
+TABLES = {"gains": gains, "controls": controls, "forgetting": forgetting, "plain": plain}
 
 
 def main() -> None:
