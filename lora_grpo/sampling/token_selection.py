@@ -75,7 +75,7 @@ def select_tokens(
     cumulative_in_block = sum_before_block + block.double().cumsum(dim=-1)
     place_in_block = torch.searchsorted(cumulative_in_block, threshold, right=True)  # (R, 1)
     # The two sums over the block are rounded differently. A threshold between them selects the last possible token.
-    last_place = torch.searchsorted(cumulative_in_block, cumulative_in_block[:, -1:])
+    last_place = torch.searchsorted(cumulative_in_block, cumulative_in_block[:, -1:].contiguous())
     tokens = selected_block * _BLOCK + torch.minimum(place_in_block, last_place)
     logprobs = (probabilities.gather(-1, tokens) / total).log().float()
     return tokens.squeeze(1), logprobs.squeeze(1)
