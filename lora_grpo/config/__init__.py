@@ -27,6 +27,8 @@ from lora_grpo.config.schema import (
     ResolvedBackend,
     RunConfig,
     SamplingConfig,
+    TeacherConfig,
+    TeacherLoss,
     check_fields,
     endless_steps,
     replace,
