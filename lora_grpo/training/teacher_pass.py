@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_grpo.config import TeacherConfig
+from lora_grpo.data import teacher_prompt_text
 from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 from lora_grpo.loss import Distillation, ExactLossPass, base_of
 from lora_grpo.models import TeacherModel
-from lora_grpo.prompts import chat
-from lora_grpo.tasks import get_task
 from lora_grpo.training import trl_compat
 
 if TYPE_CHECKING:
@@ -166,9 +165,3 @@ class TeacherPass:
             reason = "computes the teacher's logits in tiles, which the teacher does not allow"
         if reason:
             raise UserError(f"--teacher.loss {settings.loss} {reason}; pass --teacher.loss sampled")
-
-
-def teacher_prompt_text(tokenizer: Any, row: Row) -> str:
-    """Return the rendered prompt that the teacher reads for a row of a task with `teacher_prompt`."""
-    messages = get_task(row["task"]).teacher_prompt(row)
-    return chat.render_prompt(tokenizer, messages, row.get("tools") or ())
