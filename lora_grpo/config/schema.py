@@ -25,6 +25,9 @@ ConfigChanges = Mapping[str, Any]
 STARTER = "starter"
 """Name of the bundled model, and of the preset that trains it on a CPU."""
 
+SELF = "self"
+"""The `teacher.name` of the model before training."""
+
 MIN_VALIDATION_ROWS = 16
 """Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
@@ -44,6 +47,7 @@ UNUSED_BY_SFT = (
     "teacher.weight",
     "teacher.reward_weight",
     "teacher.loss",
+    "teacher.own_prompt",
     "teacher.bits",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
@@ -231,8 +235,18 @@ class TeacherConfig:
     """What is learned from the teacher. `sampled` uses its logprobs of the sampled tokens. The others compare whole
     distributions, which has less noise and needs more memory: `reverse_kl` KL(model || teacher), `forward_kl`
     KL(teacher || model), or `jsd`, the Jensen-Shannon divergence."""
+    own_prompt: bool | None = None
+    """Whether the teacher reads `teacher_prompt(row)` of the task file in place of the model's prompts. By default,
+    only with `self`."""
     bits: Literal[4, 16] = 4
     """Bits per weight of a teacher with a base of its own. A teacher on the same base has those of the base."""
+
+    @property
+    def reads_own_prompt(self) -> bool:
+        """Whether the teacher reads other prompts than the model."""
+        if self.name is None:
+            return False
+        return self.name == SELF if self.own_prompt is None else self.own_prompt
 
 
 AlarmName = Literal[

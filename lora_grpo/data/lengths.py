@@ -87,7 +87,7 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         "(--model.max-sequence-tokens minus --sampling.max-completion-tokens)",
         least_rows,
     )
-    if split == "train" and config.teacher.name and get_task(config.data.task).has_teacher_prompt:
+    if split == "train" and config.teacher.reads_own_prompt:
         return _fitting_teacher(sized_rows, tokenizer, prompt_limit, least_rows)
     if config.method != "sft" or split != "train":
         return sized_rows

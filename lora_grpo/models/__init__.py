@@ -52,6 +52,6 @@ from lora_grpo.models.target import (
     run_of,
     source_adapter,
 )
-from lora_grpo.models.teacher import SELF, Teacher, check_teacher_tokenizer, find_teacher
+from lora_grpo.models.teacher import Teacher, check_teacher_tokenizer, find_teacher
 from lora_grpo.models.teacher_model import TeacherModel, load_teacher
 from lora_grpo.models.tokenizers import completion_ends, tokenizer_of

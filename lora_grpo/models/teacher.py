@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lora_grpo.config import ModelConfig, RunConfig
+from lora_grpo.config import SELF, ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, model_files
 from lora_grpo.models.adapter import SavedAdapter, adapter_sha256, read_adapter
@@ -27,8 +27,6 @@ from lora_grpo.models.start_adapter import (
 from lora_grpo.models.target import run_of
 from lora_grpo.tasks import get_task
 
-SELF = "self"
-"""The `teacher.name` of the model before training."""
 _FLAG = "--teacher"
 _EXPECTED = "a run, an adapter, a model, a Hub id or `self`"
 
@@ -87,17 +85,22 @@ def find_teacher(config: RunConfig, *, resumed: bool = False) -> Teacher | None:
         resumed: whether the output folder contains the run and a copy of the adapter that it starts from.
 
     Raises:
-        UserError: the name is no model or adapter, or the teacher would be the student.
+        UserError: the name is no model or adapter, the teacher would be the student, or it has no prompts.
     """
     name = config.teacher.name
     if name is None:
         return None
-    task = get_task(config.data.task)
     teacher = _resolve(name, config, resumed=resumed)
-    teacher = dataclasses.replace(teacher, has_own_prompt=task.has_teacher_prompt)
-    if not teacher.has_own_prompt:
+    if not config.teacher.reads_own_prompt:
         _check_is_other(teacher, config, resumed=resumed)
-    return teacher
+        return teacher
+    if not get_task(config.data.task).has_teacher_prompt:
+        because = "" if name == SELF else " with --teacher.own-prompt"
+        raise UserError(
+            f"{_FLAG} {name}{because} reads teacher_prompt(row) of the task file, and {config.data.task} has none; "
+            "define it, or pass another teacher"
+        )
+    return dataclasses.replace(teacher, has_own_prompt=True)
 
 
 def check_teacher_tokenizer(teacher: Teacher, tokenizer: Any) -> None:
@@ -180,12 +183,7 @@ def _check_is_other(teacher: Teacher, config: RunConfig, *, resumed: bool) -> No
     start_sha256 = adapter_sha256(start) if start else None
     if teacher.kind == "model" or teacher.sha256 != start_sha256:
         return
-    if teacher.name == SELF:
-        raise UserError(
-            f"{_FLAG} self reads teacher_prompt(row) of the task file, and {config.data.task} has none; define it, or "
-            "pass another teacher"
-        )
     raise UserError(
         f"{_FLAG} {teacher.name} is the model that training starts from, so there is nothing to learn from it; pass "
-        "another teacher, or define teacher_prompt(row) in the task file, which gives it more to read"
+        "another teacher, or `self` with teacher_prompt(row) in the task file, which gives it more to read"
     )

@@ -28,7 +28,7 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
         console.result(f"--- row {rows[0]['id']}, for which the agent makes the prompts\n{rows[0]['question']}")
     else:
         console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
-    if config.teacher.name and get_task(config.data.task).has_teacher_prompt:
+    if config.teacher.reads_own_prompt:
         console.result(f"--- prompt of the teacher\n{teacher_prompt_text(tokenizer, rows[0])}")
     if has_agent(rows[0]):
         console.result("--- no reference answer: --preview plays episodes of the agent")

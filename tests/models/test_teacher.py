@@ -82,6 +82,13 @@ def test_self_is_the_model_before_training(adapter, tmp_path):
     assert (teacher.kind, teacher.adapter) == ("adapter", Path("a"))
 
 
+def test_other_teachers_read_the_prompts_of_the_model_unless_told_otherwise(adapter, tmp_path):
+    (tmp_path / "hinted.py").write_text(HINTED)
+    adapter("a")
+    assert not find_teacher(read("--teacher a --task hinted.py")).has_own_prompt
+    assert find_teacher(read("--teacher a --task hinted.py --teacher.own-prompt")).has_own_prompt
+
+
 REFUSED = {
     "no such folder": ("--teacher ./missing", "does not exist"),
     "a run without an adapter": ("--teacher run", r"run/adapter/adapter_config\.json does not exist"),
@@ -89,6 +96,11 @@ REFUSED = {
     "the base of a model without an adapter": ("--teacher starter", "is the model that training starts from"),
     "the adapter that training starts from": ("--lora.from a --teacher a", "is the model that training starts from"),
     "a copy of that adapter": ("--lora.from a --teacher copy", "is the model that training starts from"),
+    "self with the model's prompt": (
+        "--teacher self --teacher.no-own-prompt",
+        "is the model that training starts from",
+    ),
+    "an adapter without a prompt of its own": ("--teacher a --teacher.own-prompt", r"teacher_prompt\(row\)"),
     "self without a prompt of its own": ("--teacher self", r"teacher_prompt\(row\)"),
     "an adapter whose base is gone": ("--teacher gone", "does not exist here"),
     "a teacher in the output folder": ("--teacher out/adapter --output-dir out", "is inside --output-dir"),
