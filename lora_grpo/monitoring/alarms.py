@@ -318,8 +318,7 @@ class Alarms:
         """
         *earlier_means, last_mean = _window_means(kls)
         lowest = min(earlier_means)
-        noise = _STANDARD_ERRORS * math.sqrt(2 * _squared_error(kls))
-        has_doubled = last_mean > 2 * max(lowest, 0.0) and last_mean - lowest > noise
+        has_doubled = last_mean > 2 * max(lowest, 0.0) and last_mean - lowest > _noise(kls)
         if not has_doubled or last_mean < _LEAST_TEACHER_KL:
             return None
         return (
@@ -329,7 +328,7 @@ class Alarms:
         )
 
     def _teacher_mistakes(self, kls: Sequence[float], rewards: Sequence[float]) -> str | None:
-        """Return a message if the reward fell since its best by more than noise, while the KL to the teacher fell too.
+        """Return a message if the reward fell since its best while the KL to the teacher fell, both by more than noise.
 
         Args:
             kls: of every step so far, in nats per token.
@@ -338,8 +337,9 @@ class Alarms:
         *earlier_rewards, last_reward = _window_means(rewards)
         *earlier_kls, last_kl = _window_means(kls)
         best = earlier_rewards.index(max(earlier_rewards))
-        noise = _STANDARD_ERRORS * math.sqrt(2 * _squared_error(rewards))
-        if earlier_rewards[best] - last_reward <= noise or last_kl >= earlier_kls[best]:
+        reward_fell = earlier_rewards[best] - last_reward > _noise(rewards)
+        kl_fell = earlier_kls[best] - last_kl > _noise(kls)
+        if not (reward_fell and kl_fell):
             return None
         return (
             f"the mean reward of {LONG_WINDOW} steps fell from {earlier_rewards[best]:.2g} to {last_reward:.2g} while "
@@ -377,6 +377,11 @@ def _squared_error(values: Sequence[float]) -> float:
     squared_changes = [(after - before) ** 2 for before, after in itertools.pairwise(values)]
     noise_variance = statistics.fmean(squared_changes) / 2
     return noise_variance / LONG_WINDOW
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return by how much two means over `LONG_WINDOW` steps may differ by chance, for a metric of every step so far."""
+    return _STANDARD_ERRORS * math.sqrt(2 * _squared_error(values))
 
 
 def _window_means(values: Sequence[float]) -> list[float]:

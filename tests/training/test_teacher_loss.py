@@ -7,14 +7,15 @@ import torch
 from helpers.loss_passes import distance, loss_and_gradients, micro_batch
 from helpers.teachers import logits_of_teacher, plain_logits, trainer_with_teacher
 from trl import GRPOTrainer
-from trl.trainer.distillation_trainer import _chunked_divergence_loss
 from trl.trainer.utils import use_adapter
 
 from lora_grpo.config import TeacherConfig
 from lora_grpo.errors import UserError
+from lora_grpo.rollouts import ROOT
 from lora_grpo.training import trl_compat
 
 GROUPS = (3, 2, 3)
+with_kernel = pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")
 TRL_PASS = "TRL's own pass"
 
 
@@ -113,14 +114,16 @@ def test_rollouts_that_are_used_again_have_advantages_from_the_first_use(tmp_pat
     inputs["old_per_token_logps"] = old - 0.05
     group_advantages = inputs["advantages"].clone()
 
-    for _ in range(2):  # TRL buffers the inputs, and the loss must not change them
-        _, gradients, _ = loss_and_gradients(trainer, inputs)
-        assert inputs["advantages"].equal(group_advantages)
-        advantages = inputs["advantages"][:, None] + teacher_logprobs - (old - 0.05)
-        _, expected = gradients_of_trl(trainer, inputs, advantages)
+    advantages = group_advantages[:, None] + teacher_logprobs - (old - 0.05)
+    _, expected = gradients_of_trl(trainer, inputs, advantages)
+    for _ in range(2):  # TRL buffers the inputs, so the loss must not change them
+        trainer.model.zero_grad()
+        trainer.compute_loss(trainer.model, inputs).backward()
+        gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
         assert distance(gradients, expected) < 1e-5
 
 
+@with_kernel
 @pytest.mark.parametrize("kind", ["adapter", "base", "model"])
 @pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "jsd"])
 def test_a_divergence_is_that_of_trl(tmp_path, kind, loss):
@@ -131,15 +134,15 @@ def test_a_divergence_is_that_of_trl(tmp_path, kind, loss):
     value, gradients, metrics = loss_and_gradients(trainer, inputs)
 
     # TRL's function on hidden states of plain passes over padded rows
+    from trl.trainer.distillation_trainer import _chunked_divergence_loss
+
     ids, mask, width = rows_of(inputs)
     model = trainer.model.get_base_model()
     teacher = trainer.teacher._teacher
     teacher_base = model if teacher.shares_base else teacher.model
     trainer.model.zero_grad()
-    with (
-        torch.no_grad(),
-        use_adapter(trainer.model, None if kind == "base" else "teacher" if kind == "adapter" else "default"),
-    ):
+    active_adapter = {"adapter": "teacher", "base": None, "model": "default"}[kind]
+    with torch.no_grad(), use_adapter(trainer.model, active_adapter):
         teacher_states = teacher_base.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -(width + 1) : -1]
     states = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -(width + 1) : -1]
     expected_loss, _, _ = _chunked_divergence_loss(
@@ -158,6 +161,7 @@ def test_a_divergence_is_that_of_trl(tmp_path, kind, loss):
     assert distance(gradients, expected) < 1e-5
 
 
+@with_kernel
 @pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "jsd"])
 def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
     settings = TeacherConfig(name="other", reward_weight=0.0, loss=loss)
@@ -180,6 +184,7 @@ def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
     assert distance(gradients, expected) < 1e-5
 
 
+@with_kernel
 def test_rewards_have_their_part_beside_a_divergence(tmp_path):
     """With a teacher that hardly counts, the gradient is that of GRPO."""
     settings = TeacherConfig(name="other", weight=1e-9, reward_weight=1.0, loss="reverse_kl")
@@ -203,3 +208,26 @@ def test_the_trained_adapter_alone_is_trained(tmp_path):
 def test_distributions_are_not_compared_without_tiles(tmp_path):
     with pytest.raises(UserError, match=re.escape("--teacher.loss sampled")):
         trainer_with_teacher(tmp_path, reason=TRL_PASS, settings=TeacherConfig(name="other", loss="jsd"))
+
+
+@pytest.mark.parametrize("loss", ["sampled", pytest.param("jsd", marks=with_kernel)])
+def test_a_teacher_reads_the_calls_of_an_agent_as_a_tree(tmp_path, loss):
+    """Packed, and with each path of the tree as a row of its own, the gradients are the same."""
+    settings = TeacherConfig(name="other", loss=loss)
+    inputs = micro_batch(GROUPS)
+    width = inputs["completion_mask"].shape[1]
+    predecessors = torch.arange(-1, width - 1).repeat(len(inputs["completion_mask"]), 1)
+    predecessors[:, 4] = 1  # the fifth token is another continuation of the second
+    predecessors[:, 8] = ROOT  # another call begins, with a history of its own
+    inputs["predecessors"] = predecessors.where(inputs["completion_mask"].bool(), -1)
+    inputs["tool_mask"] = torch.ones_like(inputs["completion_mask"])
+    inputs["tool_mask"][:, 8] = 0  # a token that begins a sequence is not sampled
+
+    packed = trainer_with_teacher(tmp_path / "packed", settings=settings)
+    _, gradients, metrics = loss_and_gradients(packed, inputs)
+    padded = trainer_with_teacher(tmp_path / "padded", settings=settings)
+    padded.loss_pass.packing_disabled_reason = "a test"
+    _, expected, expected_metrics = loss_and_gradients(padded, inputs)
+    assert distance(gradients, expected) < 1e-5
+    for name in ("teacher/kl", "teacher/disagreement"):
+        assert metrics[name] == pytest.approx(expected_metrics[name], abs=1e-5)
