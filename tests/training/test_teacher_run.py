@@ -1,11 +1,12 @@
 """Runs with a teacher: another adapter, a second model, and the model itself with more in its prompt."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.tiny_models import CONFIGS, make_model
-from helpers.tiny_runs import begin_tiny, run_tiny
+from helpers.tiny_runs import begin_tiny, run_tiny, write_starter_files
 
 from lora_grpo.config import Invocation
 from lora_grpo.data import teacher_prompt_text
@@ -17,6 +18,7 @@ from lora_grpo.runs import Run, read_metrics
 from lora_grpo.training import train
 from lora_grpo.training.teacher_pass import TeacherPass
 
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k_lora.py"
 LEARNED = {"max_steps": 3, "learning_rate": 0.02}
 HINTED = """
 def load(split):
@@ -178,3 +180,18 @@ def test_the_model_itself_teaches_with_more_in_its_prompt(tmp_path, monkeypatch,
             expected = distributions.gather(2, ids[:, -length:, None])[0, :, 0]
             assert torch.allclose(logprobs[row, :length], expected, atol=1e-4)
     assert training.run.record["teacher"]["has_own_prompt"]
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_before_weights_are_loaded(tmp_path, warm):
+    make_model(tmp_path / "other", CONFIGS["llama"])
+    file = tmp_path / "other" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = {token: 767 - number for token, number in content["model"]["vocab"].items()}
+    file.write_text(json.dumps(content))
+    flags = [*write_starter_files(tmp_path), "--preset", "starter", "--output-dir", tmp_path / "run"]
+    ended = warm.start(RECIPE, *flags, "--teacher", tmp_path / "other").end()
+    assert ended.returncode == 2
+    [error] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "has another tokenizer" in error
+    assert "Loading weights" not in ended.stderr
+    assert not (tmp_path / "run" / "run.json").exists()
