@@ -114,6 +114,7 @@ class TeacherPass:
             keeping = self._loss_pass.keeping_hidden_states()
         with (
             torch.no_grad(),
+            self._trainer.accelerator.autocast(),
             trl_compat.no_gradient_checkpointing(self._trainer),
             self._teacher.active(),
             keeping as hidden_states,
