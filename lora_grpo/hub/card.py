@@ -109,7 +109,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
 
 
 def _teacher_text(facts: Facts) -> Markup:
-    """Return what the teacher of a run was, for a sentence."""
+    """Return what the teacher of a run was, for a sentence; "" without one."""
     record = facts.record.get("teacher")
     if not record:
         return Markup("")
@@ -119,14 +119,14 @@ def _teacher_text(facts: Facts) -> Markup:
     elif record["kind"] == "adapter":
         text = Markup(f"the adapter {name} on the same base")
     else:
-        base = facts.teacher.hub_id if facts.teacher else None
-        link = Markup(f"[{_printed(base)}](https://huggingface.co/{base})") if base else name
-        is_adapter = record["name"] not in (record["base_model"], model_files.last_part(record["base_model"]))
-        text = Markup(
-            f"the adapter {name} of {link}, in {record['bits']} bits"
-            if is_adapter
-            else f"{link} in {record['bits']} bits"
-        )
+        base = facts.teacher
+        assert base is not None
+        model = Markup(f"`{_plain(base.name)}`")
+        if base.hub_id:
+            model = Markup(f"[{_printed(base.hub_id)}](https://huggingface.co/{base.hub_id})")
+        is_adapter = record["name"] not in (base.name, base.hub_id)
+        of_model = Markup(f"the adapter {name} of {model}") if is_adapter else model
+        text = Markup(f"{of_model}, in {record['bits']} bits")
     if record["has_own_prompt"]:
         text += Markup(", which read more than this model did")
     return text

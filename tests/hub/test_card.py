@@ -510,11 +510,11 @@ TEACHERS = {
     ),
     "a model of the Hub": (
         {"name": "owner/large", "kind": "model", "base_model": "owner/large", "bits": 4, "has_own_prompt": False},
-        "learned from [owner/large](https://huggingface.co/owner/large) in 4 bits",
+        "learned from [owner/large](https://huggingface.co/owner/large), in 4 bits",
     ),
     "an adapter of a model in a folder": (
         {"name": "mine", "kind": "model", "base_model": f"{PRIVATE}/large", "bits": 16, "has_own_prompt": False},
-        "learned from the adapter `mine` of large, in 16 bits",
+        "learned from the adapter `mine` of `large`, in 16 bits",
     ),
 }
 
