@@ -231,3 +231,10 @@ def test_a_teacher_reads_the_calls_of_an_agent_as_a_tree(tmp_path, loss):
     assert distance(gradients, expected) < 1e-5
     for name in ("teacher/kl", "teacher/disagreement"):
         assert metrics[name] == pytest.approx(expected_metrics[name], abs=1e-5)
+
+    # The first completion is as long as the others may be. Its fifth token follows the second one.
+    scores = packed.teacher.read(inputs, inputs["predecessors"])
+    is_prompt = inputs["prompt_mask"][0].bool()
+    ids = torch.cat([inputs["prompt_ids"][0][is_prompt], inputs["completion_ids"][0][[0, 1, 4]]])[None]
+    [[logits]] = logits_of_teacher(packed, ids, torch.ones_like(ids), 1)
+    assert scores.logprobs[0, 4].item() == pytest.approx(logits.log_softmax(-1)[ids[0, -1]].item(), abs=1e-5)
