@@ -52,7 +52,7 @@ class Config:
     Args:
         preset: defaults for a GPU size, such as "12gb", or "starter" for a CPU. "auto" detects the hardware.
         settings: `seed`, `hours`, `output_dir`, `rewards` and `grpo`, and the sections `model`, `lora`, `data`,
-            `sampling`, `train`, `monitor`, `eval` and `sandbox` as dictionaries.
+            `sampling`, `train`, `teacher`, `monitor`, `eval` and `sandbox` as dictionaries.
 
     Raises:
         UserError: a setting is unknown, or has a wrong type or a value outside of its range.
@@ -71,6 +71,7 @@ class Config:
         sampling: Mapping[str, Any] | None = None,
         rewards: Sequence[str] | None = None,
         train: Mapping[str, Any] | None = None,
+        teacher: Mapping[str, Any] | None = None,
         monitor: Mapping[str, Any] | None = None,
         eval: Mapping[str, Any] | None = None,
         sandbox: Mapping[str, Any] | None = None,
@@ -83,6 +84,7 @@ class Config:
             "data": data,
             "sampling": sampling,
             "train": train,
+            "teacher": teacher,
             "monitor": monitor,
             "eval": eval,
             "sandbox": sandbox,

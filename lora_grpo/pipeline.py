@@ -21,7 +21,7 @@ from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validat
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
 from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, engine_line, make_plan, show_plan, summary
-from lora_grpo.models import keep_start, load_policy, load_tokenizer
+from lora_grpo.models import check_teacher_tokenizer, find_teacher, keep_start, load_policy, load_tokenizer
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
@@ -103,6 +103,7 @@ def train_run(
 
     # Plan with the lengths of the rows.
     tokenizer = load_tokenizer(config, resumed=invocation.resume)
+    _check_teacher(config, tokenizer, resumed=invocation.resume)
     data = fit_data(data, tokenizer, config)
     config, plan = complete_plan(draft, data.row_lengths)
     console.note("\n".join(summary(plan)))
@@ -161,9 +162,17 @@ def _prepare_without_folder(config: RunConfig, invocation: Invocation) -> _Prepa
     draft = _draft(config, invocation)
     data = load_data(draft.config)
     tokenizer = load_tokenizer(draft.config, dry_run=invocation.dry_run, resumed=invocation.resume)
+    _check_teacher(draft.config, tokenizer, resumed=invocation.resume)
     data = fit_data(data, tokenizer, draft.config)
     config, plan = complete_plan(draft, data.row_lengths)
     return _Prepared(config, plan, data, tokenizer)
+
+
+def _check_teacher(config: RunConfig, tokenizer: Any, *, resumed: bool) -> None:
+    """Raise a UserError if the run's teacher has another tokenizer than the model."""
+    teacher = find_teacher(config, resumed=resumed)
+    if teacher:
+        check_teacher_tokenizer(teacher, tokenizer)
 
 
 def _draft(config: RunConfig, invocation: Invocation) -> Plan:

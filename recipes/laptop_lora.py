@@ -72,6 +72,11 @@ def gold(row):
     return json.dumps(row["order"])
 
 
+def teacher_prompt(row):
+    """Return the message with its order, for a teacher that reads more than the model (`--teacher self`)."""
+    return f"{row['question']}\nThe order is: {json.dumps(row['order'])}"
+
+
 PRESETS = {"laptop": laptop_preset(data={"task": __file__, "eval_limit": 150}, train={"max_steps": 10})}
 SFT_PRESETS = {
     "laptop": {

@@ -186,6 +186,11 @@ def gold(row):
     ]
 
 
+def teacher_prompt(row):
+    """Return the question with the reference query, for a teacher that reads more than the model (`--teacher self`)."""
+    return f"{row['question']}\nThe query of the answer is: {row['query']}"
+
+
 def calling(name, **arguments):
     """Return a message that calls a tool."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -69,7 +69,7 @@ def time_loss_passes(config: RunConfig, tokens: Tokens, repeats: int, ways: Sequ
         for repeat in range(repeats + 1):
             for way, trainer in trainers.items():
                 # The trainers share the model, whose attention and layers the last one has set.
-                trainer.loss_pass = trainer._build_loss_pass()
+                trainer.loss_pass = trainer.build_loss_pass(trainer.model)
                 trainer.model.train()
                 if on_gpu:
                     torch.cuda.reset_peak_memory_stats()

@@ -12,7 +12,7 @@ from lora_grpo.settings import Recipe, settle
 
 _MAIN_FLAGS = (
     *("preset", "output_dir", "seed", "hours", "rewards", "model.name", "data.task", "data.train", "data.eval"),
-    *("lora.from", "train.max_steps", "train.learning_rate"),
+    *("lora.from", "teacher.name", "train.max_steps", "train.learning_rate"),
     *("sampling.num_generations", "sampling.max_completion_tokens"),
     *("config", *(field.name for field in dataclasses.fields(Invocation))),
 )

@@ -14,6 +14,7 @@ from lora_grpo.config.batch import batch_shape, micro_batches, prompts_to_read, 
 from lora_grpo.config.presets import LAPTOP_FOLDER, LAPTOP_MODEL, gpu_preset, laptop_preset, starter_preset
 from lora_grpo.config.schema import (
     MIN_VALIDATION_ROWS,
+    SELF,
     STARTER,
     UNUSED_BY_SFT,
     AlarmName,
@@ -27,6 +28,8 @@ from lora_grpo.config.schema import (
     ResolvedBackend,
     RunConfig,
     SamplingConfig,
+    TeacherConfig,
+    TeacherLoss,
     check_fields,
     endless_steps,
     replace,

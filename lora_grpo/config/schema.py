@@ -25,6 +25,9 @@ ConfigChanges = Mapping[str, Any]
 STARTER = "starter"
 """Name of the bundled model, and of the preset that trains it on a CPU."""
 
+SELF = "self"
+"""The `teacher.name` of the model before training."""
+
 MIN_VALIDATION_ROWS = 16
 """Minimum size of the validation set. A smaller one is too noisy to be useful."""
 
@@ -40,6 +43,12 @@ UNUSED_BY_SFT = (
     "train.completions_steps",
     "sampling.num_generations",
     "data.filter_by_difficulty",
+    "teacher.name",
+    "teacher.weight",
+    "teacher.reward_weight",
+    "teacher.loss",
+    "teacher.own_prompt",
+    "teacher.bits",
 )
 """Settings without effect on supervised fine-tuning, which has neither rollouts nor rewards."""
 
@@ -48,6 +57,9 @@ Backend = Literal["auto", ResolvedBackend]
 """The setting, which `auto` leaves to the machine."""
 PromptStyle = Literal["xml", "hashes", "boxed", "think", "code"]
 """lora_grpo/prompts/styles.py has the system prompt of each."""
+
+TeacherLoss = Literal["sampled", "reverse_kl", "forward_kl", "jsd"]
+"""What a teacher is asked about each token: its logprob of the sampled token, or its whole distribution."""
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 LrScheduler = Literal["constant", "constant_with_warmup", "cosine", "inverse_sqrt", "linear", "polynomial"]
@@ -207,8 +219,39 @@ class TrainConfig:
     """Trackers that also get the metrics, the final table and the report. One that fails does not end the run."""
 
 
+@dataclass(frozen=True)
+class TeacherConfig:
+    name: Annotated[str | None, Flag("--teacher.name", "--teacher")] = None
+    """Teacher that scores each token that the model samples (on-policy distillation, see docs/distill.md): a run or an
+    adapter, a model folder or Hub id, or `self`, the model before training, which reads `teacher_prompt(row)` of the
+    task file. `--teacher` is short for this flag. By default, the run has no teacher."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Weight of the teacher: of logprob(teacher) - logprob(model) in the advantage of each token or, with another
+    `teacher.loss` than `sampled`, of the divergence in the loss."""
+    reward_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Weight of the rewards' advantage beside the teacher. With 0, the model learns from the teacher alone, and rewards
+    are only measured."""
+    loss: TeacherLoss = "sampled"
+    """What is learned from the teacher. `sampled` uses its logprobs of the sampled tokens. The others compare whole
+    distributions, which has less noise and needs more memory: `reverse_kl` KL(model || teacher), `forward_kl`
+    KL(teacher || model), or `jsd`, the Jensen-Shannon divergence."""
+    own_prompt: bool | None = None
+    """Whether the teacher reads `teacher_prompt(row)` of the task file in place of the model's prompts. By default,
+    only with `self`."""
+    bits: Literal[4, 16] = 4
+    """Bits per weight of a teacher with a base of its own. A teacher on the same base has those of the base."""
+
+    @property
+    def reads_own_prompt(self) -> bool:
+        """Whether the teacher reads other prompts than the model."""
+        if self.name is None:
+            return False
+        return self.name == SELF if self.own_prompt is None else self.own_prompt
+
+
 AlarmName = Literal[
     "nan", "logprob_mismatch", "policy_ratio", "collapse", "zero_variance", "entropy", "truncated", "hacking",
+    "teacher_kl", "teacher_mistakes",
 ]  # fmt: skip
 
 
@@ -266,6 +309,7 @@ class RunConfig:
     repetition_penalty:3, soft_overlong_punishment:1000,200. Use my_file.py:function for a function that a file of yours
     defines or imports."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)

@@ -14,7 +14,7 @@ order.py         the order of prompts in training, and the validation rows
 """
 
 from lora_grpo.data.fingerprints import fingerprint
-from lora_grpo.data.lengths import fit_data
+from lora_grpo.data.lengths import fit_data, teacher_prompt_text
 from lora_grpo.data.loading import (
     Data,
     check_tasks,

@@ -12,7 +12,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 from lora_grpo.memory import RowLengths
 from lora_grpo.prompts import chat, render_row, turns
-from lora_grpo.tasks import task_title
+from lora_grpo.tasks import get_task, task_title
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class _SizedRow:
     prompt_length: int
     """Number of tokens of the prompt."""
     largest_token_id: int
+    teacher_prompt_length: int = 0
+    """Number of tokens of the prompt that a teacher reads in place of the model's; 0 if there is none."""
     reference_length: int = 0
     """Number of tokens of the reference answer if SFT trains on the row; otherwise 0."""
 
@@ -49,6 +51,7 @@ def fit_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     row_lengths = RowLengths(
         rows=len(sized_rows),
         longest_prompt=max(sized.prompt_length for sized in sized_rows),
+        longest_teacher_prompt=max(sized.teacher_prompt_length for sized in train),
         longest_answered=max(sized.answered_length for sized in train),
         has_conversations=any("reset_text" in sized.row or "prompt_tokens" in sized.row for sized in sized_rows),
         largest_token_id=max(padding or 0, *(sized.largest_token_id for sized in sized_rows)),
@@ -84,6 +87,8 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         "(--model.max-sequence-tokens minus --sampling.max-completion-tokens)",
         least_rows,
     )
+    if split == "train" and config.teacher.reads_own_prompt:
+        return _fitting_teacher(sized_rows, tokenizer, prompt_limit, least_rows)
     if config.method != "sft" or split != "train":
         return sized_rows
 
@@ -105,6 +110,31 @@ def _fitting(rows: Sequence[Row], tokenizer: Any, config: RunConfig, split: str)
         "(--sampling.max-completion-tokens)",
         least_rows,
     )
+
+
+def _fitting_teacher(
+    sized_rows: Sequence[_SizedRow], tokenizer: Any, prompt_limit: int, least_rows: int
+) -> list[_SizedRow]:
+    """Return the rows for which the teacher's own prompt fits the context."""
+    measured_rows = []
+    for sized in sized_rows:
+        prompt_ids = tokenizer(teacher_prompt_text(tokenizer, sized.row), add_special_tokens=False)["input_ids"]
+        largest_token_id = max(sized.largest_token_id, *prompt_ids)
+        measured_rows.append(replace(sized, teacher_prompt_length=len(prompt_ids), largest_token_id=largest_token_id))
+    return _within_limit(
+        measured_rows,
+        [sized.teacher_prompt_length for sized in measured_rows],
+        prompt_limit,
+        f"train rows: the prompts of their teacher have more than {prompt_limit} tokens "
+        "(--model.max-sequence-tokens minus --sampling.max-completion-tokens)",
+        least_rows,
+    )
+
+
+def teacher_prompt_text(tokenizer: Any, row: Row) -> str:
+    """Return the rendered prompt that a teacher reads for a row of a task with `teacher_prompt`."""
+    messages = get_task(row["task"]).teacher_prompt(row)
+    return chat.render_prompt(tokenizer, messages, row.get("tools") or ())
 
 
 def _within_limit(

@@ -38,6 +38,7 @@ _SETTINGS = (
     *("rewards", "train.prompts_per_step", "sampling.num_generations", "sampling.max_completion_tokens"),
     *("sampling.temperature", "train.learning_rate", "train.lr_scheduler", "train.warmup_steps", "train.optimizer"),
     *("train.beta", "train.max_grad_norm", "grpo"),
+    *("teacher.loss", "teacher.weight", "teacher.reward_weight"),
 )
 """Settings of adapter_config.json, and flags of run.json, that a card lists."""
 _TOOL_PARSERS = {"<function=": "qwen3_coder", "<tool_call>": "hermes", "<|python_tag|>": "llama3_json"}
@@ -74,6 +75,8 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             facts=facts,
             base=facts.base,
             record=record,
+            teacher=facts.teacher,
+            teacher_text=_teacher_text(facts),
             repo_id=repo_id,
             name=repo_id.split("/")[-1],
             names=names,
@@ -103,6 +106,30 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
     if is_file and link not in names:
         del license_entries["license_link"]
     return f"---\n{_front_matter(repo_id, facts, license_entries)}\n---\n\n{body}\n\n{CARD_MARK}\n"
+
+
+def _teacher_text(facts: Facts) -> Markup:
+    """Return what the teacher of a run was, for a sentence; "" without one."""
+    record = facts.record.get("teacher")
+    if not record:
+        return Markup("")
+    name = Markup(f"`{_plain(record['name'])}`")
+    if record["kind"] == "base":
+        text = Markup("its base, without an adapter")
+    elif record["kind"] == "adapter":
+        text = Markup(f"the adapter {name} on the same base")
+    else:
+        base = facts.teacher
+        assert base is not None
+        model = Markup(f"`{_plain(base.name)}`")
+        if base.hub_id:
+            model = Markup(f"[{_printed(base.hub_id)}](https://huggingface.co/{base.hub_id})")
+        is_adapter = record["name"] not in (base.name, base.hub_id)
+        of_model = Markup(f"the adapter {name} of {model}") if is_adapter else model
+        text = Markup(f"{of_model}, in {record['bits']} bits")
+    if record["has_own_prompt"]:
+        text += Markup(", which read more than this model did")
+    return text
 
 
 def _environment() -> Any:
@@ -166,6 +193,7 @@ def _settings(facts: Facts, *, is_sft: bool) -> list[tuple[str, Any]]:
     settings = []
     for name in _SETTINGS:
         is_unused = is_sft and name in UNUSED_BY_SFT
+        is_unused |= name.startswith("teacher.") and not values.get("teacher.name")
         if not is_unused and values.get(name) not in (None, False, []):
             settings.append((name, values[name]))
     return settings

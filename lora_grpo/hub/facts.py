@@ -72,6 +72,8 @@ class Facts:
     base: Base
     record: Mapping[str, Any]
     """run.json, or nothing for a model that is not part of a run."""
+    teacher: Base | None
+    """The base of the run's teacher, if it has one of its own."""
     best: Mapping[str, Any]
     """The run's `best` entry, with step and validation reward, if the model is made from that adapter."""
     adapter: Mapping[str, Any]
@@ -141,6 +143,8 @@ def gather(folder: Path, kind: str) -> Facts:
 
     # How to use the model.
     base = _base(policy, adapter, merge)
+    teacher_record = record.get("teacher") or {}
+    teacher = _base(teacher_record, {}, None) if teacher_record.get("base_model") else None
     vllm_rank = None
     if kind == "adapter":
         vllm_rank = _vllm_rank(folder)
@@ -152,6 +156,7 @@ def gather(folder: Path, kind: str) -> Facts:
         kind=kind,
         base=base,
         record=record,
+        teacher=teacher,
         best=best,
         adapter=adapter,
         vllm_rank=vllm_rank,

@@ -10,6 +10,7 @@ padding                          ──► not read     ┘
 
 exact_pass.py           ExactLossPass: the order of the steps below, and what to do if one of them is not possible
 zero_advantage.py       which completions have no gradient, because their advantage is zero
+distillation.py         advantages of tokens, and divergences, from a teacher's logprobs
 importance_sampling.py  weights that correct for the difference between sampler and trainer
 sampler_comparison.py   that difference, over a step
 micro_batch.py          the completions whose loss is computed, with values for the ones that are left out
@@ -28,6 +29,7 @@ draws one for each completion.
 """
 
 from lora_grpo.loss.attention import PackedAttention
+from lora_grpo.loss.distillation import TEACHER_LOGPROBS, Distillation, TeacherComparison
 from lora_grpo.loss.exact_pass import ExactLossPass
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.padding import padding_obstacle

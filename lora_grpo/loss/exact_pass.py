@@ -12,6 +12,7 @@ from lora_grpo import console
 from lora_grpo.errors import one_line
 from lora_grpo.loss.attention import PackedAttention
 from lora_grpo.loss.compiled_layers import compile_layers, restore_layers
+from lora_grpo.loss.distillation import Distillation
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.micro_batch import MicroBatch
 from lora_grpo.loss.packing import can_pack
@@ -83,6 +84,7 @@ class ExactLossPass:
         self._fallback_errors = fallback_errors
         self._has_packed = False  # a micro-batch was packed, so that later errors have other causes than the model
         self._micro_batch: MicroBatch | None = None
+        self._hidden_states: list[torch.Tensor] | None = None
 
         if fallback_reason:
             self.packing_disabled_reason = fallback_reason
@@ -111,6 +113,7 @@ class ExactLossPass:
         may_skip_rows: bool,
         needs_pass: bool = False,
         importance_sampling: ImportanceSampling | None = None,
+        distillation: Distillation | None = None,
     ) -> Iterator[MicroBatch]:
         """Restrict `logprobs` to the rows that matter for the loss of a micro-batch, inside the block.
 
@@ -119,11 +122,13 @@ class ExactLossPass:
             may_skip_rows: whether completions whose advantage is zero have no effect on the loss.
             needs_pass: whether the model reads one completion if none has an advantage.
             importance_sampling: corrects the loss for the sampler; None if TRL does, or nothing.
+            distillation: what is learned from a teacher, whose logprobs are in `inputs`; None without one. Then no row
+                is skipped, because the teacher has something to say about all tokens.
         """
         read_rows = None
-        if may_skip_rows and not self._fallback_reason:
+        if may_skip_rows and distillation is None and not self._fallback_reason:
             read_rows = rows_with_advantage(inputs, needs_one=needs_pass)
-        self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling)
+        self._micro_batch = MicroBatch(inputs, read_rows, importance_sampling, distillation)
         try:
             yield self._micro_batch
         finally:
@@ -175,6 +180,20 @@ class ExactLossPass:
         if micro_batch.read_rows is None:
             return scored
         return micro_batch.with_skipped_rows(scored)
+
+    @contextlib.contextmanager
+    def keeping_hidden_states(self) -> Iterator[list[torch.Tensor]]:
+        """Keep the hidden states from which `logprobs` computes logits, inside the block.
+
+        Yields:
+            A list to which each call of `logprobs` appends the states of R completions, shape (R, completion width,
+            hidden size). The state in a column predicts the token of that column.
+        """
+        self._hidden_states = []
+        try:
+            yield self._hidden_states
+        finally:
+            self._hidden_states = None
 
     def _score_trees(
         self,
@@ -252,13 +271,43 @@ class ExactLossPass:
         logprobs, entropies, router_loss = self._score_rows(
             model, paths.ids, paths.mask, paths.path_width, *args, **kwargs
         )
+        if self._hidden_states is not None:
+            self._hidden_states[-1] = paths.collect(self._hidden_states[-1], predecessors.shape)
         logprobs = paths.collect(logprobs, predecessors.shape)
         if entropies is not None:
             entropies = paths.collect(entropies, predecessors.shape)
         return logprobs, entropies, router_loss
 
-    def _score_rows(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Scored:
-        """Score rows with the trainer's function, which uses tiles if they are enabled."""
+    def _score_rows(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, completion_width: int, *args: Any, **kwargs: Any
+    ) -> Scored:
+        """Score rows, and keep their hidden states if something asks for them."""
+        if self._hidden_states is not None:
+            with self._kept_hidden_states(completion_width, self._hidden_states):
+                return self._score_in_tiles(model, ids, mask, completion_width, *args, **kwargs)
+        return self._score_in_tiles(model, ids, mask, completion_width, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _kept_hidden_states(self, completion_width: int, kept: list[torch.Tensor]) -> Iterator[None]:
+        """Append the hidden states of the completions that the model reads inside the block, in one or more passes."""
+        import torch
+
+        parts: list[torch.Tensor] = []
+
+        def keep(_: Any, __: Any, output: Any) -> None:
+            # The states of a row also predict the tokens of its prompt, unless rows are packed, and one more token.
+            parts.append(output.last_hidden_state[:, -(completion_width + 1) : -1])
+
+        # The hook is the last one, so it gets the states that `packed_rows` has unpacked.
+        hook = base_of(self._model).base_model.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            hook.remove()
+        kept.append(torch.cat(parts))
+
+    def _score_in_tiles(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Scored:
+        """Score rows with the trainer's function, in tiles if they are enabled."""
         if not self.uses_tiles:
             return self._score(model, ids, mask, *args, **kwargs)
         logprobs, entropies, router_loss = score_in_slices(self._score, model, ids, mask, *args, **kwargs)

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lora_grpo.loss.distillation import TEACHER_LOGPROBS, Distillation, TeacherComparison
 from lora_grpo.loss.importance_sampling import ImportanceSampling
 from lora_grpo.loss.scoring import Scored
 
@@ -30,6 +31,8 @@ class MicroBatch:
     """Indices of the K completions that the model reads, shape (K,); None for all."""
     importance_sampling: ImportanceSampling | None = None
     """How the loss is corrected for the sampler; None if it is not, or if TRL has computed the weights."""
+    distillation: Distillation | None = None
+    """What is learned from a teacher, whose logprobs are in `inputs`; None without one. All completions are read."""
     logprobs: torch.Tensor | None = None
     """Logprobs of the K completions without a gradient, shape (K, completion width); None until they are computed."""
 
@@ -39,8 +42,15 @@ class MicroBatch:
         return self.read_rows is not None and not len(self.read_rows)
 
     def keep_logprobs(self, logprobs: torch.Tensor) -> None:
-        """Keep the logprobs of the K completions, and give TRL's loss the importance weights that follow from them."""
+        """Keep the logprobs of the K completions, and give TRL's loss what follows from them.
+
+        These are the advantages of tokens, if there is a teacher, and the importance weights.
+        """
         self.logprobs = logprobs.detach()
+        if self.distillation is not None:
+            self.inputs["advantages"] = self.distillation.advantages(
+                self.inputs["advantages"], self._logprobs_of_sampling_policy(), self.inputs[TEACHER_LOGPROBS]
+            )
         if self.importance_sampling is None:
             return
         weights = self.importance_sampling.weights(
@@ -103,6 +113,15 @@ class MicroBatch:
         mask = self._loss_mask().bool()
         has_weight_per_token = weights.shape == mask.shape
         return weights[mask] if has_weight_per_token else weights.flatten()
+
+    def add_to(self, comparison: TeacherComparison, divergences: torch.Tensor | None) -> None:
+        """Compare the policy that sampled with the teacher, and add the result to a comparison.
+
+        Args:
+            divergences: of the tokens, shape (R, completion width); None if the loss has no divergence.
+        """
+        logprobs = self._logprobs_of_sampling_policy()
+        comparison.add(logprobs, self.inputs[TEACHER_LOGPROBS], self._loss_mask(), divergences)
 
     def _logprobs_of_sampling_policy(self) -> torch.Tensor:
         """Return the trainer's logprobs of the K completions, from before any update on them."""

@@ -120,13 +120,15 @@ class Paths:
     """Indices of the same tokens in a flattened table (R, completion width): shape (tokens,)."""
 
     def collect(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Return the values of the paths' tokens, shape (S, path width), in the places that they have in trees.
+        """Return the values of the paths' tokens, shape (S, path width, ...), in the places that they have in trees.
 
         Args:
-            shape: of the result, (R, completion width). Places of other tokens get 0.
+            shape: the first two sizes of the result, (R, completion width). Places of other tokens get 0.
         """
-        zeros = values.new_zeros(shape.numel())
-        return zeros.index_copy(0, self.tree_entries, values.flatten()[self.path_entries]).view(shape)
+        size_of_value = values.shape[2:]
+        zeros = values.new_zeros((shape.numel(), *size_of_value))
+        of_tokens = values.flatten(0, 1)[self.path_entries]
+        return zeros.index_copy(0, self.tree_entries, of_tokens).view(*shape, *size_of_value)
 
 
 def paths_of(ids: torch.Tensor, mask: torch.Tensor, predecessors: torch.Tensor) -> Paths:

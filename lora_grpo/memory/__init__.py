@@ -14,6 +14,7 @@ step.py        the settings of a step that its memory depends on
 estimate.py    the memory of each part of a GRPO step, and the phases in which it exists
 parameters.py  the bytes of the base model and of the optimizer's state
 activations.py the bytes of a micro-batch's activations and logits
+teacher.py     the size of a teacher: an adapter, or a second model
 unsloth.py     the terms of Unsloth's loss pass and gradient checkpointing
 batches.py     limits of the batch of the built-in sampler
 fit.py         searches the micro-batch size, parallel completions and vLLM's fraction; the longest context

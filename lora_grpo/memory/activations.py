@@ -121,6 +121,34 @@ def logit_bytes(shape: Shape, step: Step) -> int:
     return last_norm + hidden_gradient + buffers + max(during_gradient, during_product)
 
 
+def pass_bytes(shape: Shape, step: Step) -> int:
+    """Return the bytes of a teacher's pass without gradients over a micro-batch: at most what one layer would save.
+
+    Args:
+        shape: of the teacher's base, which may be another one than the model's.
+    """
+    one_layer = max(step.tokens_of_teacher * _saved_per_token(layer, step) for layer in shape.kinds)
+    copies = _copies_of_packed_layer(shape, step)
+    mask = (1 + step.float_bytes) * step.padded_tokens * (step.completion if step.packed else step.trained_length)
+    dequantized_matrix = step.float_bytes * shape.largest_matrix
+    return one_layer + copies + mask + dequantized_matrix + logit_bytes(shape, step)
+
+
+def divergence_bytes(shape: Shape, teacher_shape: Shape, step: Step) -> int:
+    """Return the bytes of the divergence between the distributions of the model and its teacher.
+
+    These are the hidden states of both models, those of the teacher twice, with the gradient of the model's in float32,
+    and the logits of a tile of both models in float32. On a CPU, PyTorch needs six more tensors of the tile's size.
+    """
+    tokens = step.micro_batch_size * step.completion
+    states = tokens * (2 * step.float_bytes * teacher_shape.hidden + (step.float_bytes + 4) * shape.hidden)
+    tile_tokens, tile_entries = (_CPU_TOKENS, _CPU_ENTRIES) if step.on_cpu else (_FUSED_TOKENS, _FUSED_ENTRIES)
+    tile_tokens = min(tokens, tile_tokens)
+    tiles = 2 * 4 * tile_tokens * tile_entries
+    temporary = 6 * 4 * tile_tokens * min(shape.vocabulary, tile_entries) if step.on_cpu else 0
+    return states + tiles + temporary
+
+
 @functools.cache
 def _has_fused_head() -> bool:
     """Return whether TRL computes logprobs with a fused head, as from 1.15 on (training/trl_compat.py)."""

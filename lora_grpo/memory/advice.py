@@ -14,6 +14,7 @@ from lora_grpo.hardware import flags_of_vllm
 from lora_grpo.memory.batches import MAX_BATCH_SIZE
 from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate, Planner
+from lora_grpo.memory.parameters import weight_bytes
 from lora_grpo.runs import may_change
 
 Change = Mapping[str, Any]
@@ -41,6 +42,8 @@ def refusal(planner: Planner, config: RunConfig, *, is_resumed: bool = False) ->
             f"{smallest.min_gpu_memory_share:g}; pass that, or leave the flag out"
         )
     advice = f"pass {_flags_to_pass(planner, config, is_resumed=is_resumed)}"
+    if not is_resumed:
+        advice = _smaller_teacher(planner, config) or advice
     if not smallest.host_fits:
         return (
             f"{config.model.name} needs {smallest.host_bytes / GIB:.2f} GiB of host memory for what leaves the GPU, "
@@ -50,6 +53,27 @@ def refusal(planner: Planner, config: RunConfig, *, is_resumed: bool = False) ->
     if _fits_without_other_programs(planner, config):
         advice = f"close other programs that use the {'memory' if planner.device.on_cpu else 'GPU'}, or {advice}"
     return f"{_largest_phase(smallest, config)}; {advice}"
+
+
+def _smaller_teacher(planner: Planner, config: RunConfig) -> str:
+    """Return which teacher fits, if the run fits without the second model that its teacher is; otherwise ""."""
+    teacher = planner.teacher
+    if teacher is None or teacher.own_bits is None:
+        return ""
+    without_teacher = dataclasses.replace(planner, teacher=None).smallest(config)
+    if not without_teacher.fits:
+        return ""
+    adapter = f"an adapter of {config.model.name} as --teacher, which needs no second model"
+    if teacher.own_bits == 16 and planner.smallest(_changed(config, [{"teacher.bits": 4}])).fits:
+        return f"pass --teacher.bits 4, or {adapter}"
+    room = without_teacher.device.usable - without_teacher.needed
+    float_bytes = 4 if planner.device.on_cpu else 2
+    bytes_per_parameter = weight_bytes(teacher.shape, 4, float_bytes=float_bytes) / teacher.shape.parameters
+    billions = room / bytes_per_parameter / 1e9
+    return (
+        f"pass {adapter}, or one with less than {room / GIB:.2f} GiB of weights (about {billions:.2g} billion "
+        "parameters in 4 bits)"
+    )
 
 
 def memory_saving_options(planner: Planner, config: RunConfig, *, is_resumed: bool = False) -> list[list[Change]]:
@@ -96,6 +120,10 @@ def _all_options(planner: Planner, config: RunConfig) -> list[list[Change]]:
         options.append([{"train.optimizer": "adamw_8bit"}])
     if config.model.bits == 16:
         options.append([{"model.bits": 4}])
+    if planner.teacher and planner.teacher.own_bits == 16:
+        options.append([{"teacher.bits": 4}])
+    if planner.teacher and config.teacher.loss != "sampled":
+        options.append([{"teacher.loss": "sampled"}])
 
     # Settings that limit learning.
     options.append([{"lora.rank": rank} for rank in _halves(config.lora.rank, _MIN_RANK)])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from lora_grpo.config import batch_shape, parse_grpo_overrides
 from lora_grpo.errors import UserError
 from lora_grpo.memory import unsloth
-from lora_grpo.memory.activations import activation_bytes, logit_bytes
+from lora_grpo.memory.activations import activation_bytes, divergence_bytes, logit_bytes, pass_bytes
 from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Layer, Shape
 from lora_grpo.memory.step import Step
@@ -70,6 +70,10 @@ PARTS = (
     "libraries",
     # Logprobs with Unsloth
     "scoring",
+    # Distillation
+    "teacher",
+    "teacher_pass",
+    "divergence",
 )
 """The parts of a step, in the order in which plans and run.json list them. `phases` says when each exists."""
 
@@ -153,6 +157,15 @@ def memory_by_part(shape: Shape, step: Step) -> dict[str, int]:
         # It saves nothing for a backward pass, but the buffers of the gradient passes are still there.
         buffers = layers.saved if step.offloads else step.float_bytes * shape.largest_matrix
         sizes["scoring"] = buffers + unsloth.scoring_bytes(shape, rows, step.length, free)
+
+    # teacher: its adapter in float32, or the weights of a second model.
+    # teacher_pass: its pass without gradients over a micro-batch, before that of the trained model.
+    # divergence: the teacher's hidden states, and a tile of the logits of both models.
+    if step.teacher:
+        sizes["teacher"] = step.teacher.weights(step.float_bytes)
+        sizes["teacher_pass"] = pass_bytes(step.teacher.shape, step)
+        if step.config.teacher.loss != "sampled":
+            sizes["divergence"] = divergence_bytes(shape, step.teacher.shape, step)
     return sizes
 
 
@@ -160,11 +173,13 @@ _ENGINE = {"kv_cache", "vllm_weights", "vllm_adapter", "vllm_workspace"}
 """What a vLLM engine gives back while it sleeps."""
 _ONLY_SAMPLING = _ENGINE | {"token_selection"}
 _ONLY_TRAINING = {"gradients", "activations", "fragmentation"}
+_ONLY_TEACHER = {"teacher_pass", "divergence"}
 _ABSENT = {
-    "sampling": _ONLY_TRAINING | {"logits", "one_layer", "scoring"},
-    "scoring": _ONLY_SAMPLING | {"activations", "logits", "one_layer"},
-    "loss": _ONLY_SAMPLING | {"one_layer", "scoring"},
-    "backward": _ONLY_SAMPLING | {"logits", "scoring"},
+    "sampling": _ONLY_TRAINING | _ONLY_TEACHER | {"logits", "one_layer", "scoring"},
+    "scoring": _ONLY_SAMPLING | _ONLY_TEACHER | {"activations", "logits", "one_layer"},
+    "teacher": _ONLY_SAMPLING | {"activations", "logits", "one_layer", "scoring", "divergence"},
+    "loss": _ONLY_SAMPLING | {"one_layer", "scoring", "teacher_pass"},
+    "backward": _ONLY_SAMPLING | _ONLY_TEACHER | {"logits", "scoring"},
 }
 """Phase -> the parts that do not exist in it."""
 
@@ -173,8 +188,9 @@ def phases(sizes: Mapping[str, int], *, engine_sleeps: bool) -> dict[str, dict[s
     """Return the parts that are allocated in each phase of a step, in bytes, from the result of `memory_by_part`.
 
     The phases are those that need the most memory: `sampling` (generating completions), `loss` (which needs the
-    logits), `backward` (the backward pass through the layers) and, with Unsloth and a KL penalty or `num_iterations`,
-    `scoring` (logprobs of all completions of the step, without gradients). The sampler frees its cache after sampling.
+    logits), `backward` (the backward pass through the layers); with a teacher, `teacher`, in which it reads a
+    micro-batch; and, with Unsloth and a KL penalty or `num_iterations`, `scoring` (logprobs of all completions of the
+    step, without gradients). The sampler frees its cache after sampling.
     A vLLM engine may sleep during training (level 1 in vLLM, standby mode in Unsloth): then only its CUDA graphs remain
     on the GPU.
 
@@ -184,6 +200,8 @@ def phases(sizes: Mapping[str, int], *, engine_sleeps: bool) -> dict[str, dict[s
     by_phase = {}
     for phase, absent in _ABSENT.items():
         if phase == "scoring" and not sizes["scoring"]:
+            continue
+        if phase == "teacher" and not sizes["teacher_pass"]:
             continue
         if not engine_sleeps:
             absent = absent - _ENGINE

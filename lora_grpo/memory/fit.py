@@ -23,6 +23,7 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import Shape
 from lora_grpo.memory.step import SamplerKind, Step
+from lora_grpo.memory.teacher import TeacherSize
 
 USABLE_FRACTION = 0.9
 """Fraction of the free memory that a plan may use; the rest is a safety margin. An estimate, not measured."""
@@ -170,6 +171,8 @@ class Planner:
     """Whether Unsloth's kernels run the layers."""
     packs: bool = False
     """Whether the training engine can read each prompt once for its group."""
+    teacher: TeacherSize | None = None
+    """The teacher of the run; None without one."""
     row_lengths: RowLengths | None = None
     """The lengths of the run's rows; None: every row has the maximum length."""
 
@@ -255,6 +258,7 @@ class Planner:
             on_cpu=self.device.on_cpu,
             packed=self._can_pack(config),
             free=self.device.free,
+            teacher=self._teacher(config),
             row_lengths=self.row_lengths,
         )
         parts = estimate.memory_by_part(self.shape, step)
@@ -337,6 +341,12 @@ class Planner:
         if self.sampler == "merged":  # the transformers backend on a CPU
             return "merged"
         return "transformers" if config.sampling.backend == "transformers" else self.sampler
+
+    def _teacher(self, config: RunConfig) -> TeacherSize | None:
+        """Return the teacher to plan for, with the bits of the configuration, which may be a suggestion of `advice`."""
+        if self.teacher is None or self.teacher.own_bits is None:
+            return self.teacher
+        return dataclasses.replace(self.teacher, own_bits=config.teacher.bits)
 
     def _can_pack(self, config: RunConfig) -> bool:
         """Return whether each prompt is read once for its group: needs plain attention that reaches all tokens."""

@@ -12,6 +12,8 @@ class RowLengths:
     longest_prompt: int
     longest_answered: int = 0
     """In SFT, the longest training prompt with its reference answer."""
+    longest_teacher_prompt: int = 0
+    """The longest prompt of a teacher that reads other prompts than the model."""
     has_conversations: bool = False
     """Whether any row has several turns."""
     largest_token_id: int = 0

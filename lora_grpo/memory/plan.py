@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lora_grpo.config import Invocation, RunConfig, replace
+from lora_grpo.config import Invocation, ModelConfig, RunConfig, replace
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.flags import flag
@@ -34,8 +34,9 @@ from lora_grpo.memory.fit import USABLE_FRACTION, Device, MemoryEstimate, Planne
 from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.shape import KNOWN_MODELS, Shape, UnknownFamily
 from lora_grpo.memory.step import SamplerKind, Step
+from lora_grpo.memory.teacher import TeacherSize
 from lora_grpo.memory.work import Work, disk_bytes
-from lora_grpo.models import architectures, check_engines, model_files
+from lora_grpo.models import architectures, check_engines, find_teacher, model_files
 from lora_grpo.runs import planned_settings, read_record, saved_bytes
 
 
@@ -241,12 +242,17 @@ def _draft_plan(config: RunConfig, invocation: Invocation, device: Device, model
             plan = dataclasses.replace(plan, config=faster.with_least_memory(config))
         return dataclasses.replace(plan, not_planned=str(error))
     shape.check_targets(config.lora.targets)
+    try:
+        teacher = _teacher_size(config, invocation, shape)
+    except UnknownFamily as error:
+        return dataclasses.replace(plan, not_planned=f"--teacher {config.teacher.name}: {error}")
     planner = Planner(
         shape=shape,
         device=device,
         sampler=sampler,
         unsloth_kernels=engine == "unsloth" and not device.on_cpu,
         packs=engine == "peft",
+        teacher=teacher,
     )
     can_be_16_bits = not device.on_cpu and "quantization_config" not in model.values
     return dataclasses.replace(plan, planner=planner, can_be_16_bits=can_be_16_bits)
@@ -302,14 +308,42 @@ def complete_plan(plan: Plan, row_lengths: RowLengths | None = None) -> tuple[Ru
     return replace(config, {"train": train, "model": model, "sampling": sampling}), plan
 
 
+def _teacher_size(config: RunConfig, invocation: Invocation, shape: Shape) -> TeacherSize | None:
+    """Return the size of the run's teacher; None without one.
+
+    Raises:
+        UnknownFamily: it has a base of its own, whose memory cannot be planned.
+    """
+    teacher = find_teacher(config, resumed=invocation.resume)
+    if teacher is None:
+        return None
+    own_bits = None
+    if teacher.base:
+        fix = "pass the folder of a model as --teacher"
+        shape = Shape.of(_read_config(teacher.base, invocation, fix).values)
+        own_bits = teacher.base.loaded_bits
+    adapter_parameters = 0
+    adapter = teacher.saved_adapter()
+    if adapter:
+        targets = adapter.target_modules
+        names = tuple(targets) if isinstance(targets, list) else ("all-linear",)
+        adapter_parameters = sum(shape.adapter_tensors(adapter.r, names, dora=adapter.use_dora))
+    return TeacherSize(shape, own_bits, adapter_parameters)
+
+
 def _read_model(config: RunConfig, invocation: Invocation) -> _Model:
-    name = config.model.name
+    fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
+    return _read_config(config.model, invocation, fix)
+
+
+def _read_config(settings: ModelConfig, invocation: Invocation, fix: str) -> _Model:
+    """Return the configuration of a model. If the Hub is not available, a plan takes that of a known model."""
+    name = settings.name
     try:
-        return _Model(model_files.read_config(config.model))
+        return _Model(model_files.read_config(settings))
     except model_files.HubUnavailable as error:
         # --plan needs only the dimensions of the model. A dry run also reads its tokenizer.
         if not invocation.plan or name not in KNOWN_MODELS:
-            fix = "pass --model.name with a folder, or `--model.name starter` for the bundled model"
             raise UserError(f"{error}; {fix}") from None
         return _Model(KNOWN_MODELS[name], (f"the dimensions of {name} come from lora_grpo: {error}",))
 

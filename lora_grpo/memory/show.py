@@ -87,6 +87,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     config = plan.config
     if plan.choice:
         yield _line("base", plan.choice)
+    if config.teacher.name:
+        yield _line("teacher", _teacher_text(plan))
     if plan.estimate:
         yield from _memory_lines(plan.estimate, config)
     else:
@@ -97,6 +99,24 @@ def _settings(plan: Plan) -> Iterator[str]:
         free = disk.size(disk.free_space(config.folder).num_bytes)
         saved = f"about {disk.size(plan.disk_bytes)} of checkpoints and adapters"
         yield _line("disk", f"{saved} in {config.folder}; {free} are free")
+
+
+def _teacher_text(plan: Plan) -> str:
+    """Return what the teacher is, its memory, and how it is weighted against the rewards."""
+    settings = plan.config.teacher
+    kind = "its memory is not planned"
+    if plan.estimate and plan.planner and plan.planner.teacher:
+        teacher = plan.planner.teacher
+        if teacher.own_bits is not None:
+            kind = f"a second model in {teacher.own_bits} bits, {_gib(plan.estimate.parts['teacher'])}"
+        elif teacher.adapter_parameters:
+            kind = f"an adapter on the same base, {_gib(plan.estimate.parts['teacher'])}"
+        else:
+            kind = "the base without an adapter"
+    return (
+        f"{settings.name}, {kind}; {settings.loss.replace('_', ' ')} with weight {settings.weight:g}, rewards with "
+        f"{settings.reward_weight:g}"
+    )
 
 
 def _memory_lines(estimate: MemoryEstimate, config: RunConfig) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Literal
 from lora_grpo.config import RunConfig, prompts_to_read
 from lora_grpo.memory import unsloth
 from lora_grpo.memory.lengths import RowLengths
+from lora_grpo.memory.teacher import TeacherSize
 
 SamplerKind = Literal["transformers", "vllm", "shared", "merged"]
 """`transformers`: the trained model itself. `vllm`: an engine with its own copy of the base. `shared`: Unsloth's
@@ -30,6 +31,8 @@ class Step:
     """Each prompt of a micro-batch is read once for its group."""
     free: int = 0
     """Bytes of the GPU that are free before the run. They decide how many rows Unsloth scores at once."""
+    teacher: TeacherSize | None = None
+    """The teacher of the run; None without one."""
     row_lengths: RowLengths | None = None
     """The lengths of the run's rows; None if every row has the maximum length."""
 
@@ -88,3 +91,13 @@ class Step:
         prompt_tokens = prompts * (self.trained_length - self.completion)
         completion_tokens = self.micro_batch_size * self.completion
         return prompt_tokens + completion_tokens
+
+    @property
+    def tokens_of_teacher(self) -> int:
+        """Tokens that a teacher reads in a micro-batch: its prompts may be longer than those of the model."""
+        if self.row_lengths is None or not self.row_lengths.longest_teacher_prompt:
+            return self.tokens
+        prompts = self.micro_batch_size
+        if self.packed:
+            prompts = prompts_to_read(self.micro_batch_size, self.config.sampling.num_generations)
+        return prompts * self.row_lengths.longest_teacher_prompt + self.micro_batch_size * self.completion

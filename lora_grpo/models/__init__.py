@@ -13,6 +13,7 @@ adapter_formats.py gives the adapters of other tools in PEFT's format
 architectures.py   which models can be trained, decided from config.json
 target.py          resolves a name to a ModelSpec: base model, adapter, tokenizer, run
 start_adapter.py   --lora.from: checks the adapter that a run starts from, and copies it into the run
+teacher.py         --teacher: what the name stands for, and whether it can teach this model
 
 Loaded models:
 engines.py         sets up torch and silences libraries; reports why an engine did not start
@@ -21,6 +22,7 @@ stop_tokens.py     the tokens that end a completion
 tokenizers.py      the tokenizer of a model spec, its chat template, and the tokens that end its completions
 policy.py          loads the policy of a run; saves and loads an adapter
 peft_policy.py     the base with an adapter, by transformers, bitsandbytes and PEFT
+teacher_model.py   loads a teacher: an adapter beside the trained one, or a second model
 unsloth_policy.py  the same by Unsloth, which also starts vLLM
 """
 
@@ -50,4 +52,6 @@ from lora_grpo.models.target import (
     run_of,
     source_adapter,
 )
+from lora_grpo.models.teacher import Teacher, check_teacher_tokenizer, find_teacher
+from lora_grpo.models.teacher_model import TeacherModel, load_teacher
 from lora_grpo.models.tokenizers import completion_ends, tokenizer_of

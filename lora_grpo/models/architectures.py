@@ -41,7 +41,7 @@ def in_vllm(model_type: Any) -> bool:
 
 def with_supported(config: RunConfig, model_type: Any) -> RunConfig:
     """Return the configuration with `auto` resolved for what Unsloth or vLLM does not support."""
-    needs_peft = model_type in ONLY_PEFT or has_conversations(config)
+    needs_peft = model_type in ONLY_PEFT or has_conversations(config) or config.teacher.name is not None
     if config.model.engine == "auto" and needs_peft:
         config = replace(config, {"model": {"engine": "peft"}})
     if config.sampling.backend == "auto" and not in_vllm(model_type):

@@ -6,6 +6,7 @@ A run keeps a copy in its `start` folder, so that it can be resumed and evaluate
 import os
 import shutil
 from collections.abc import Collection
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ def with_start(config: RunConfig, requested: Collection[str], *, resumed: bool) 
     folder = start_folder(config, resumed=resumed)
     if not resumed:
         if config.lora.from_ is not None:
-            _check_outside("--lora.from", config.lora.from_, config.folder)
-        _check_outside("--model.name", config.model.name, config.folder)
+            check_outside("--lora.from", config.lora.from_, config.folder)
+        check_outside("--model.name", config.model.name, config.folder)
     if folder is None:
         return config
     adapter = read_adapter(folder)
@@ -61,7 +62,7 @@ def with_start(config: RunConfig, requested: Collection[str], *, resumed: bool) 
     return replace(config, {"lora": adapter_settings, "model": {"revision": revision}})
 
 
-def _check_outside(flag_name: str, value: str, output: Path) -> None:
+def check_outside(flag_name: str, value: str, output: Path) -> None:
     """Raise a UserError if a path is in the output folder, which a new run replaces. A Hub id is no path."""
     path = Path(value).expanduser().resolve()
     if path.exists() and path.is_relative_to(output.resolve()):
@@ -76,13 +77,18 @@ def start_folder(config: RunConfig, *, resumed: bool = False) -> Path | None:
     copy = config.folder / START
     if resumed and copy.is_dir():
         return copy
+    return adapter_folder("--lora.from", name)
+
+
+def adapter_folder(flag_name: str, name: str) -> Path:
+    """Return the folder of an adapter, or of the one in a run, in PEFT's format. Raises UserError if there is none."""
     folder = Path(name).expanduser()
     if (folder / "run.json").is_file():
         folder = folder / "adapter"
     if not holds_adapter(folder):
         adapter = nested_adapter(folder)
         fix = f"pass {adapter or 'the folder of an adapter, or of a run that has one'}"
-        raise UserError(f"--lora.from {name}: {folder / ADAPTER_CONFIG} does not exist; {fix}")
+        raise UserError(f"{flag_name} {name}: {folder / ADAPTER_CONFIG} does not exist; {fix}")
     return peft_folder(folder)
 
 
@@ -196,16 +202,34 @@ def _lora_settings(adapter: SavedAdapter) -> dict[str, Any]:
     }
 
 
-def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
-    """Raise a UserError unless an adapter was trained on the base of a run."""
+@dataclass(frozen=True)
+class BaseOfAdapter:
+    """The base that an adapter was trained on."""
+
+    name: str
+    """A folder or a Hub id."""
+    revision: str | None
+    """The commit, if it is known."""
+    fingerprint: str | None
+    """SHA-256 of its weights, if a run recorded it."""
+
+
+def base_of_adapter(config: RunConfig, adapter: SavedAdapter) -> BaseOfAdapter:
+    """Return the base of an adapter. Raises UserError if it is not known, or in the format of MLX.
+
+    Args:
+        config: of the run that reads the adapter, for the advice.
+    """
     name = config.model.name
     folder = origin_of(adapter.folder)
     run = run_of(folder)
     fingerprint = None
+    revision = adapter.revision
     trained_on = adapter.base_model_name_or_path
     if run:
         record = read_record(run)
         fingerprint = record["policy"].get("fingerprint")
+        revision = record["policy"].get("revision")
         trained_on = record["config"]["model"]["name"]
     if trained_on and trained_on.startswith(MLX_HUB):
         raise UserError(
@@ -214,20 +238,30 @@ def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
         )
     if not trained_on:
         raise UserError(f"{folder / ADAPTER_CONFIG} names no base; set base_model_name_or_path to {name}")
+    return BaseOfAdapter(trained_on, revision, fingerprint)
 
-    # The weights decide if they are known, else the folders or Hub ids. The path of a Hub id does not exist.
-    base_of_run = Path(source(name))
-    base_of_adapter = Path(source(trained_on))
-    if fingerprint and base_of_run.is_dir():
-        is_same = weights_fingerprint(base_of_run) == fingerprint
-    elif base_of_adapter.is_dir():
-        is_same = base_of_run.resolve() == base_of_adapter.resolve()
-    else:
-        is_same = base_of_run == base_of_adapter
-    if not is_same:
+
+def is_base_of_run(config: RunConfig, base: BaseOfAdapter) -> bool:
+    """Return whether the base of an adapter is `model.name`.
+
+    The weights decide if they are known, else the folders or Hub ids.
+    """
+    base_of_run = Path(source(config.model.name))
+    folder = Path(source(base.name))  # that of a Hub id does not exist
+    if base.fingerprint and base_of_run.is_dir():
+        return weights_fingerprint(base_of_run) == base.fingerprint
+    if folder.is_dir():
+        return base_of_run.resolve() == folder.resolve()
+    return base_of_run == folder
+
+
+def _check_base(config: RunConfig, adapter: SavedAdapter) -> None:
+    """Raise a UserError unless an adapter was trained on the base of a run."""
+    base = base_of_adapter(config, adapter)
+    if not is_base_of_run(config, base):
         raise UserError(
-            f"--model.name is {name}, but the adapter in {folder} was trained on {trained_on}, another model or other "
-            f"weights; pass --model.name {trained_on}"
+            f"--model.name is {config.model.name}, but the adapter in {origin_of(adapter.folder)} was trained on "
+            f"{base.name}, another model or other weights; pass --model.name {base.name}"
         )
 
 

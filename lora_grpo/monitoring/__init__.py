@@ -25,6 +25,8 @@ from lora_grpo.monitoring.step_metrics import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,
     LOGPROB_MISMATCH,
+    TEACHER_DISAGREEMENT,
+    TEACHER_KL,
     StepMetrics,
     conversation_metrics,
 )

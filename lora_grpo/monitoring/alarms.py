@@ -13,7 +13,7 @@ from typing import Any
 
 from lora_grpo.config import AlarmName
 from lora_grpo.evaluation import mcnemar_exact
-from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH
+from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH, TEACHER_KL
 
 WINDOW = 10
 """Number of steps to average over."""
@@ -31,6 +31,8 @@ _NEAR_MAXIMUM = 0.9
 """Fraction of the maximum reward above which low entropy and equal rewards mean success."""
 _HACKING_P = 0.01
 """Largest p-value at which fewer correct answers are no chance."""
+_LEAST_TEACHER_KL = 0.05
+"""KL to the teacher, in nats per token, below which a rise does not matter."""
 _MAX_OVERFLOWS = 2
 """Consecutive steps whose gradient may overflow with loss scaling."""
 _MAX_CLIPPED = 0.02
@@ -99,6 +101,8 @@ class Alarms:
     """The command that trains on reference answers first, if there is one."""
     float16: bool = False
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
+    has_teacher: bool = False
+    """Whether a teacher has a part in the loss, so that there is something to learn from equal rewards."""
     checks_ratio: bool = False
     """Whether the alarm `policy_ratio` is on: only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
     hacked: bool = False
@@ -128,10 +132,17 @@ class Alarms:
         steps_with_reward = [step_metrics for step_metrics in self._steps if "reward" in step_metrics]
         if "reward" in finite_numbers and len(steps_with_reward) >= WINDOW:
             window = steps_with_reward[-WINDOW:]
-            messages["zero_variance"] = self._zero_variance(window)
+            if not self.has_teacher:
+                messages["zero_variance"] = self._zero_variance(window)
             messages["entropy"] = self._low_entropy(window, _mean(steps_with_reward[:WINDOW], "entropy"))
             messages["truncated"] = self._truncated(window)
             messages["collapse"] = self._collapse([step_metrics["reward"] for step_metrics in steps_with_reward])
+        taught = [step_metrics for step_metrics in steps_with_reward if TEACHER_KL in step_metrics]
+        if "reward" in finite_numbers and len(taught) >= 2 * LONG_WINDOW:
+            kls = [step_metrics[TEACHER_KL] for step_metrics in taught]
+            rewards = [step_metrics["reward"] for step_metrics in taught]
+            messages["teacher_kl"] = self._teacher_kl(kls)
+            messages["teacher_mistakes"] = self._teacher_mistakes(kls, rewards)
         return self._new_alarms(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:
@@ -271,10 +282,7 @@ class Alarms:
         if len(rewards) < LONG_WINDOW:
             return None
         last_reward = statistics.fmean(rewards[-LONG_WINDOW:])
-        # The policy changes little between consecutive steps, so their difference in reward is noise.
-        squared_changes = [(after - before) ** 2 for before, after in itertools.pairwise(rewards)]
-        noise_variance = statistics.fmean(squared_changes) / 2
-        squared_error = noise_variance / LONG_WINDOW
+        squared_error = _squared_error(rewards)
 
         # The window before the last one may be the best so far.
         earlier_rewards = rewards[-2 * LONG_WINDOW : -LONG_WINDOW]
@@ -300,6 +308,45 @@ class Alarms:
             "policy has collapsed; use best/ if it exists, or start over with a lower --train.learning-rate"
         )
 
+    # A teacher
+
+    def _teacher_kl(self, kls: Sequence[float]) -> str | None:
+        """Return a message if the KL to the teacher has doubled since its lowest, by more than noise.
+
+        Args:
+            kls: of every step so far, in nats per token.
+        """
+        *earlier_means, last_mean = _window_means(kls)
+        lowest = min(earlier_means)
+        has_doubled = last_mean > 2 * max(lowest, 0.0) and last_mean - lowest > _noise(kls)
+        if not has_doubled or last_mean < _LEAST_TEACHER_KL:
+            return None
+        return (
+            f"the KL to the teacher rose from {lowest:.2g} to {last_mean:.2g} nats per token in the mean of "
+            f"{LONG_WINDOW} steps: the model moves away from its teacher; lower --teacher.reward-weight or "
+            "--train.learning-rate"
+        )
+
+    def _teacher_mistakes(self, kls: Sequence[float], rewards: Sequence[float]) -> str | None:
+        """Return a message if the reward fell since its best while the KL to the teacher fell, both by more than noise.
+
+        Args:
+            kls: of every step so far, in nats per token.
+            rewards: mean reward of the same steps.
+        """
+        *earlier_rewards, last_reward = _window_means(rewards)
+        *earlier_kls, last_kl = _window_means(kls)
+        best = earlier_rewards.index(max(earlier_rewards))
+        reward_fell = earlier_rewards[best] - last_reward > _noise(rewards)
+        kl_fell = earlier_kls[best] - last_kl > _noise(kls)
+        if not (reward_fell and kl_fell):
+            return None
+        return (
+            f"the mean reward of {LONG_WINDOW} steps fell from {earlier_rewards[best]:.2g} to {last_reward:.2g} while "
+            f"the KL to the teacher fell from {earlier_kls[best]:.2g} to {last_kl:.2g}: the model copies what its "
+            "teacher does wrong; evaluate the teacher, pass another one, or raise --teacher.reward-weight"
+        )
+
     def _hacking(self, last: ValidationPass) -> str | None:
         """Return a message if the reward rose since the most correct pass, while correct answers fell."""
         # All passes, also the last one. Of equally correct ones, this is the first.
@@ -317,6 +364,31 @@ class Alarms:
             "exploits the rewards; read completions/, lower the weights of rewards other than the grader's, and start "
             "over; best/, if it exists, is from before"
         )
+
+
+def _squared_error(values: Sequence[float]) -> float:
+    """Return the square of the standard error of a mean over `LONG_WINDOW` steps.
+
+    The policy changes little between consecutive steps, so their difference is noise.
+
+    Args:
+        values: of every step so far.
+    """
+    squared_changes = [(after - before) ** 2 for before, after in itertools.pairwise(values)]
+    noise_variance = statistics.fmean(squared_changes) / 2
+    return noise_variance / LONG_WINDOW
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return by how much two means over `LONG_WINDOW` steps may differ by chance, for a metric of every step so far."""
+    return _STANDARD_ERRORS * math.sqrt(2 * _squared_error(values))
+
+
+def _window_means(values: Sequence[float]) -> list[float]:
+    """Return the means of consecutive windows of `LONG_WINDOW` steps. The last one ends with the last step."""
+    first = len(values) % LONG_WINDOW
+    starts = range(first, len(values), LONG_WINDOW)
+    return [statistics.fmean(values[start : start + LONG_WINDOW]) for start in starts]
 
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:

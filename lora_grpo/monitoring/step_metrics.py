@@ -15,6 +15,11 @@ LARGEST_LOGPROB_MISMATCH = "sampling/sampling_logp_difference/max"
 IMPORTANCE_WEIGHT = "sampling/importance_sampling_ratio"
 """TRL's name for the weights that correct the loss for this difference, with `/min`, `/mean` and `/max`."""
 
+TEACHER_KL = "teacher/kl"
+"""Mean of logprob(model) - logprob(teacher) over the sampled tokens, in nats: an estimate of KL(model || teacher)."""
+TEACHER_DISAGREEMENT = "teacher/disagreement"
+"""Fraction of the sampled tokens that the teacher finds less than half as probable as the model does."""
+
 
 class StepMetrics:
     """Collects values of a step. The trainer logs the mean of each metric, and clears them.
@@ -23,6 +28,8 @@ class StepMetrics:
     - `time/rollouts` and `time/rewards`, in seconds, and `rollouts/tokens_per_second`, for the completions of this
       process. With PEFT and vLLM, `time/rollouts` includes `time/engine_wake_up`, in which the engine takes its memory
       back, and `time/adapter_sync`, in which it gets the adapter.
+    - With a teacher, `TEACHER_KL`, `TEACHER_DISAGREEMENT`, `teacher/divergence` if the loss compares distributions, and
+      `time/teacher`, the seconds in which it reads the completions, which are a part of `time/training`.
     - `entropy`, if the loss does not log it (Unsloth's): the mean of -logprob over the sampled tokens, an estimate.
       (A loss that logs it has this estimate only for completions that it leaves out, see `loss/zero_advantage.py`.)
     - `LOGPROB_MISMATCH` and `LARGEST_LOGPROB_MISMATCH`, when rollouts are used for the first time, and with vLLM

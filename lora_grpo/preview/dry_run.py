@@ -5,7 +5,7 @@ from typing import Any
 
 from lora_grpo import console
 from lora_grpo.config import RunConfig
-from lora_grpo.data import Data, gold_episodes
+from lora_grpo.data import Data, gold_episodes, teacher_prompt_text
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat
 from lora_grpo.rewards import Scorer, parse_reward_specs, resolve
@@ -28,6 +28,8 @@ def dry_run(config: RunConfig, data: Data, tokenizer: Any) -> None:
         console.result(f"--- row {rows[0]['id']}, for which the agent makes the prompts\n{rows[0]['question']}")
     else:
         console.result(f"--- prompt of {rows[0]['id']}\n{chat.render_row(tokenizer, rows[0])}")
+    if config.teacher.reads_own_prompt:
+        console.result(f"--- prompt of the teacher\n{teacher_prompt_text(tokenizer, rows[0])}")
     if has_agent(rows[0]):
         console.result("--- no reference answer: --preview plays episodes of the agent")
     elif get_task(config.data.task).has_gold:

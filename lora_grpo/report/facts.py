@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,8 @@ def headline(run: RunFiles) -> dict[str, str]:
             facts["Duration"] += ", without the time between stop and resume"
     if record.get("start"):
         facts["Started from"] = str(record["start"]["name"])
+    if record.get("teacher"):
+        facts["Teacher"] = _teacher(record)
     if record.get("best"):
         facts["Best adapter"] = _best_adapter(record["best"])
     return facts
@@ -69,6 +72,22 @@ def _steps(run: RunFiles) -> str:
     if run.record.get("stopped_early"):
         steps += ", stopped early"
     return steps
+
+
+def _teacher(record: Mapping[str, Any]) -> str:
+    """Return the teacher, what it is, and how it is weighted against the rewards."""
+    teacher = record["teacher"]
+    settings = record["config"]["teacher"]
+    kinds = {
+        "base": "the base without an adapter",
+        "adapter": "an adapter on the same base",
+        "model": f"{teacher['base_model']} in {teacher['bits']} bits",
+    }
+    description = kinds[teacher["kind"]]
+    if teacher["has_own_prompt"]:
+        description += ", with prompts of its own"
+    weights = f"{settings['loss']}, weight {settings['weight']:g}, rewards {settings['reward_weight']:g}"
+    return f"{teacher['name']}: {description}; {weights}"
 
 
 def _best_adapter(best: dict[str, float | None]) -> str:
@@ -113,7 +132,7 @@ def memory_by_phase(run: RunFiles) -> list[tuple[str, str, str, str]]:
     rows = []
     if is_number(run.record.get("peak_start_gib")):
         rows.append(("start", "", f"{run.record['peak_start_gib']:.2f}", ""))
-    for phase in ("sampling", "scoring", "loss", "backward", "validation"):
+    for phase in ("sampling", "scoring", "teacher", "loss", "backward", "validation"):
         measured = _highest(run, f"memory/{phase}")
         if measured is None:
             continue

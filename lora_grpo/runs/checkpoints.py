@@ -47,9 +47,10 @@ class AtomicCheckpoints:
     def _publish_checkpoint(self, folder: Path, name: str) -> None:
         """Move a checkpoint, to which every rank has written, out of the staging folder, and delete the oldest one."""
         assert self._staging
-        # TRL's copy of the adapter for the KL penalty. If a checkpoint has it, transformers (5.17) loads it alone, and
-        # not the trained adapter.
-        shutil.rmtree(self._staging / name / "ref", ignore_errors=True)
+        # TRL's copy of the adapter for the KL penalty, and a teacher's adapter. If a checkpoint has one of them,
+        # transformers (5.17) loads it alone, and not the trained adapter.
+        for other_adapter in ("ref", "teacher"):
+            shutil.rmtree(self._staging / name / other_adapter, ignore_errors=True)
         atomic.publish(self._staging / name, folder / name)
         for checkpoint in checkpoints_in(folder)[self.keep_checkpoints :]:
             shutil.rmtree(checkpoint.path)

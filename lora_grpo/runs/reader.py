@@ -36,7 +36,7 @@ class RunRecord:
     the isolation of programs."""
     policy: dict[str, str | int | float | bool | dict[str, Any] | None]
     """Base model with `revision` or `fingerprint`, engine, bits, device, variables of the chat template and
-    `start_sha256`, of the adapter at the start."""
+    `start_sha256`, of the adapter at the start, and `teacher_sha256`."""
     versions: dict[str, str]
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
@@ -44,6 +44,9 @@ class RunRecord:
     """The step of the adapter in adapter/; None until training is finished."""
     start: Entry | None = None
     """The adapter that the run started from: its `name`, and `run`, the path of its run relative to this one."""
+    teacher: dict[str, str | int | bool | None] | None = None
+    """The teacher: its `name` and `kind`; `base_model`, `revision` and `bits` if it has a base of its own; and
+    `has_own_prompt`."""
     alarms: tuple[Entry, ...] = ()
     """Each with `step`, `name`, `message` and `stopped`: whether it stopped the run."""
     best: dict[str, float | None] | None = None

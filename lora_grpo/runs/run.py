@@ -51,7 +51,7 @@ _ENTRIES = (
 )
 """Everything in a run's folder that `--overwrite` deletes, in this order."""
 
-_POLICY_ENTRIES = ("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256")
+_POLICY_ENTRIES = ("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256", "teacher_sha256")
 """Entries of a policy's record that a resumed run must share."""
 
 _opened: list["Run"] = []
@@ -191,13 +191,13 @@ class Run:
             _delete(self.folder / name)
 
     def _check_policy(self, policy_record: Mapping[str, Any]) -> None:
-        """Raise a UserError if a resumed run would continue with another base model or start."""
+        """Raise a UserError if a resumed run would continue with another base model, start or teacher."""
         before = self.record["policy"]
         for name in _POLICY_ENTRIES:
             if before.get(name) != policy_record.get(name):
                 raise UserError(
                     f"the run in {self.folder} began with {name} {before.get(name)!r}, now it is "
-                    f"{policy_record[name]!r}; restore it, or pass another --output-dir"
+                    f"{policy_record.get(name)!r}; restore it, or pass another --output-dir"
                 )
 
 

@@ -19,6 +19,8 @@ def check(config: RunConfig) -> None:
     _check_tasks(config)
     _check_sampling(config)
     _check_training(config)
+    if config.teacher.name:
+        _check_teacher(config)
 
 
 def check_has_vllm(config: RunConfig) -> None:
@@ -116,4 +118,17 @@ def _check_training(config: RunConfig) -> None:
         raise UserError(
             f"--model.engine unsloth trains in one process, got WORLD_SIZE={config.processes}; "
             "pass --model.engine peft, or start one process"
+        )
+
+
+def _check_teacher(config: RunConfig) -> None:
+    if config.model.engine == "unsloth":
+        raise UserError("--teacher needs --model.engine peft: Unsloth's loss has one advantage for all tokens")
+    overrides = parse_grpo_overrides(config.grpo)
+    if overrides.get("loss_type") == "vespo":
+        raise UserError("--grpo loss_type=vespo weights whole completions, and a teacher scores tokens; leave it out")
+    if overrides.get("off_policy_mask_threshold") is not None:
+        raise UserError(
+            "--grpo off_policy_mask_threshold masks completions by their advantage, and with --teacher each token has "
+            "its own; leave it out"
         )

@@ -14,7 +14,7 @@ from lora_grpo.config import UNUSED_BY_SFT, ConfigChanges, Invocation, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
 from lora_grpo.hardware import choose_preset
-from lora_grpo.models import model_files, with_start
+from lora_grpo.models import find_teacher, model_files, with_start
 from lora_grpo.rewards import beside
 from lora_grpo.runs import check_resume, flatten, planned_settings
 from lora_grpo.settings.checks import check, check_has_vllm
@@ -97,6 +97,7 @@ def settle(
     if layers:
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)
+    find_teacher(config, resumed=is_resumed)  # raises UserError if the model cannot learn from it
     check(config)
     if not is_resumed:
         check_has_vllm(config)

@@ -31,6 +31,11 @@ class Task:
         return True
 
     @property
+    def has_teacher_prompt(self) -> bool:
+        """Whether a teacher reads other prompts than the model that it teaches."""
+        return False
+
+    @property
     def environment(self) -> EnvironmentClass | None:
         """The class that answers the model in conversations; None if `check` grades a single completion."""
         return None
@@ -67,6 +72,10 @@ class Task:
 
         With an environment, return the messages of the model in a conversation that passes.
         """
+        raise NotImplementedError
+
+    def teacher_prompt(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages that a teacher reads in place of the row's prompt, if `has_teacher_prompt`."""
         raise NotImplementedError
 
 

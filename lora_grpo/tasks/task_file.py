@@ -17,6 +17,8 @@ and, optionally, any of these:
 
     prompt(row)               the question, or a list of chat messages; default: the row's "question" or "prompt"
     gold(row)                 a completion that `check` must accept; with an Environment, a list of messages
+    teacher_prompt(row)       the prompt that a teacher reads (--teacher), with more in it than the model's, such as the
+                              reference answer or a hint: a text or messages; default: the model's prompt
     load(split, source)       instead of load(split), to read the file or dataset given with --data.train or --data.eval
     SYSTEM_PROMPT             the system message; default: none
     REWARDS                   the default of --rewards, with files beside this one; if not defined:
@@ -111,6 +113,10 @@ class TaskFile(Task):
         return hasattr(self.module, "gold") and self.agent is None
 
     @property
+    def has_teacher_prompt(self) -> bool:
+        return hasattr(self.module, "teacher_prompt")
+
+    @property
     def takes_source(self) -> bool:
         """Whether `load` reads `--data.train` and `--data.eval`."""
         return "source" in inspect.signature(self.module.load).parameters
@@ -195,6 +201,31 @@ class TaskFile(Task):
             )
         messages = checked_messages(gold, f"{self.path}: gold of row {row['id']}", _GOLD_ROLES)
         return [message for message in messages if message["role"] == "assistant"]
+
+    def teacher_prompt(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages that a teacher reads in place of the row's prompt: what `teacher_prompt(row)` returns.
+
+        A text is the user's message. Messages without a system message follow that of the row's prompt. The text of
+        `reset` follows the last message, and after that what the row's prompt has begun of the answer.
+        """
+        where = f"{self.path}: teacher_prompt of row {row['id']}"
+        asked = self._call(self.module, "teacher_prompt", _copied_columns(row))
+        if isinstance(asked, str):
+            asked = [{"role": "user", "content": asked}]
+        if not isinstance(asked, (list, tuple)) or not asked:
+            raise UserError(f"{where} returned {asked!r:.60}; expected a text or a list of messages")
+        messages = checked_messages(asked, where)
+        check_asks(messages, where)
+        first_message = row["prompt"][0]
+        if first_message["role"] == "system" and messages[0]["role"] != "system":
+            messages = [first_message, *messages]
+        if row.get("reset_text"):
+            last = messages[-1]
+            messages[-1] = {**last, "content": last["content"] + row["reset_text"]}
+        last_message = row["prompt"][-1]
+        if last_message["role"] == "assistant" and messages[-1]["role"] != "assistant":
+            messages = [*messages, last_message]
+        return messages
 
     def with_opening(self, row: Row) -> Row:
         """Return a row whose prompt contains what the environment adds: the text of `reset`, and the tools.
@@ -375,6 +406,8 @@ def _checked_task(path: Path, module: Any, expected: str) -> TaskFile:
         raise UserError(f"{path} defines neither check, Environment, agent nor AGENT; expected {expected}")
     if len(defined) > 1:
         raise UserError(f"{path} defines both {' and '.join(defined)}; expected {expected}")
+    if hasattr(module, "teacher_prompt") and {"agent", "AGENT"} & {*defined}:
+        raise UserError(f"{path} has an agent, which makes its own prompts; remove teacher_prompt")
     if "agent" in defined and not isinstance(module, ModuleType):
         raise UserError(f"{path} is an object with an agent, which runs in processes of its own; put it into a file")
     if isinstance(module, ModuleType):

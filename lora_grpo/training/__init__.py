@@ -16,6 +16,7 @@ replace samples and rewards.
 
 fast_trainer.py   FastGRPOTrainer: overrides of TRL's methods, each of which calls a part; RecipeTrainer of a run
 step_sampling.py  samples the completions of a step, with seeds; TRL samples if it fails
+teacher_pass.py   the teacher of a run reads the completions before the loss
 fallback.py       arguments and models that only TRL's own code supports
 trl_compat.py     code that depends on private attributes of TRL
 unsloth_compat.py code that depends on the trainer that Unsloth generates

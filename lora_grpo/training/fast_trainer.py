@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,12 +21,22 @@ from trl import GRPOTrainer
 
 from lora_grpo import console
 from lora_grpo.errors import one_line
-from lora_grpo.loss import ExactLossPass, PackedAttention, SamplerComparison, padding_obstacle
-from lora_grpo.models import Policy
+from lora_grpo.loss import (
+    TEACHER_LOGPROBS,
+    ExactLossPass,
+    PackedAttention,
+    SamplerComparison,
+    TeacherComparison,
+    base_of,
+    padding_obstacle,
+)
+from lora_grpo.models import Policy, TeacherModel
 from lora_grpo.monitoring import (
     IMPORTANCE_WEIGHT,
     LARGEST_LOGPROB_MISMATCH,
     LOGPROB_MISMATCH,
+    TEACHER_DISAGREEMENT,
+    TEACHER_KL,
     StepMetrics,
     completion_lines,
     conversation_metrics,
@@ -38,6 +49,7 @@ from lora_grpo.sampling import Sampler, VllmSampler
 from lora_grpo.training import trl_compat, unsloth_compat
 from lora_grpo.training.fallback import sampling_fallback_reason, unsupported_reason
 from lora_grpo.training.step_sampling import StepSampling, print_fallback
+from lora_grpo.training.teacher_pass import TeacherPass, TeacherScores
 
 
 class FastGRPOTrainer(GRPOTrainer):
@@ -79,6 +91,8 @@ class FastGRPOTrainer(GRPOTrainer):
     """Whether the loss pass compiles norms and MLPs of the layers by torch.compile, which was not measured on a GPU."""
     weights_in_loss: bool
     """Whether importance weights are computed in the loss. TRL computes them before, with logprobs of another pass."""
+    teacher: TeacherPass | None = None
+    """Scores the completions of each micro-batch for distillation; None without a teacher."""
     step_inputs: Sequence[Mapping[str, Any]] = ()
     """The rows of the completions that are sampled, one for each completion of this process."""
     _new_rollouts: dict[str, Any] | None = None
@@ -96,9 +110,11 @@ class FastGRPOTrainer(GRPOTrainer):
 
         self.step_metrics = StepMetrics(trl_compat.step_values(self))
         self.sampler_comparison = SamplerComparison()
+        self.teacher_comparison = TeacherComparison()
+        self._teacher_seconds = 0.0  # in this step
         self.step_sampling = StepSampling(self)
         self.fallback_reason = self.find_fallback_reason()
-        self.loss_pass = self._build_loss_pass()
+        self.loss_pass = self.build_loss_pass(self.model)
         self.weights_in_loss = not self.fallback_reason
 
     @property
@@ -133,15 +149,16 @@ class FastGRPOTrainer(GRPOTrainer):
             print_fallback("sampling and computing the loss", reason)
         return reason
 
-    def _build_loss_pass(self) -> ExactLossPass:
+    def build_loss_pass(self, model: Any) -> ExactLossPass:
+        """Return the pass that reads rows with the trained model, or with a second one: a teacher."""
         score = super()._get_per_token_logps_and_entropies
         if self.fallback_reason:
-            return ExactLossPass(self.model, score, self.processing_class, fallback_reason=self.fallback_reason)
+            return ExactLossPass(model, score, self.processing_class, fallback_reason=self.fallback_reason)
         return ExactLossPass(
-            self.model,
+            model,
             trl_compat.whole_logits_score(self, score),
             self.processing_class,
-            tiles=trl_compat.tiles_of(self, score),
+            tiles=trl_compat.tiles_of(self, score, model),
             autocast=self.accelerator.autocast,
             longest_row=self.longest_row,
             packed_attention=self.packed_attention,
@@ -176,6 +193,8 @@ class FastGRPOTrainer(GRPOTrainer):
             rollouts = super()._generate_and_score_completions(inputs)
             if self._predecessors is not None:
                 rollouts[trl_compat.PREDECESSORS] = self._predecessors
+        if self.teacher:
+            rollouts |= self.teacher.prompts([step_input.get("id") for step_input in inputs])
         self._new_rollouts = rollouts
         return rollouts
 
@@ -236,7 +255,10 @@ class FastGRPOTrainer(GRPOTrainer):
             return super().compute_loss(*args, **kwargs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Tell the loss pass which completions the loss is for, and compare its logprobs with the sampler's."""
+        """Tell the loss pass which completions the loss is for, and compare its logprobs with the sampler's.
+
+        With a teacher, its logprobs are a part of the advantages, or its distributions add a term to the loss.
+        """
         may_skip_rows = not trl_compat.loss_depends_on_all_tokens(self)
         importance_sampling = trl_compat.importance_sampling(self)
         trl_has_compared = importance_sampling is not None and not self.weights_in_loss
@@ -245,23 +267,52 @@ class FastGRPOTrainer(GRPOTrainer):
         is_last = self.accelerator.sync_gradients  # of the micro-batches of a step
         compares_nothing = is_last and self.sampler_comparison.is_empty
         needs_pass = compares_nothing or self.accelerator.num_processes > 1  # DDP needs a pass in every process
+        predecessors = inputs.get(trl_compat.PREDECESSORS)
+        teacher = self.teacher
+        keeping_states: AbstractContextManager[Any] = contextlib.nullcontext()
+        if teacher:
+            scores = self._read_as_teacher(teacher, inputs, predecessors)
+            # A copy, because the same rollouts may have other advantages when they are used again.
+            inputs = {**inputs, TEACHER_LOGPROBS: scores.logprobs}
+            if teacher.compares_distributions:
+                keeping_states = self.loss_pass.keeping_hidden_states()
         with (
-            self._trees(inputs.get(trl_compat.PREDECESSORS)),
+            self._trees(predecessors),
+            keeping_states as student_states,
             self.loss_pass.micro_batch(
                 inputs,
                 may_skip_rows=may_skip_rows,
                 needs_pass=needs_pass,
                 importance_sampling=importance_sampling,
+                distillation=teacher.distillation if teacher else None,
             ) as micro_batch,
         ):
             loss = super()._compute_loss(model, inputs)
+        if teacher:
+            divergences = None
+            if teacher.compares_distributions:
+                mask = trl_compat.loss_mask(inputs)
+                divergences = teacher.divergences(student_states[0], scores.hidden_states, mask)
+                normalizer = trl_compat.tokens_in_step(self, inputs)
+                loss = loss + teacher.distillation.weight * divergences.sum() / normalizer
+            micro_batch.add_to(self.teacher_comparison, divergences)
 
         is_first_use = self.model.training and not trl_compat.reuses_rollouts(self)
         if is_first_use and not trl_has_compared:
             self.sampler_comparison.add(micro_batch)
         if is_last:
             self._add_sampler_comparison()
+        if is_last and teacher:
+            self._add_teacher_comparison(teacher)
         return loss
+
+    def _read_as_teacher(self, teacher: TeacherPass, inputs: Mapping[str, Any], predecessors: Any) -> TeacherScores:
+        """Return what the teacher says about the completions of a micro-batch, and measure its memory and time."""
+        started = time.perf_counter()
+        with self.step_metrics.peaks.phase("teacher", then="loss"):
+            scores = teacher.read(inputs, predecessors)
+        self._teacher_seconds += time.perf_counter() - started
+        return scores
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute logprobs with the exact loss pass, which calls TRL's method on what is left to compute."""
@@ -290,6 +341,23 @@ class FastGRPOTrainer(GRPOTrainer):
             self.step_metrics.add(f"{IMPORTANCE_WEIGHT}/mean", weights.mean)
             self.step_metrics.add(f"{IMPORTANCE_WEIGHT}/max", weights.largest)
 
+    def _add_teacher_comparison(self, teacher: TeacherPass) -> None:
+        """Add how the model differs from its teacher in the tokens of a step, and how long the teacher has read."""
+        difference = self.teacher_comparison.difference(
+            self.accelerator.gather, has_divergence=teacher.compares_distributions
+        )
+        seconds = self._teacher_seconds
+        self._teacher_seconds = 0.0
+        if not self.model.training:  # TRL's `evaluate`
+            return
+        self.step_metrics.add("time/teacher", seconds)
+        if difference is None:
+            return
+        self.step_metrics.add(TEACHER_KL, difference.kl)
+        self.step_metrics.add(TEACHER_DISAGREEMENT, difference.disagreement)
+        if difference.divergence is not None:
+            self.step_metrics.add("teacher/divergence", difference.divergence)
+
 
 class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
     """The trainer of a run: it plays the run's episodes, and grades each once for rewards, log and metrics.
@@ -302,7 +370,15 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
 
     fallback_errors = ()
 
-    def __init__(self, run: Run, policy: Policy, sampler: Sampler, scorer: Scorer, **arguments: Any) -> None:
+    def __init__(
+        self,
+        run: Run,
+        policy: Policy,
+        sampler: Sampler,
+        scorer: Scorer,
+        teacher: TeacherModel | None = None,
+        **arguments: Any,
+    ) -> None:
         self.run = run
         self.scorer = scorer
         self.engine = policy.engine
@@ -316,8 +392,20 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
             self.rollout_func = self._play_episodes  # the constructor's argument would make TRL print a warning
         if isinstance(sampler, VllmSampler):
             trl_compat.enable_importance_sampling(self)
+        if teacher:
+            self.teacher = self._teacher_pass(teacher)
         if self.engine == "unsloth":
             self.weights_in_loss = unsloth_compat.use_logprobs_of_loss_as_old(GRPOTrainer)
+
+    def _teacher_pass(self, teacher: TeacherModel) -> TeacherPass:
+        """Return the pass with which the teacher of the run reads completions."""
+        loss_pass = self.loss_pass
+        if not teacher.shares_base:
+            trl_compat.add_fused_head(self, base_of(teacher.model))
+            loss_pass = self.build_loss_pass(teacher.model)
+            teacher.model.eval()
+        rows = self.scorer.rows if teacher.teacher.has_own_prompt else None
+        return TeacherPass(teacher, self.run.config.teacher, self, loss_pass, rows, self.processing_class)
 
     def find_fallback_reason(self) -> str:
         """Return the reason if Unsloth's trainer samples and computes the loss, else ""."""

@@ -9,7 +9,7 @@ from lora_grpo.data import prompt_order, sft_command
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.grading import Row
 from lora_grpo.memory import GIB
-from lora_grpo.models import Policy, base_model
+from lora_grpo.models import Policy, TeacherModel, base_model, find_teacher, load_teacher
 from lora_grpo.monitoring import Alarms, Monitor, TimeBudget, Trackers, Validation, peaks_of_run
 from lora_grpo.progress import Progress
 from lora_grpo.prompts import chat, template_variables
@@ -67,7 +67,8 @@ def prepare_training(
     rewards = resolve(parse_reward_specs(reward_specs))
     scorer = Scorer(rewards, policy.tokenizer, [*rows, *validation_rows])
 
-    trainer = _build_trainer(run, policy, rows, sampler, scorer)
+    teacher = _load_teacher(run, policy)
+    trainer = _build_trainer(run, policy, rows, sampler, scorer, teacher)
     trainer.step_metrics.peaks = peaks
     if not run.is_trained:
         _check_sampler(run, policy, trainer, sampler, rows)
@@ -100,7 +101,22 @@ def _check_unsloth_prompts(rows: Sequence[Row]) -> None:
         )
 
 
-def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer) -> Any:
+def _load_teacher(run: Run, policy: Policy) -> TeacherModel | None:
+    """Load the teacher of a run, and record what it is; None without a teacher.
+
+    After the sampler, whose copy of the model has the layers with a trained adapter only.
+    """
+    teacher = find_teacher(run.config, resumed=run.is_resumed)
+    if teacher is None:
+        return None
+    policy.record["teacher_sha256"] = teacher.sha256
+    run.record["teacher"] = teacher.record()
+    return load_teacher(teacher, policy)
+
+
+def _build_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer, teacher: TeacherModel | None
+) -> Any:
     if policy.engine == "peft":
         trl_compat.ignore_installed_vllm()
     with naming_overrides(run.config, UserError):
@@ -108,7 +124,7 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
             if run.config.method == "sft":
                 trainer = build_sft_trainer(run, policy, rows, sampler)
             else:
-                trainer = _build_grpo_trainer(run, policy, rows, sampler, scorer)
+                trainer = _build_grpo_trainer(run, policy, rows, sampler, scorer, teacher)
             trainer.create_optimizer()
         except (ValueError, TypeError, ImportError, NotImplementedError) as error:
             raise UserError(f"TRL rejects the configuration: {' '.join(str(error).split())}") from error
@@ -116,7 +132,9 @@ def _build_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampl
     return trainer
 
 
-def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer) -> Any:
+def _build_grpo_trainer(
+    run: Run, policy: Policy, rows: Sequence[Row], sampler: Sampler, scorer: Scorer, teacher: TeacherModel | None
+) -> Any:
     from trl import GRPOConfig
 
     from lora_grpo.training.fast_trainer import RecipeTrainer  # after `load_policy` has imported Unsloth
@@ -141,6 +159,7 @@ def _build_grpo_trainer(run: Run, policy: Policy, rows: Sequence[Row], sampler: 
         policy,
         sampler,
         scorer,
+        teacher,
         args=GRPOConfig(**arguments),
         train_dataset=training_set(policy.tokenizer, rows, order),
         reward_funcs=[reward.function for reward in scorer.rewards],  # TRL logs their names; the scorer calls them
@@ -172,6 +191,7 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
         max_reward=sum(max(0.0, reward.weight) for reward in rewards),
         max_mismatch=tolerance() if is_comparable else None,
         sft=sft_command(config),
+        has_teacher=config.teacher.name is not None,
         float16=base_model.compute_dtype() == torch.float16,
         checks_ratio=checks_ratio,
     )

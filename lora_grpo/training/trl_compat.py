@@ -7,13 +7,14 @@ only scripts use.
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import math
 import re
 import types
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from lora_grpo.loss import ImportanceSampling, Score, Scored, score_in_slices
 from lora_grpo.sampling import Decoded
@@ -73,6 +74,31 @@ def loss_depends_on_all_tokens(trainer: Any) -> bool:
     has_kl_term = bool(trainer.beta)
     has_entropy_term = has_entropy_bonus(trainer) or trainer.top_entropy_quantile < 1
     return bool(has_kl_term or has_entropy_term or trainer.aux_loss_enabled)
+
+
+def loss_mask(inputs: Mapping[str, Any]) -> Any:
+    """Return 1 for the tokens of the completions that have a loss: not those that the model did not write."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def tokens_in_step(trainer: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return by how many tokens a sum over those of a micro-batch is divided, so that a step has their mean.
+
+    It is the normalizer of TRL's `dapo` loss: accumulation adds up the micro-batches, and DDP averages the processes.
+    """
+    normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
+    if trainer.model.training:
+        steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
+        normalizer = normalizer * steps
+    return normalizer
+
+
+def no_gradient_checkpointing(trainer: Any) -> Any:
+    """Return a context in which the trained model does not checkpoint, for a pass without gradients."""
+    from trl.models.utils import disable_gradient_checkpointing
+
+    return disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs)
 
 
 def reuses_rollouts(trainer: Any) -> bool:
@@ -383,9 +409,22 @@ def fit_fused_head_to_cpu() -> None:
 
     # TRL's tiles have 4096 tokens and 32,768 entries, and without Triton, nine tensors of a tile's size exist at once.
     chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = CPU_TILE
+    if has_divergence_kernel():
+        from trl.kernels import chunked_divergence
+
+        chunked_divergence.TOKEN_CHUNK_SIZE, chunked_divergence.VOCAB_CHUNK_SIZE = CPU_TILE
     # The head asks this function whether to leave out prompts and padding. TRL includes them where Triton cannot run,
     # because some accelerators would compile again for each number of tokens; PyTorch on a CPU does not compile.
     utils._use_triton = lambda device: True
+
+
+def add_fused_head(trainer: Any, base: Any) -> None:
+    """Have TRL (1.16) patch the forward of a second model as it has patched that of the trainer's model."""
+    if not has_fused_head():
+        return
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(base, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
 
 
 def compare_fused_head(model: Any, ids: Any) -> tuple[Any, Any]:
@@ -411,13 +450,15 @@ class TrlTiles:
     trainer: Any
     score: Score
     """TRL's function for logprobs."""
+    model: Any
+    """The trainer's model, or its teacher."""
 
     def compare(self, ids: Any) -> tuple[Any, Any]:
         """Return the logprobs of the last four tokens of rows from tiles, and from the full logits."""
         import torch
 
         trainer = self.trainer
-        arguments = (trainer.model, ids, torch.ones_like(ids), 4)
+        arguments = (self.model, ids, torch.ones_like(ids), 4)
         if has_fused_head():
             return self.score(*arguments)[0], _score_whole_logits(trainer, *arguments)[0]
         return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
@@ -432,19 +473,19 @@ class TrlTiles:
         return self.score
 
 
-def tiles_of(trainer: Any, score: Score) -> TrlTiles | None:
+def tiles_of(trainer: Any, score: Score, model: Any) -> TrlTiles | None:
     """Return TRL's tiles, or None if they would need a change of the configuration that is saved with the model.
 
     Args:
         score: TRL's function for logprobs, which the trainer overrides.
+        model: the trainer's model, or its teacher.
     """
-    model = trainer.model
     logits_scaling = getattr(model.config, "logits_scaling", None)  # Granite's
     if logits_scaling and not has_fused_head():
         if not hasattr(model, "get_base_model"):  # without an adapter, its configuration is saved
             return None
         model.config.logit_scale = 1 / logits_scaling  # the name that TRL 1.14 reads
-    return TrlTiles(trainer, score)
+    return TrlTiles(trainer, score, model)
 
 
 def whole_logits_score(trainer: Any, score: Score) -> Score:
@@ -490,3 +531,84 @@ def _score_whole_logits(
     )
     router_loss = output.aux_loss if compute_aux_loss else None
     return logprobs, entropies if compute_entropy else None, router_loss
+
+
+# Divergences of whole distributions
+
+
+DIVERGENCES = {"forward_kl": 0.0, "jsd": 0.5, "reverse_kl": 1.0}
+"""TRL's `beta` of a divergence, by its name in `teacher.loss`."""
+
+
+def has_divergence_kernel() -> bool:
+    """Return whether TRL computes divergences in tiles (1.16)."""
+    return has_fused_head() and importlib.util.find_spec("trl.kernels.chunked_divergence") is not None
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of N tokens, as the hidden states and the head from which they can be computed in tiles."""
+
+    hidden_states: Any
+    """Shape (N, hidden size)."""
+    weight: Any
+    """Of the head, shape (vocabulary, hidden size)."""
+    bias: Any
+    scale: float
+    """The model multiplies its logits by this."""
+    cap: float | None
+    """The model limits its logits to this (`final_logit_softcapping`)."""
+
+    @classmethod
+    def of(cls, base: Any, hidden_states: Any) -> Self:
+        """Return the logits of a model's hidden states.
+
+        Source: `DistillationTrainer._compute_loss`, TRL 1.16.
+        """
+        config = base.config.get_text_config()
+        scale = 1.0
+        for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+            if getattr(config, name, None) is not None:
+                scale = getattr(config, name)
+                break
+        else:
+            logits_scaling = getattr(config, "logits_scaling", None)
+            if logits_scaling is not None:
+                scale = logits_scaling if config.model_type == "hyperclovax" else 1 / logits_scaling
+        head = base.get_output_embeddings()
+        cap = getattr(config, "final_logit_softcapping", None)
+        return cls(hidden_states, head.weight, head.bias, scale, cap)
+
+
+def token_divergences(student: Logits, teacher: Logits, beta: float, temperature: float) -> Any:
+    """Return the divergence of N tokens in nats, shape (N,), with a gradient for the student's hidden states.
+
+    The tiles are those of TRL's DistillationTrainer. If one model has embeddings of more tokens, which are padding,
+    only the tokens of both are compared.
+
+    Args:
+        beta: one of `DIVERGENCES`.
+        temperature: by which logits are divided.
+    """
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+    vocabulary = min(len(student.weight), len(teacher.weight))
+
+    def shared(tensor: Any) -> Any:
+        return None if tensor is None else tensor[:vocabulary]
+
+    divergences, _ = ChunkedDivergenceFunction.apply(
+        student.hidden_states,
+        shared(student.weight),
+        shared(student.bias),
+        teacher.hidden_states,
+        shared(teacher.weight),
+        shared(teacher.bias),
+        beta,
+        temperature,
+        student.scale,
+        student.cap,
+        teacher.scale,
+        teacher.cap,
+    )
+    return divergences

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lora_grpo.config import replace
 from lora_grpo.config.schema import ModelConfig, RunConfig, SamplingConfig, TrainConfig
 from lora_grpo.data import Data, fit_data
 from lora_grpo.errors import UserError
@@ -57,3 +58,24 @@ def test_too_few_rows_fit():
     assert fit_data(Data(rows[:1], rows, {}), Words(), context(20, 10)).eval == rows[:1]
     with pytest.raises(UserError, match="1 of 1 eval rows"):
         fit_data(Data(rows[:1], rows[1:], {}), Words(), context(20, 10))
+
+
+def test_a_row_fits_if_the_prompt_of_its_teacher_does(tmp_path, capsys):
+    """Only for a teacher that reads prompts of its own, and only of the rows that it teaches."""
+    path = tmp_path / "my_task.py"
+    path.write_text(
+        "def load(split): return []\ndef check(completion, row): return True\n"
+        "def teacher_prompt(row): return 'w ' * row['words']\n"
+    )
+    rows = rows_of_words(10, 10, 10)
+    for row, words in zip(rows, (4, 5, 20), strict=True):
+        row |= {"id": str(words), "task": str(path), "loaded_row": {"words": words}}
+    config = replace(context(21, 10), {"data": {"task": str(path)}})
+    taught = replace(config, {"teacher": {"name": "self"}})
+    assert fitting(rows, config) == rows
+    assert fitting(rows, taught) == rows[:2]
+    assert "dropped 1 of 3 train rows: the prompts of their teacher have more than 11 tokens" in capsys.readouterr().err
+    data = fit_data(Data(rows[:2], rows[2:], {}), Words(), taught)
+    assert data.eval == rows[2:]
+    num_words_of_template = len(render(Words(), [{"role": "user", "content": ""}]).split())
+    assert data.row_lengths.longest_teacher_prompt == num_words_of_template + 5

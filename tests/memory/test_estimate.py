@@ -19,6 +19,7 @@ from lora_grpo import starter
 from lora_grpo.config import RunConfig, replace
 from lora_grpo.loss.attention import ATTENTION, register_attention
 from lora_grpo.loss.packing import Packing, pack
+from lora_grpo.memory.activations import divergence_bytes, logit_bytes, pass_bytes
 from lora_grpo.memory.estimate import memory_by_part
 from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
@@ -197,8 +198,8 @@ def padded_inputs(step):
         return mode, ids, {"attention_mask": torch.ones(rows, 1, length, length, dtype=torch.bool)}
 
 
-def most_held(config, step, monkeypatch):
-    """Return the peak memory of a pass through the layers, excluding weights and gradients."""
+def most_held(config, step, monkeypatch, *, trains=True):
+    """Return the peak memory of a pass through the layers, and back if it trains, excluding weights and gradients."""
     precision = contextlib.nullcontext() if step.on_cpu else torch.autocast("cpu", dtype=torch.bfloat16)
     mode, ids, arguments = packed_inputs(step) if step.packed else padded_inputs(step)
     with mode:
@@ -207,12 +208,13 @@ def most_held(config, step, monkeypatch):
             register_attention()
             model.base_model.model.set_attn_implementation(ATTENTION)
         gc.collect()
-        with TensorMemory() as held:
+        with TensorMemory() as held, torch.set_grad_enabled(trains):
             if not step.packed:
                 arguments["attention_mask"] = arguments["attention_mask"].clone()  # counted
             with precision:
                 hidden = model.base_model.model.base_model(ids, **arguments, use_cache=False).last_hidden_state
-            hidden.backward(torch.empty_like(hidden))
+            if trains:
+                hidden.backward(torch.empty_like(hidden))
     return held.peak
 
 
@@ -251,6 +253,49 @@ def test_activations_are_those_that_torch_saves(config, on_cpu, checkpointing, r
     planned = memory_by_part(Shape.of(config), step)
     low, high = (0.99, 1.09) if group else (1.0, 1.2) if "layer_types" in config else (1.0, 1.05)
     assert low <= (planned["activations"] + planned["one_layer"]) / most_held(config, step, monkeypatch) <= high
+
+
+# A teacher
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "lengths", "group"),
+    [
+        (QWEN25_HALF, False, (256, 256), 8),
+        (LLAMA_ONE, False, (64, 256), None),
+        (STARTER, True, (128, 16), 8),
+    ],
+)
+def test_a_teacher_reads_in_at_most_the_planned_memory(config, on_cpu, lengths, group, monkeypatch):
+    config = {**config, "num_hidden_layers": 2, "vocab_size": 1000}
+    step = a_step(16, *lengths, checkpointing=False, on_cpu=on_cpu, packed=group is not None)
+    if group:
+        step = dataclasses.replace(step, config=replace(step.config, {"sampling": {"num_generations": group}}))
+    shape = Shape.of(config)
+    planned = pass_bytes(shape, step) - logit_bytes(shape, step)
+    assert 1.0 <= planned / most_held(config, step, monkeypatch, trains=False) <= 1.6
+
+
+@pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")
+@pytest.mark.parametrize("beta", trl_compat.DIVERGENCES.values())
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "hidden_of_teacher", "vocabulary"), [(512, 192, 512, 768), (1500, 96, 96, 9000)]
+)
+def test_a_divergence_takes_the_planned_memory_on_a_cpu(beta, tokens, hidden, hidden_of_teacher, vocabulary):
+    trl_compat.fit_fused_head_to_cpu()
+    step = a_step(1, 1, tokens, on_cpu=True)
+    sizes = [hidden, hidden_of_teacher]
+    shapes = [Shape.of({**QWEN25_HALF, "hidden_size": size, "vocab_size": vocabulary}) for size in sizes]
+    weights = [torch.randn(vocabulary, size) for size in sizes]
+    states = torch.randn(tokens, hidden, requires_grad=True)
+    states_of_teacher = torch.randn(1, tokens, hidden_of_teacher)
+    gc.collect()
+    with TensorMemory() as held:
+        kept = states_of_teacher.clone()[0]  # as the pass of the teacher leaves it
+        student = trl_compat.Logits(states * 1, weights[0], None, 1.0, None)
+        teacher = trl_compat.Logits(kept * 1, weights[1], None, 1.0, None)
+        trl_compat.token_divergences(student, teacher, beta, 1.0).sum().backward()
+    assert 0.9 <= divergence_bytes(*shapes, step) / held.peak <= 1.3
 
 
 # Logits

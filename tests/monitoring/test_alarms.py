@@ -11,7 +11,7 @@ import pytest
 
 from lora_grpo.config import AlarmName
 from lora_grpo.monitoring.alarms import LONG_WINDOW, WINDOW, Alarms
-from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH
+from lora_grpo.monitoring.step_metrics import LOGPROB_MISMATCH, TEACHER_KL
 
 FULL = 4.0
 RECORDED = Path(__file__).parent / "default_runs.jsonl.gz"
@@ -53,6 +53,17 @@ def run_with(**changes):
     return fine_steps + failing_steps
 
 
+def with_teacher(kls, rewards):
+    """Return 60 steps with a teacher. Each pair is the mean until step 30, and after it."""
+    steps = []
+    for number in range(1, 61):
+        is_late = number > 30
+        noise = random.Random(number)
+        kl = kls[is_late] + noise.gauss(0, 0.01)
+        steps.append(fine(number, reward=rewards[is_late] + noise.gauss(0, 0.02), **{TEACHER_KL: kl}))
+    return steps
+
+
 FAILURES = {
     "nan": run_with(loss=float("nan")),
     "logprob_mismatch": run_with(**{LOGPROB_MISMATCH: 2e-4}),
@@ -61,6 +72,8 @@ FAILURES = {
     "zero_variance": run_with(frac_reward_zero_std=1.0),
     "entropy": run_with(reward=2.5, entropy=0.001),
     "truncated": run_with(**{"completions/clipped_ratio": 0.95}),
+    "teacher_kl": with_teacher(kls=(0.2, 0.6), rewards=(2.0, 2.5)),
+    "teacher_mistakes": with_teacher(kls=(0.6, 0.2), rewards=(2.5, 2.0)),
 }
 """The steps of a run with each failure. Type checkers hold that no alarm has a name that is not an AlarmName."""
 
@@ -243,3 +256,22 @@ def test_the_default_run_is_left_alone(seed):
     assert len(validations) == 4
     assert len(steps) == 60
     assert all(fine(1).keys() <= step.keys() for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("kls", "rewards"),
+    [
+        ((0.6, 0.2), (2.0, 2.5)),  # learns from the teacher
+        ((0.6, 0.6), (2.5, 2.0)),  # the reward falls, and not because of the teacher
+        ((0.2, 0.3), (2.0, 2.5)),  # rewards move the model a little away from the teacher
+        ((0.001, 0.04), (2.0, 2.5)),  # hardly differs from the teacher
+    ],
+)
+def test_a_teacher_that_does_no_harm_raises_no_alarm(kls, rewards):
+    assert raised(*with_teacher(kls, rewards), health=Alarms(FULL, has_teacher=True)) == []
+
+
+def test_equal_rewards_are_no_problem_with_a_teacher():
+    steps = FAILURES["zero_variance"]
+    assert raised(*steps, health=Alarms(FULL)) != []
+    assert raised(*steps, health=Alarms(FULL, has_teacher=True)) == []

@@ -302,3 +302,21 @@ def test_a_run_that_ends_early_gets_its_report(tmp_path, capsys, error, code, st
     assert lines[0] == f"report    {folder / 'report' / 'report.html'}" and len(lines) == 2
     assert state in (folder / "report" / "report.html").read_text()
     lock.held.pop().release()
+
+
+@pytest.mark.parametrize(
+    ("kind", "description"),
+    [
+        ("base", "the base without an adapter"),
+        ("adapter", "an adapter on the same base"),
+        ("model", "owner/large in 4 bits"),
+    ],
+)
+def test_the_page_names_the_teacher_and_plots_the_distance_to_it(tmp_path, kind, description):
+    teacher = {"name": "grpo", "kind": kind, "base_model": "owner/large", "bits": 4, "has_own_prompt": True}
+    lines = [{"step": step, "reward": 1.0, "teacher/kl": 1 / step, "teacher/disagreement": 0.1} for step in (1, 2, 3)]
+    run = write_run(tmp_path / "mine", teacher=teacher)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = text_of(page_of(run))
+    assert f"grpo: {description}, with prompts of its own; sampled, weight 1, rewards 1" in page
+    assert "KL to the teacher" in page and "Disagreement with the teacher" in page

@@ -140,12 +140,13 @@ def test_importance_sampling_is_enabled_without_an_engine(tmp_path):
 
 
 def test_tiles_are_enabled_without_a_package_of_kernels_and_compute_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer, score: None)
+    monkeypatch.setattr(trl_compat, "tiles_of", lambda trainer, score, model: None)
     trainer = make_trainer(with_adapter(random_model()), tmp_path, max_completion_length=12)
     monkeypatch.undo()
     inputs = micro_batch([2, 2])
     loss_without_tiles = trainer.compute_loss(trainer.model, dict(inputs)).item()
-    tiles = trl_compat.tiles_of(trainer, super(FastGRPOTrainer, trainer)._get_per_token_logps_and_entropies)
+    score = super(FastGRPOTrainer, trainer)._get_per_token_logps_and_entropies
+    tiles = trl_compat.tiles_of(trainer, score, trainer.model)
     trainer.loss_pass._score = tiles.enable()
     assert trainer.compute_loss(trainer.model, dict(inputs)).item() == pytest.approx(loss_without_tiles, rel=1e-5)
     assert "liger_kernel" not in sys.modules

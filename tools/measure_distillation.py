@@ -1,0 +1,120 @@
+"""Measure on-policy distillation against GRPO and SFT with SmolLM2-135M, on a CPU (docs/distill.md).
+
+    make laptop-model
+    python tools/measure_distillation.py outputs/distillation --seeds 0 1 2
+    python tools/measure_distillation.py outputs/distillation --recipe sql_lora --seeds 0 1 2
+    python tools/measure_distillation.py outputs/distillation --runs sft grpo distilled
+
+The runs of a seed, of which those above are needed by those below:
+
+sft             SFT on reference answers
+grpo            GRPO from `sft`: the teacher
+distilled       from `sft`, the teacher alone, in half of the steps of `grpo`
+distilled-kl    the same with the whole distribution, KL(model || teacher)
+both            from `sft`, the teacher beside the rewards, in the steps of `grpo`
+self            from `sft`, the model with `teacher_prompt(row)` as its teacher, in the steps of `grpo`
+sft-longer      SFT from `sft` on the same references, with twice its steps
+
+Finished runs are kept, so a repeated command continues.
+
+Columns: steps and seconds of training, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
+before and after, in percent; the accuracy as a fraction of that of `grpo`; and the KL to the teacher of the first and
+the last step, in nats per token.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmark_step import ROOT, environment
+from measure_settings import read_json, read_lines, show
+
+TEACHER = ("--teacher", "{folder}/grpo-{seed}")
+ALONE = ("--teacher.reward-weight", "0")
+FROM_SFT = ("--lora.from", "{folder}/sft-{seed}")
+HALF = ("--train.max-steps", "{half}")
+RUNS: dict[str, tuple[str, ...]] = {
+    "sft": (),
+    "grpo": FROM_SFT,
+    "distilled": (*FROM_SFT, *TEACHER, *ALONE, *HALF),
+    "distilled-kl": (*FROM_SFT, *TEACHER, *ALONE, *HALF, "--teacher.loss", "reverse_kl"),
+    "both": (*FROM_SFT, *TEACHER),
+    "self": (*FROM_SFT, "--teacher", "self", *ALONE),
+    "sft-longer": FROM_SFT,
+}
+STEPS = {"laptop_lora": 10, "sql_lora": 12}
+"""GRPO's steps in the laptop preset of a recipe."""
+SFT_FLAGS: dict[str, tuple[str, ...]] = {
+    "laptop_lora": ("--train.max-steps", "5"),
+    "sql_lora": ("--train.prompts-per-step", "4", "--train.max-steps", "32", "--train.learning-rate", "5e-4"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipe", choices=STEPS, default="laptop_lora")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for every run, the last ones")
+    arguments = parser.parse_args()
+    folder = (arguments.folder / arguments.recipe).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    lines = []
+    for seed in arguments.seeds:
+        for name in arguments.runs:
+            run = folder / f"{name}-{seed}"
+            train(run, arguments.recipe, name, seed, arguments.flags)
+            lines.append({"run": name, "seed": seed, **columns_of(run)})
+    for line in lines:
+        teacher = folder / f"grpo-{line['seed']}"
+        if (teacher / "run.json").is_file():
+            line["of GRPO"] = line["after"] / max(1e-9, columns_of(teacher)["after"])
+
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for line in lines:
+        print(f"| {' | '.join(show(line.get(name, '')) for name in columns)} |")
+
+
+def train(run: Path, recipe: str, name: str, seed: int, more_flags: list[str]) -> None:
+    """Train a run, unless it is complete."""
+    record = run / "run.json"
+    if record.is_file() and read_json(record)["status"] == "complete":
+        return
+    half = STEPS[recipe] // 2
+    flags = [flag.format(folder=run.parent, seed=seed, half=half) for flag in RUNS[name]]
+    script = f"recipes/{recipe}.py"
+    if name.startswith("sft"):
+        script = "recipes/sft_lora.py"
+        flags += ["--task", f"recipes/{recipe}.py", *SFT_FLAGS[recipe]]
+    command = [sys.executable, script, "--preset", "laptop", *flags, "--output-dir", str(run), "--overwrite"]
+    command += ["--seed", str(seed), "--monitor.rows", "0", *more_flags]
+    print(run.name, *command[1:], flush=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
+
+
+def columns_of(run: Path) -> dict[str, float]:
+    """Return the columns of a finished run."""
+    record = read_json(run / "run.json")
+    steps = read_lines(run / "metrics.jsonl")
+    score = next(row for row in record["results"]["table"] if row["metric"] == "pass@1")
+    columns = {
+        "steps": len(steps),
+        "seconds": record["seconds_training"],
+        "teacher": sum(step.get("time/teacher", 0.0) for step in steps),
+        "before": 100 * score["before"],
+        "after": 100 * score["after"],
+    }
+    kls = [step["teacher/kl"] for step in steps if "teacher/kl" in step]
+    if kls:
+        columns |= {"KL 1": kls[0], "KL": kls[-1]}
+    return columns
+
+
+if __name__ == "__main__":
+    main()
