@@ -190,6 +190,21 @@ The report is one self-contained HTML file that works offline. Every run writes 
 run, this command reports the progress so far.
 """,
     ),
+    "watch": Verb(
+        room="cli.watch",
+        options="WatchOptions",
+        function="run_watch",
+        has_script=False,
+        help="""\
+Show the report of a run in a browser, live while it trains.
+
+    lora-grpo watch outputs/gsm8k_lora                  # http://127.0.0.1:8008; Ctrl-C ends
+    lora-grpo watch outputs/gsm8k_lora --port 0         # a free port
+
+The page updates itself while the run trains, and nothing is written to the run's folder. For a browser on another
+computer, run `ssh -L 8008:127.0.0.1:8008 HOST` there, and open the same address.
+""",
+    ),
     "check-gpu": Verb(
         room="gpu_check",
         options="Options",
