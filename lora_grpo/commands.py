@@ -37,6 +37,21 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "new": Verb(
+        room="cli.new",
+        options="NewOptions",
+        function="run_new",
+        has_script=False,
+        help="""\
+Write a starting point for your own task: a folder with a task file, its tests and a README.
+
+    lora-grpo new my_task                               # writes my_task/, overwrites nothing
+    cd my_task && lora-grpo train my_task.py
+
+The task file is also a recipe, and `uv run my_task.py` trains without an installation. The example in it is complete:
+replace its functions a part at a time. docs/your-task.md explains them.
+""",
+    ),
     "train": Verb(
         has_script=False,
         help="""\
