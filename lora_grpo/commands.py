@@ -8,6 +8,7 @@ a command, add an entry to `VERBS` and, if it has one, a script.
 """
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -299,10 +300,17 @@ def command(verb: str, *arguments: object) -> str:
     if not current_start().is_file_of_checkout:
         words = ["lora-grpo", *verb.split()]
     elif recipe:
-        words = ["python", f"recipes/{RECIPES[recipe]}"]
+        words = [*_python(), f"recipes/{RECIPES[recipe]}"]
     else:
-        words = ["python", f"scripts/{verb.replace('-', '_')}.py"]
+        words = [*_python(), f"scripts/{verb.replace('-', '_')}.py"]
     return shlex.join([*words, *map(str, arguments)])
+
+
+def _python() -> list[str]:
+    """Return the words that run a file: with uv, which makes an environment for it, if uv has started this process."""
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:
+        return ["uv", "run"]
+    return ["python"]
 
 
 def own_command() -> list[str]:
@@ -317,8 +325,13 @@ def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
         launcher: arguments of Python that start several processes, such as `-m torch.distributed.run`.
     """
     start = current_start()
-    if start.by != "lora-grpo":
+    if start.by != "lora-grpo" and launcher:
         return [sys.executable, *launcher, *start.arguments[:1]]
+    if start.by != "lora-grpo":
+        python = _python()
+        if python == ["python"]:
+            python = [sys.executable]
+        return [*python, *start.arguments[:1]]
     recipe = start.arguments[:2]  # train gsm8k
     if launcher:
         return [sys.executable, *launcher, "-m", "lora_grpo", *recipe]
