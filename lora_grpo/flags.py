@@ -72,7 +72,7 @@ def read_given(
         commands.program(),
         usage="%(prog)s [ARGUMENT ...] [--FLAG VALUE ...]",  # argparse would list every flag
         description=commands.described(inspect.cleandoc(description or "")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_formatter(),
         allow_abbrev=False,
     )
     _add_flags(parser, kind, defaults, shown)
@@ -91,6 +91,18 @@ def read_given(
             values = values.setdefault(section, {})
         values[key] = value
     return given
+
+
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    """Return the formatter of `--help`: in columns, and in colors on a terminal that has them."""
+    from rich_argparse import RawDescriptionRichHelpFormatter  # not needed to run a command
+
+    class Formatter(RawDescriptionRichHelpFormatter):
+        text_markup = False  # a description or a help text may contain [brackets]
+        help_markup = False
+        group_name_formatter = str  # as they are: "options", not "Options"
+
+    return Formatter
 
 
 def _normalized(word: str) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.config import endless_steps
+from lora_grpo.progress import duration
 from lora_grpo.report.metrics import is_number, reward_metric, reward_names, training_method
-from lora_grpo.runs import RunFiles, duration, flatten
+from lora_grpo.runs import RunFiles, flatten
 from lora_grpo.tasks import task_title
 
 _SHOWN_ELSEWHERE = (
