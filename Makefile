@@ -22,7 +22,7 @@ LOCK := requirements-$(or $(findstring gpu,$(EXTRA)),$(findstring vllm,$(EXTRA))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: add-gpu install demo laptop-model test test-all test-floor test-newest check engines newest gpu-rig \
-	vllm-rig lock clean
+	vllm-rig lock site clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -55,6 +55,14 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site in site/, with the report of `make demo`, if it was made. A broken link is an error.
+site: $(VENV)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
+
+$(VENV)/site: $(VENV)/installed
+	$(PIP_INSTALL) -e .[site]
+	touch $@
 
 install: $(VENV)/installed
 
@@ -116,4 +124,4 @@ vllm-rig: .venv-vllm/installed
 	VENV=.venv-vllm EXTRA=vllm ANY_DRIVER=1 $(INSTALL)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
