@@ -1,6 +1,7 @@
 """Runs that report to trackers: real ones in local folders, and one that fails."""
 
-import importlib
+import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import TrainerCallback, integrations
 
 from lora_grpo.evaluation import report_run
 from lora_grpo.report import report_line
-from lora_grpo.runs import read_metrics
+from lora_grpo.runs import read_metrics, read_run
 from lora_grpo.training import train
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,13 @@ def finish(run, trackers):
     trackers.finish()
 
 
+def logged_completions(run):
+    """Return the completions that the run has written, by step."""
+    return {step: [line for line in read_run(run.folder).completions if line["step"] == step] for step in (2,)}
+
+
 def train_and_report(folder, tracker):
-    training = begin_tiny(folder, train={"report_to": (tracker,)})
+    training = begin_tiny(folder, train={"report_to": (tracker,), "completions_steps": 2})
     training.run.begin(training.policy.record)
     train(training)
     finish(training.run, training.trackers)
@@ -43,6 +49,11 @@ def test_tensorboard_gets_the_metrics_and_the_table(tmp_path):
     rewards = {event.step: event.value for event in events.Scalars("train/reward")}
     assert rewards == {step["step"]: pytest.approx(step["reward"]) for step in read_metrics(run.folder)}
     assert len(events.Scalars("train/time/training")) == 3  # what the monitor adds
+    (rollouts,) = events.Tensors("rollouts/text_summary")
+    assert rollouts.step == 2
+    text = rollouts.tensor_proto.string_val[0].decode()
+    assert text.startswith("| step | id | question | completion |") and "correct_answer |" in text.splitlines()[0]
+    assert len(text.splitlines()) == 2 + min(16, len(logged_completions(run)[2]))
     (table,) = events.Tensors("evaluation/text_summary")
     assert "| greedy | 0.0 [" in table.tensor_proto.string_val[0].decode()
 
@@ -62,12 +73,35 @@ def test_trackio_gets_the_metrics_the_table_and_the_page_in_one_run(tmp_path, mo
     lines = storage.get_logs("huggingface", name)
     rewards = [line["train/reward"] for line in lines if "train/reward" in line]
     assert rewards == [pytest.approx(step["reward"]) for step in read_metrics(run.folder)]
+    (rollouts,) = [line["rollouts"] for line in lines if "rollouts" in line]
+    written = logged_completions(run)[2]
+    assert [row["completion"] for row in rollouts["_value"]] == [line["completion"] for line in written]
+    assert [row["correct_answer"] for row in rollouts["_value"]] == [
+        line["rewards"]["correct_answer"] for line in written
+    ]
     (table,) = [line["evaluation"] for line in lines if "evaluation" in line]
     assert [row["metric"] for row in table["_value"]] == ["greedy"]
     (page,) = [line["report"] for line in lines if "report" in line]
     (copy,) = folder.rglob("*.html")
     assert page["_type"] == "trackio.html"
     assert "greedy" in copy.read_text()
+
+
+@pytest.mark.engines
+def test_wandb_gets_all_without_an_account_or_the_network(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = train_and_report(tmp_path / "out", "wandb")
+    tables = {path.name.partition("_")[0]: json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")}
+    written = logged_completions(run)[2]
+    column = tables["rollouts"]["columns"].index("completion")
+    assert [row[column] for row in tables["rollouts"]["data"]] == [line["completion"] for line in written]
+    assert [row[0] for row in tables["evaluation"]["data"]] == ["greedy"]
+    assert [path.read_text().count("greedy") > 0 for path in tmp_path.rglob("*.html") if "media" in path.parts] == [
+        True
+    ]
 
 
 class Failing(TrainerCallback):
@@ -90,6 +124,7 @@ def test_a_tracker_that_fails_is_named_and_the_run_goes_on_without_it(tmp_path, 
     assert "the server is gone" in message
 
 
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(tmp_path, warm):
     out = tmp_path / "out"
     done = warm.start(ROOT / "recipes" / "gsm8k_lora.py", "--train.report-to", "wandb", "--output-dir", str(out)).end()
