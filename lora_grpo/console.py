@@ -110,7 +110,7 @@ class Terminal:
 
     def __call__(self, message: Message) -> None:
         if message.kind == "result":
-            print(message.text)
+            print(message.text, flush=True)  # also into a file or a pipe: a server tells its address and goes on
         elif message.kind == "note":
             print(message.text, file=sys.stderr)
         elif overwrites_lines():

@@ -1,11 +1,14 @@
 """`lora-grpo watch`: the report in a browser while a run trains, what it keeps, mistakes, and how it ends."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -171,6 +174,15 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser, warm, watch, tmp_pa
     expect(page, ".state").to_have_text("Complete.")
     assert "3 of 3" in page.locator("header").inner_text()
     assert page.locator("table.figures", has_text="pass@1").count() > 0
+
+
+def test_the_address_is_told_at_once_also_to_a_pipe(running):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "lora_grpo", "watch", str(running), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        line = server.stdout.readline()
+        server.terminate()
+    assert "http://127.0.0.1:" in line
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(watch, running):
