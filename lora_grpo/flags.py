@@ -29,6 +29,8 @@ from lora_grpo.errors import UserError, suggestion
 
 Flags = TypeVar("Flags")
 
+_HELP = frozenset(("-h", "--help"))
+
 
 class Flag:
     """In `Annotated`: the flags of a field if they differ from its name, or the name of a positional argument."""
@@ -72,7 +74,7 @@ def read_given(
         commands.program(),
         usage="%(prog)s [ARGUMENT ...] [--FLAG VALUE ...]",  # argparse would list every flag
         description=commands.described(inspect.cleandoc(description or "")),
-        formatter_class=_help_formatter(),
+        formatter_class=_help_formatter() if _HELP & set(arguments) else argparse.HelpFormatter,
         allow_abbrev=False,
     )
     _add_flags(parser, kind, defaults, shown)
@@ -95,7 +97,7 @@ def read_given(
 
 def _help_formatter() -> type[argparse.HelpFormatter]:
     """Return the formatter of `--help`: in columns, and in colors on a terminal that has them."""
-    from rich_argparse import RawDescriptionRichHelpFormatter  # not needed to run a command
+    from rich_argparse import RawDescriptionRichHelpFormatter  # argparse makes one for each flag; runs need none
 
     class Formatter(RawDescriptionRichHelpFormatter):
         text_markup = False  # a description or a help text may contain [brackets]

@@ -26,9 +26,13 @@ def finish(run, trackers):
     trackers.finish()
 
 
-def logged_completions(run):
-    """Return the completions that the run has written, by step."""
-    return {step: [line for line in read_run(run.folder).completions if line["step"] == step] for step in (2,)}
+def written_completions(run):
+    """Return the texts that the run has written, for each of its steps with a file."""
+    texts = {}
+    for line in read_run(run.folder).completions:
+        texts.setdefault(line["step"], []).append(line["completion"])
+    assert list(texts) == [1, 2]
+    return texts
 
 
 def train_and_report(folder, tracker):
@@ -49,11 +53,12 @@ def test_tensorboard_gets_the_metrics_and_the_table(tmp_path):
     rewards = {event.step: event.value for event in events.Scalars("train/reward")}
     assert rewards == {step["step"]: pytest.approx(step["reward"]) for step in read_metrics(run.folder)}
     assert len(events.Scalars("train/time/training")) == 3  # what the monitor adds
-    (rollouts,) = events.Tensors("rollouts/text_summary")
-    assert rollouts.step == 2
-    text = rollouts.tensor_proto.string_val[0].decode()
-    assert text.startswith("| step | id | question | completion |") and "correct_answer |" in text.splitlines()[0]
-    assert len(text.splitlines()) == 2 + min(16, len(logged_completions(run)[2]))
+    rollouts = {
+        event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors("rollouts/text_summary")
+    }
+    assert {step: len(text.splitlines()) - 2 for step, text in rollouts.items()} == {1: 8, 2: 8}
+    heading = rollouts[2].splitlines()[0]
+    assert heading.startswith("| step | id | question | completion |") and "xml" in heading
     (table,) = events.Tensors("evaluation/text_summary")
     assert "| greedy | 0.0 [" in table.tensor_proto.string_val[0].decode()
 
@@ -73,12 +78,10 @@ def test_trackio_gets_the_metrics_the_table_and_the_page_in_one_run(tmp_path, mo
     lines = storage.get_logs("huggingface", name)
     rewards = [line["train/reward"] for line in lines if "train/reward" in line]
     assert rewards == [pytest.approx(step["reward"]) for step in read_metrics(run.folder)]
-    (rollouts,) = [line["rollouts"] for line in lines if "rollouts" in line]
-    written = logged_completions(run)[2]
-    assert [row["completion"] for row in rollouts["_value"]] == [line["completion"] for line in written]
-    assert [row["correct_answer"] for row in rollouts["_value"]] == [
-        line["rewards"]["correct_answer"] for line in written
-    ]
+    rollouts = [line["rollouts"]["_value"] for line in lines if "rollouts" in line]
+    texts = {rows[0]["step"]: [row["completion"] for row in rows] for rows in rollouts}
+    assert texts == written_completions(run)
+    assert all({"reward", "xml_tag_count", "near_length:60"} <= row.keys() for rows in rollouts for row in rows)
     (table,) = [line["evaluation"] for line in lines if "evaluation" in line]
     assert [row["metric"] for row in table["_value"]] == ["greedy"]
     (page,) = [line["report"] for line in lines if "report" in line]
@@ -94,11 +97,14 @@ def test_wandb_gets_all_without_an_account_or_the_network(tmp_path, monkeypatch)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = train_and_report(tmp_path / "out", "wandb")
-    tables = {path.name.partition("_")[0]: json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")}
-    written = logged_completions(run)[2]
-    column = tables["rollouts"]["columns"].index("completion")
-    assert [row[column] for row in tables["rollouts"]["data"]] == [line["completion"] for line in written]
-    assert [row[0] for row in tables["evaluation"]["data"]] == ["greedy"]
+    texts = {}
+    for path in tmp_path.rglob("rollouts_*.table.json"):
+        table = json.loads(path.read_text())
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        texts[rows[0]["step"]] = [row["completion"] for row in rows]
+    assert texts == written_completions(run)
+    (evaluation,) = [json.loads(path.read_text()) for path in tmp_path.rglob("evaluation_*.table.json")]
+    assert [row[0] for row in evaluation["data"]] == ["greedy"]
     assert [path.read_text().count("greedy") > 0 for path in tmp_path.rglob("*.html") if "media" in path.parts] == [
         True
     ]
