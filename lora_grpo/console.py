@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _logger = logging.getLogger("lora_grpo")
+_BAR_WIDTH = 20
+"""Characters of a progress bar."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,14 @@ class Terminal:
 
     def __call__(self, message: Message) -> None:
         if message.kind == "result":
-            print(message.text)
+            print(message.text, flush=True)  # also into a file or a pipe: a server tells its address and goes on
         elif message.kind == "note":
             print(message.text, file=sys.stderr)
-        elif _overwrites_lines():
+        elif overwrites_lines():
             # Erase the rest of the line. What is printed next overwrites it.
             columns = shutil.get_terminal_size().columns - 1
-            print(f"{message.text[:columns]}\x1b[K", end="\r", file=sys.stderr, flush=True)
+            line = _bar(message) + message.text
+            print(f"{line[:columns]}\x1b[K", end="\r", file=sys.stderr, flush=True)
             self._has_open_line = True
         elif message.is_milestone:
             print(message.text, file=sys.stderr)
@@ -125,7 +128,15 @@ class Terminal:
             self._has_open_line = False
 
 
-def _overwrites_lines() -> bool:
+def _bar(message: Message) -> str:
+    """Return a bar that shows how much is done; empty if the end is unknown. Any terminal can show its characters."""
+    if not message.total:
+        return ""
+    filled = min(_BAR_WIDTH, _BAR_WIDTH * message.done // message.total)
+    return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] "
+
+
+def overwrites_lines() -> bool:
     """Return whether a line on stderr can be overwritten.
 
     A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.

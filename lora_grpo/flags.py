@@ -29,6 +29,8 @@ from lora_grpo.errors import UserError, suggestion
 
 Flags = TypeVar("Flags")
 
+_HELP = frozenset(("-h", "--help"))
+
 
 class Flag:
     """In `Annotated`: the flags of a field if they differ from its name, or the name of a positional argument."""
@@ -72,7 +74,7 @@ def read_given(
         commands.program(),
         usage="%(prog)s [ARGUMENT ...] [--FLAG VALUE ...]",  # argparse would list every flag
         description=commands.described(inspect.cleandoc(description or "")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_formatter() if _HELP & set(arguments) else argparse.HelpFormatter,
         allow_abbrev=False,
     )
     _add_flags(parser, kind, defaults, shown)
@@ -91,6 +93,18 @@ def read_given(
             values = values.setdefault(section, {})
         values[key] = value
     return given
+
+
+def _help_formatter() -> type[argparse.HelpFormatter]:
+    """Return the formatter of `--help`: in columns, and in colors on a terminal that has them."""
+    from rich_argparse import RawDescriptionRichHelpFormatter  # argparse makes one for each flag; runs need none
+
+    class Formatter(RawDescriptionRichHelpFormatter):
+        text_markup = False  # a description or a help text may contain [brackets]
+        help_markup = False
+        group_name_formatter = str  # as they are: "options", not "Options"
+
+    return Formatter
 
 
 def _normalized(word: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import asynchronous, sandbox, workers
+from lora_grpo import asynchronous, console, sandbox, workers
 from lora_grpo.files import lock, python_file
 
 _LIBRARY_PREFIXES = ("UNSLOTH_", "VLLM_")
@@ -46,6 +46,16 @@ def limit_spinning() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def hide_library_bars() -> None:
+    """Hide the progress bars of libraries where they cannot be overwritten, and each update would be a line of a log.
+
+    Settings of the user are kept.
+    """
+    if not console.overwrites_lines():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 _LIBRARIES = ("accelerate", "datasets", "huggingface_hub", "peft", "torch", "transformers", "trl", "lora_grpo")

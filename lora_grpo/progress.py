@@ -1,13 +1,58 @@
-"""Progress of a task: how much is done, with a note and the time that is left."""
+"""Progress of a task: how much is done, with a note and the time that is left, or that it takes long."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lora_grpo import console
 
+_SECONDS_WITHOUT_NOTE = 5.0
+"""What takes less than this is not worth a message."""
 _MILESTONES = 10
 """Number of messages per task that are enough where lines cannot be overwritten."""
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: 41 s, 2 min 51 s or 1 h 48 min."""
+    minutes, remaining_seconds = divmod(round(seconds), 60)
+    hours, remaining_minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {remaining_minutes} min"
+    if minutes:
+        return f"{minutes} min {remaining_seconds} s"
+    return f"{remaining_seconds} s"
+
+
+@contextlib.contextmanager
+def waiting(task: str) -> Iterator[None]:
+    """Tell that the block takes long, if it does and nobody knows how long.
+
+    After a few seconds a note says what is being done. On a terminal, it is a line that also counts the seconds.
+    """
+    started_at = time.monotonic()
+    has_ended = threading.Event()
+
+    def tell() -> None:
+        if has_ended.wait(_SECONDS_WITHOUT_NOTE):
+            return
+        if not console.overwrites_lines():
+            console.note(f"{task}; this takes a while")
+            return
+        while True:
+            console.send(console.Message("progress", f"{task}, {duration(time.monotonic() - started_at)}", task=task))
+            if has_ended.wait(1):
+                console.end_line()
+                return
+
+    teller = threading.Thread(target=tell, name="lora_grpo-waiting", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        teller.join()
 
 
 class Progress:
@@ -53,7 +98,7 @@ class Progress:
         time_left = ""
         if self._first_done < done < total:
             seconds_per_step = (now - self._first_time) / (done - self._first_done)
-            time_left = f", {seconds_per_step * (total - done):.0f} s left"
+            time_left = f", {duration(seconds_per_step * (total - done))} left"
         is_milestone = done >= self._next_milestone or done >= total
         if is_milestone:
             every = max(1, total // _MILESTONES)

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Python functions with LoRA + GRPO: the reward runs unit tests in a sandbox.
 
 Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples

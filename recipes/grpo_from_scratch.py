@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """GRPO in one file: the whole method in plain PyTorch, without TRL, to be read from top to bottom.
 
     python recipes/grpo_from_scratch.py              # trains the bundled model on a CPU: minutes

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Grade-school math with LoRA + GRPO: train, evaluate before and after, save the adapter.
 
 Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """A model learns to find a number from hints, in a conversation of several turns.
 
 Method. The environment thinks of a number from 1 to 20. After each guess it says whether the number is higher or lower.

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """A language model with 135 million parameters learns to read orders, without a GPU (docs/laptop.md).
 
 Method. The base model, SmolLM2-135M-Instruct, never answers in the requested format. A few steps of SFT on reference

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """A minimal GRPO run: learn to answer in a given number of characters.
 
 Method. The reward equals 1 at the target length and decreases with the distance from it. An answer passes if its length

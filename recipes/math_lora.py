@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Competition mathematics with LoRA + GRPO: train on MATH, evaluate on MATH-500.
 
 Method. As in gsm8k_lora.py, with one reward: 1 if the answer in the last `\\boxed{}` is equal to the reference, else 0.

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Warm-up for GRPO: supervised fine-tuning (SFT) on the task's reference answers, with TRL's SFTTrainer.
 
 Method. GRPO learns from sampled answers, so it cannot start if the base model never answers correctly. SFT trains on

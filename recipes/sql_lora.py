@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """A model learns to answer questions about a database with tools, in conversations of several turns.
 
 Method. The names of tables and columns differ in every row, so the model must look them up before it can write a query.

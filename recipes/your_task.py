@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Your own task in one file: rows, prompts, and a check. Copy this file and change it.
 
 This example teaches a model to show its work. A completion is correct if each calculation in it is correct (14+28=42)

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Evaluate a run, an adapter, a model or a file of samples: `lora-grpo evaluate` in a checkout; see --help."""
 
 import sys

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Export a run or a model as a GGUF file: `lora-grpo export-gguf` in a checkout; see --help."""
 
 import sys

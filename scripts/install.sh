@@ -5,8 +5,10 @@
 # PyTorch's CUDA 12 build, PEFT only; empty for the CPU; `floor` for the lowest versions that pyproject.toml allows, on the
 # CPU; `newest` for what pip chooses without a lock; `auto` for `,gpu`, `cuda12` or the CPU, what the driver runs.
 # ANY_DRIVER: also install if the NVIDIA driver is too old.
+# UV: the program uv, which installs in place of pip; empty for pip. The default is the uv on the PATH, if there is one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+UV=${UV-$(command -v uv || true)}
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: $PYTHON is not a Python 3.11 or newer; pass PYTHON=python3.13 or the path of one" >&2
@@ -35,28 +37,36 @@ flock -n 9 || {
     exit 1
 }
 [ -n "$(ls -A "$VENV")" ] || touch "$VENV/made-by-make"
-# A killed pip leaves half-unpacked packages, which it would take for installed ones. Then start again, but only in a
-# folder that was empty at first: another one also holds what somebody else put there.
+# A killed installer leaves half-unpacked packages, which it would take for installed ones. Then start again, but only
+# in a folder that was empty at first: another one also holds what somebody else put there.
 clear=
 if [ -e "$VENV/installing" ]; then
     echo "the last installation into $VENV was killed; starting again" >&2
     clear=--clear
 fi
-# Colab's Python has no ensurepip, nor has Debian's without python3-venv. Then its own pip brings one.
-if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
+# Colab's Python has no ensurepip, nor has Debian's without python3-venv. Then its own pip brings one. With uv, the
+# environment gets pip as well, for what is installed into it later.
+if [ -n "$UV" ]; then
+    "$UV" venv --quiet --seed --python "$PYTHON" ${clear:---allow-existing} "$VENV"
+elif "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
     "$PYTHON" -m venv $clear "$VENV"
 else
     "$PYTHON" -m venv --without-pip $clear "$VENV"
     "$PYTHON" -m pip --disable-pip-version-check --quiet --python "$VENV/bin/python" install pip
 fi
 if [ -n "$clear" ] || [ -e "$VENV/made-by-make" ]; then touch "$VENV/made-by-make" "$VENV/installing"; fi
-# A pip that fails, without the network for example, puts back what it replaced; one that is killed does not.
+# An installer that fails, without the network for example, changes nothing; one that is killed does.
 trap '[ $? -gt 128 ] || rm -f "$VENV/installing"' EXIT
 trap 'exit 130' INT TERM HUP
 PYTHON=$VENV/bin/python
 
 # Python compiles the modules that a run imports. To compile all modules now would take half of the installation time.
 pip=("$PYTHON" -m pip --disable-pip-version-check --quiet install --no-compile)
+newest=(--upgrade --upgrade-strategy eager)
+if [ -n "$UV" ]; then
+    pip=("$UV" pip install --quiet --python "$PYTHON")
+    newest=(--upgrade)
+fi
 torch=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "$lock")
 skip='^#'
 # The CPU lock names the libraries of CUDA 13; PyTorch's CUDA 12 build brings its own.
@@ -68,16 +78,23 @@ if [ -n "${engines-}" ]; then
     "${pip[@]}" --no-deps -r <(grep -Ev "$skip" "$lock") "torch==$torch,!=$torch+cpu"
     "${pip[@]}" --no-deps -e .
 elif [ "$EXTRA" = newest ]; then
-    "${pip[@]}" --upgrade --upgrade-strategy eager -e ".[dev]"
+    "${pip[@]}" "${newest[@]}" -e ".[dev]"
 else
-    # A plain version number selects the CUDA 13 build if pip finds several.
-    "${pip[@]}" "torch==$torch+$build" 2>/dev/null || {
-        [ $? -le 128 ] || exit 137  # it was killed
+    # A plain version number selects the CUDA 13 build if pip finds several. uv also knows PyTorch's own indexes.
+    code=0
+    "${pip[@]}" "torch==$torch+$build" 2>/dev/null || code=$?
+    if [ $code != 0 ] && [ $code -le 128 ] && [ -n "$UV" ]; then
+        code=0
+        "${pip[@]}" --torch-backend "$build" "torch==$torch" 2>/dev/null || code=$?
+    fi
+    [ $code -le 128 ] || exit 137  # it was killed
+    if [ $code != 0 ]; then
         index="set PIP_EXTRA_INDEX_URL to PyTorch's $build index, see pytorch.org, and run this again"
-        [ "$build" = cpu ] || { echo "error: pip finds no torch $torch+$build; $index" >&2; exit 1; }
-        echo "pip finds no CPU build of torch $torch; trying the plain one, which brings CUDA libraries along" >&2
+        [ -z "$UV" ] || index="make sure that PyTorch's $build index, see pytorch.org, can be reached, and run this again"
+        [ "$build" = cpu ] || { echo "error: found no torch $torch+$build; $index" >&2; exit 1; }
+        echo "found no CPU build of torch $torch; trying the plain one, which brings CUDA libraries along" >&2
         echo "(to avoid them, $index)" >&2
-    }
+    fi
     "${pip[@]}" -c <(grep -Ev "$skip" "$lock") -e ".[dev]"
 fi
 echo "$EXTRA" >"$VENV/installed"

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lora-grpo"]
+#
+# [tool.uv.sources]
+# lora-grpo = { path = "..", editable = true }
+# ///
 """Merge an adapter into its base model: `lora-grpo merge` in a checkout; see --help."""
 
 import sys

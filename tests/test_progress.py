@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from lora_grpo.progress import Progress
+from lora_grpo import console, progress
+from lora_grpo.progress import Progress, waiting
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_a_long_run_has_about_ten_plain_lines(shown):
 def test_a_line_has_the_title_the_count_the_note_and_the_time_left(shown):
     first, *_, middle, last = shown(4, range(1, 5), "evaluating base")
     assert first == "evaluating base 1/4  note 1"
-    assert re.fullmatch(r"evaluating base 3/4  note 3, \d+ s left", middle)
+    assert re.fullmatch(r"evaluating base 3/4  note 3, 0 s left", middle)
     assert last == "evaluating base 4/4  note 4"
 
 
@@ -61,3 +62,31 @@ def test_a_notebook_gets_plain_lines_even_if_it_is_a_terminal(shown, monkeypatch
     assert ("\x1b" in "".join(lines)) is not in_notebook
     if in_notebook:
         assert counts(lines) == [1, 2, 3]
+
+
+def test_a_terminal_has_a_bar(shown, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    frames = "\r".join(shown(4, [0, 1, 4])).split("\r")
+    bars = [re.match(r"\[(#*)(\.*)\] GRPO", frame).groups() for frame in frames if frame.startswith("[")]
+    assert [len(filled) for filled, _ in bars] == [0, 5, 20]
+    assert {len(filled) + len(rest) for filled, rest in bars} == {20}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_takes_long_is_told_and_what_does_not_is_not(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(console, "overwrites_lines", lambda: is_terminal)
+    with waiting("vLLM starts"):
+        pass
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(progress, "_SECONDS_WITHOUT_NOTE", 0)
+    with waiting("vLLM starts"):
+        err = ""
+        while "vLLM" not in err:
+            err += capsys.readouterr().err
+    err += capsys.readouterr().err
+    assert err.count("vLLM starts") >= 1 and err.endswith("\n")
+    assert ("\x1b" in err) is is_terminal
+    if not is_terminal:
+        assert err.count("\n") == 1

@@ -1,5 +1,6 @@
-"""docs/python.md and notebooks/first_run.ipynb, run from top to bottom."""
+"""docs/python.md and the notebooks, run from top to bottom."""
 
+import json
 import re
 from pathlib import Path
 
@@ -44,18 +45,49 @@ def test_the_page_works_from_top_to_bottom(in_folder):
     assert len(names["answers"]) == 3
 
 
-@pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(in_folder, monkeypatch):
+def run_notebook(name, monkeypatch, max_steps=2):
+    """Run a notebook with few steps, and return what its cells printed."""
     pytest.importorskip("nbclient")
     import nbformat
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "notebooks" / "first_run.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert "MAX_STEPS = 0 " in setup.source
-    setup.source = setup.source.replace("MAX_STEPS = 0 ", "MAX_STEPS = 2 ")
-    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    printed = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+    setup.source = setup.source.replace("MAX_STEPS = 0 ", f"MAX_STEPS = {max_steps} ")
+    NotebookClient(notebook, timeout=None, kernel_name="python3").execute()
+    return str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+
+
+@pytest.mark.slow
+def test_the_first_run_runs_from_top_to_bottom(in_folder, monkeypatch):
+    printed = run_notebook("first_run", monkeypatch)
     assert "starter" in printed and "| greedy |" in printed and "image/png" in printed and "kept" in printed
+
+
+@pytest.mark.slow
+def test_your_task_runs_from_top_to_bottom(in_folder, monkeypatch):
+    printed = run_notebook("your_task", monkeypatch)
+    assert "OK" in printed and "audit of my_task: passed" in printed
+    assert "can learn" in printed and "pass@1" in printed and "image/png" in printed
+    assert (in_folder / "outputs" / "my_task" / "adapter").is_dir()
+
+
+@pytest.mark.real_model
+def test_the_laptop_notebook_runs_from_top_to_bottom(in_folder, monkeypatch):
+    (in_folder / "models").symlink_to(ROOT / "models")
+    printed = run_notebook("laptop", monkeypatch, max_steps=1)
+    assert "cannot learn" in printed and "models/SmolLM2-135M-Instruct" in printed
+    record = json.loads((in_folder / "outputs" / "laptop_lora" / "run.json").read_text())
+    assert record["status"] == "complete" and record["start"]["name"].endswith("sft_lora")
+
+
+def test_the_notebooks_install_in_the_same_way():
+    first_cells = set()
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        source = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
+        first_cells.add(re.sub(r"outputs/\w+", "", source.partition("# The c")[0]))
+    assert len(first_cells) == 1

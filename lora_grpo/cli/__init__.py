@@ -9,7 +9,9 @@ arguments.py    parses a recipe's command line, and shows its help
 verbs.py        `lora-grpo` and its commands, which the scripts also run
 chat.py         `lora-grpo chat`: questions and answers, before and after training
 serve.py        `lora-grpo serve`: an OpenAI-compatible endpoint
-named_model.py  the model that the argument of these two names
+new.py          `lora-grpo new`: a folder with a task, its tests and a README, from the templates in new_task/
+watch.py        `lora-grpo watch`: the report page, live while a run trains
+named_model.py  the model that the argument of `chat` and `serve` names
 main.py         runs a command, sets the exit code, and closes an unfinished run
 """
 

@@ -30,6 +30,7 @@ def run_command(main: Callable[[], None]) -> int:
     process_state.do_not_track()
     process_state.limit_spinning()
     process_state.hide_deprecations()
+    process_state.hide_library_bars()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model's text may contain what the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")

@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from lora_grpo import __version__
 from lora_grpo.cli.main import run_command
@@ -81,10 +81,7 @@ def tasks(names: Sequence[str]) -> str:
 def run_front_door(arguments: Sequence[str]) -> int:
     """Run `lora-grpo` with these arguments, and return the exit code."""
     if not arguments or arguments[0] in _HELP_FLAGS:
-        lines = [f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n"]
-        lines += [f"  {name:12} {verb.help.splitlines()[0]}" for name, verb in VERBS.items()]
-        lines += ["\nlora-grpo COMMAND --help shows the flags of a command."]
-        print("\n".join(lines), file=sys.stdout if arguments else sys.stderr)
+        _show_commands(sys.stdout if arguments else sys.stderr)
         return 0 if arguments else UserError.exit_code
     name, *rest = arguments
     if name == "--version":
@@ -92,6 +89,22 @@ def run_front_door(arguments: Sequence[str]) -> int:
         return 0
     with started(Start("lora-grpo", tuple(arguments))):
         return run_command(lambda: _run(name, rest))
+
+
+def _show_commands(file: TextIO) -> None:
+    """Print the list of all commands."""
+    from rich.console import Console
+    from rich.table import Table
+
+    commands = Table(box=None, show_header=False, pad_edge=False)
+    commands.add_column(style="cyan", no_wrap=True)
+    commands.add_column()
+    for name, verb in VERBS.items():
+        commands.add_row(name, verb.help.splitlines()[0])
+    console = Console(file=file, highlight=False, markup=False)
+    console.print(f"lora-grpo {__version__}: LoRA + GRPO on one GPU\n")
+    console.print(commands)
+    console.print("\nlora-grpo COMMAND --help shows the flags of a command.")
 
 
 def run_verb(name: str) -> int:

@@ -22,7 +22,7 @@ from lora_grpo.gguf.tokenizer import Vocabulary, read_vocabulary
 from lora_grpo.gguf.types import DIRECT_TYPES, Encoded
 from lora_grpo.merging import read_report
 from lora_grpo.models import base_model, engines, stop_tokens
-from lora_grpo.progress import Progress
+from lora_grpo.progress import Progress, waiting
 
 HEADER_BYTES = 32 << 20
 """Disk space reserved for the vocabulary and the tensor names."""
@@ -209,7 +209,8 @@ def _write(file: _File, model: SourceModel) -> None:
 def _quantize(program: str, source: Path, output: Path, file_type: str) -> None:
     """Have llama-quantize make a file of another type."""
     arguments = [program, str(source), str(output), file_type.upper()]
-    result = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    with waiting(f"{QUANTIZE} writes {output.name}"):
+        result = subprocess.run(arguments, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if result.returncode:
         lines = (result.stderr or result.stdout).strip().splitlines()
         last_line = lines[-1] if lines else "no output"

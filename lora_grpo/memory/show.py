@@ -12,7 +12,7 @@ from lora_grpo.memory.estimate import GIB
 from lora_grpo.memory.fit import MemoryEstimate
 from lora_grpo.memory.plan import Plan
 from lora_grpo.memory.work import Work
-from lora_grpo.runs import duration
+from lora_grpo.progress import duration
 
 _SAMPLERS = {
     "transformers": "the built-in sampler",

@@ -1,7 +1,6 @@
 """Write a merged model block by block, so that memory use is low."""
 
 import contextlib
-import itertools
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -72,13 +71,24 @@ def lay_out(plan: MergePlan, dtype: Dtype) -> list[Shard]:
 
 def write_shards(folder: Path, shards: Sequence[Shard]) -> None:
     """Write the shards. Raises RunError if a merged weight is NaN or infinite."""
-    with contextlib.closing(Progress(len(shards), "merge")) as progress:
-        for num_written, shard in enumerate(shards):
-            progress.show(num_written, f"writing {shard.name}")
+    num_tensors = sum(len(shard.tensors) for shard in shards)
+    with contextlib.closing(Progress(num_tensors, "merge")) as progress:
+        num_written = 0
+        for shard in shards:
             entries = [TensorEntry(tensor.name, tensor.dtype, tensor.output.shape) for tensor in shard.tensors]
-            blocks = itertools.chain.from_iterable(map(_blocks, shard.tensors))  # computed while they are written
-            write_tensors(folder / shard.name, entries, blocks)
-        progress.show(len(shards), "written")
+            write_tensors(folder / shard.name, entries, _blocks_of(shard, progress, num_written))
+            num_written += len(shard.tensors)
+
+
+def _blocks_of(shard: Shard, progress: Progress, num_before: int) -> Iterator[Any]:
+    """Yield the blocks of a shard's tensors, which are computed while they are written, and tell the progress.
+
+    Args:
+        num_before: the number of tensors in the shards before.
+    """
+    for number, tensor in enumerate(shard.tensors, num_before + 1):
+        yield from _blocks(tensor)
+        progress.show(number, shard.name)
 
 
 def _blocks(tensor: ShardTensor) -> Iterator[Any]:

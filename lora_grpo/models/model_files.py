@@ -3,6 +3,7 @@
 A name is a folder, a Hub id such as `owner/name`, or `starter`, the bundled model.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import starter
+from lora_grpo import console, starter
 from lora_grpo.config import LAPTOP_MODEL, STARTER, ModelConfig
 from lora_grpo.errors import UserError, first_line, suggestion
 from lora_grpo.files import atomic, json_files
+from lora_grpo.progress import waiting
 
 LICENSE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py", "README.md", *LICENSE_FILES]
@@ -225,11 +227,19 @@ def _download(function: Callable[..., str], settings: ModelConfig, **options: An
         # Ask before a download: huggingface_hub (1.33) retries for up to a minute if the Hub is unreachable.
         unavailable_reason = _unavailable_reason(settings)
         is_offline = bool(unavailable_reason)
-        return function(settings.name, revision=settings.revision, local_files_only=is_offline, **options)
+        with _telling(f"downloading {settings.name}"):
+            return function(settings.name, revision=settings.revision, local_files_only=is_offline, **options)
     except Exception as error:  # missing, gated and misnamed repositories raise many types
         kind = HubUnavailable if unavailable_reason else UserError
         reason = unavailable_reason or first_line(error)
         raise kind(f"{settings.name} is not a folder and cannot be loaded from the Hub ({reason})") from error
+
+
+def _telling(task: str) -> contextlib.AbstractContextManager[None]:
+    """Return a block that is told of if it takes long, unless huggingface_hub shows progress bars."""
+    if console.overwrites_lines():
+        return contextlib.nullcontext()
+    return waiting(task)
 
 
 def _unavailable_reason(settings: ModelConfig) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lora_grpo.errors import RunError
-from lora_grpo.runs import Run, duration
+from lora_grpo.progress import duration
+from lora_grpo.runs import Run
 
 _MARGIN = 1.2
 """Safety factor for the time of the final evaluation."""

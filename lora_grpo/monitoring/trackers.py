@@ -1,15 +1,20 @@
-"""`--train.report-to`: send the metrics of every step, the final table and the report to trackers."""
+"""`--train.report-to`: send the metrics of every step, rollouts, the final table and the report to trackers."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lora_grpo import console
 from lora_grpo.errors import first_line
 from lora_grpo.evaluation import read_report
 from lora_grpo.files import markdown_table
-from lora_grpo.runs import Run
+from lora_grpo.runs import Line, Run, last_completions
+
+_ROLLOUT_COLUMNS = ("step", "id", "question", "completion", "passed", "num_tokens", "reward")
+"""The columns of a table of rollouts. One for each reward follows."""
+_ROLLOUTS_IN_TENSORBOARD = 16
+"""TensorBoard shows a table as a text, which is not for reading hundreds of rows."""
 
 
 class Trackers:
@@ -35,10 +40,35 @@ class Trackers:
         names = run.config.train.report_to
         classes = get_reporting_integration_callbacks(list(names))
         self._callbacks = {name: callback_class() for name, callback_class in zip(names, classes, strict=True)}
+        self._step_of_rollouts = 0
+        """The last step whose rollouts were sent."""
 
     def forward(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Pass an event of the trainer, such as `on_log`, on to every tracker."""
         self._call_each(lambda name, callback: getattr(callback, event)(*args, **kwargs))
+        if event == "on_log" and self._callbacks:
+            self._send_rollouts(self.trainer.state.global_step)
+
+    def _send_rollouts(self, step: int) -> None:
+        """Send the completions of a step as a table, if the run has written them (`--train.completions-steps`)."""
+        lines = [line for line in last_completions(self.run.folder, 1) if line["step"] == step]
+        if not lines or step == self._step_of_rollouts:
+            return
+        self._step_of_rollouts = step
+        rewards = list(lines[0]["rewards"])
+        columns = [*_ROLLOUT_COLUMNS, *rewards]
+        rows = [_rollout_row(line, rewards) for line in lines]
+
+        def send(name: str, callback: Any) -> None:
+            if name == "tensorboard":
+                cells = [[str(value) for value in row] for row in rows[:_ROLLOUTS_IN_TENSORBOARD]]
+                text = "\n".join(markdown_table(columns, cells, left=4))
+                callback.tb_writer.add_text("rollouts", text, step)
+            else:
+                tracker = sys.modules[name]
+                tracker.log({"rollouts": tracker.Table(columns=columns, data=rows), "train/global_step": step})
+
+        self._call_each(send)
 
     def finish(self) -> None:
         """Send the table of the evaluation and the report, when both are written."""
@@ -73,3 +103,8 @@ class Trackers:
                 del self._callbacks[name]
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 console.note(f"{name} failed ({reason}); the run goes on without it, see metrics.jsonl")
+
+
+def _rollout_row(line: Line, rewards: Sequence[str]) -> list[Any]:
+    """Return the values of a completion's line in the order of the columns."""
+    return [*(line[column] for column in _ROLLOUT_COLUMNS), *(line["rewards"].get(reward) for reward in rewards)]

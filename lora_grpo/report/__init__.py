@@ -15,7 +15,7 @@ plots.py        selects the curves to plot
 charts.py       draws a plot as a PNG image
 completions.py  selects the completions to show
 html.py         renders the page from the templates in page/
-page/           templates, style and script of the page, and the table of plots
+page/           templates, style and scripts of the page, and the table of plots
 """
 
-from lora_grpo.report.writing import ReportOptions, report, report_line, write_report
+from lora_grpo.report.writing import ReportOptions, live_report, report, report_line, write_report

@@ -2,13 +2,16 @@
 
 import json
 import shlex
+import statistics
 from collections.abc import Mapping
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
 from lora_grpo.config import endless_steps
+from lora_grpo.progress import duration
 from lora_grpo.report.metrics import is_number, reward_metric, reward_names, training_method
-from lora_grpo.runs import RunFiles, duration, flatten
+from lora_grpo.runs import RunFiles, flatten
 from lora_grpo.tasks import task_title
 
 _SHOWN_ELSEWHERE = (
@@ -22,6 +25,8 @@ _SHOWN_ELSEWHERE = (
     "results",
 )
 """Entries of run.json that other parts of the page show, or that contain private paths."""
+_RECENT_STEPS = 10
+"""The number of last steps whose median is the time of the next ones."""
 
 
 def headline(run: RunFiles) -> dict[str, str]:
@@ -46,6 +51,20 @@ def headline(run: RunFiles) -> dict[str, str]:
     if record.get("best"):
         facts["Best adapter"] = _best_adapter(record["best"])
     return facts
+
+
+def time_left(run: RunFiles) -> str:
+    """Return how long a running run still takes, from its last steps and the evaluation of the base; "" if unknown."""
+    step_seconds = [line["step_time"] for line in run.metrics[-_RECENT_STEPS:] if is_number(line.get("step_time"))]
+    config = run.record["config"]
+    if run.status != "running" or not step_seconds or config.get("hours"):
+        return ""
+    steps_left = config["train"]["max_steps"] - run.steps
+    if steps_left <= 0:
+        return "training is finished; the evaluation follows"
+    seconds = steps_left * statistics.median(step_seconds)
+    seconds += run.record.get("evaluation_seconds", {}).get("base", 0.0)
+    return f"about {duration(seconds)} left, with the evaluation"
 
 
 def _tasks(run: RunFiles) -> str:

@@ -27,6 +27,8 @@ def report_html(
     also: Joint | None,
     charts: Sequence[Chart],
     gguf_sections: Sequence[GgufSection],
+    *,
+    is_live: bool = False,
 ) -> str:
     """Return the page of a run.
 
@@ -36,11 +38,14 @@ def report_html(
         also: the evaluation on the tasks of `eval.also`, if there is one.
         charts: the curves of the run, by section.
         gguf_sections: what the GGUF files of the run cost.
+        is_live: whether the page updates itself from the server that it comes from.
     """
     from markupsafe import Markup
 
     style = (_FILES / "page.css").read_text(encoding="utf-8")
-    script = (_FILES / "page.js").read_text(encoding="utf-8")
+    scripts = [(_FILES / "page.js").read_text(encoding="utf-8")]
+    if is_live:
+        scripts.append((_FILES / "live.js").read_text(encoding="utf-8"))
     completions = completion_table(run)
 
     # Text is escaped, except Markup: the page's own files, and the completions as escaped JSON.
@@ -58,9 +63,10 @@ def report_html(
             num_shown=len(completions.rows),
             num_completions=completions.total,
             update_command=command("report", run.folder),
-            policy=_security_policy(script),
+            policy=_security_policy(scripts, is_live=is_live),
             style=Markup(style),
-            script=Markup(script),
+            scripts=[Markup(script) for script in scripts],
+            is_live=is_live,
             data=Markup(_script_data(completions)),
         )
     )
@@ -111,10 +117,17 @@ def _script_data(completions: CompletionTable) -> str:
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _security_policy(script: str) -> str:
-    """Return a policy with which only this script can run. Model output cannot, even if it were parsed as markup."""
-    digest = _base64(hashlib.sha256(script.encode()).digest())
-    return (
+def _security_policy(scripts: Sequence[str], *, is_live: bool) -> str:
+    """Return a policy with which only these scripts can run. Model output cannot, even if it were parsed as markup.
+
+    A live page may also request itself.
+    """
+    digests = [_base64(hashlib.sha256(script.encode()).digest()) for script in scripts]
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-        f"script-src 'sha256-{digest}'"
+        f"script-src {sources}"
     )
+    if is_live:
+        policy += "; connect-src 'self'"
+    return policy

@@ -11,7 +11,7 @@ from lora_grpo.evaluation import read_also, read_report
 from lora_grpo.files import atomic
 from lora_grpo.flags import Flag
 from lora_grpo.gguf import gguf_sections
-from lora_grpo.report.charts import draw
+from lora_grpo.report.charts import Chart, draw
 from lora_grpo.report.html import report_html
 from lora_grpo.report.plots import plots_of
 from lora_grpo.runs import read_run
@@ -38,12 +38,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         UserError: the folder is not a run, one of its files cannot be read, or the report cannot be written.
     """
-    run = read_run(folder)
-    evaluation = read_report(folder / "evaluation")
-    also = read_also(folder / "evaluation")
-    charts = [draw(plot) for plot in plots_of(run, evaluation)]
-    page = report_html(run, evaluation, also, charts, gguf_sections(folder))
-
+    page, charts = _draw_report(folder)
     output = folder / "report"
     try:
         with atomic.new_folder(output) as staging:
@@ -53,6 +48,26 @@ def write_report(folder: Path) -> Path:
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}") from None
     return output / "report.html"
+
+
+def live_report(folder: Path) -> str:
+    """Return the page of a run that updates itself from the server that it comes from. Nothing is written.
+
+    Raises:
+        UserError: the folder is not a run, or one of its files cannot be read.
+    """
+    page, _ = _draw_report(folder, is_live=True)
+    return page
+
+
+def _draw_report(folder: Path, *, is_live: bool = False) -> tuple[str, list[Chart]]:
+    """Return the page of a run, and its plots."""
+    run = read_run(folder)
+    evaluation = read_report(folder / "evaluation")
+    also = read_also(folder / "evaluation")
+    charts = [draw(plot) for plot in plots_of(run, evaluation)]
+    page = report_html(run, evaluation, also, charts, gguf_sections(folder), is_live=is_live)
+    return page, charts
 
 
 def report_line(folder: Path) -> str:

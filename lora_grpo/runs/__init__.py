@@ -18,7 +18,6 @@ from lora_grpo.runs.failure import FailedElsewhere, end_run
 from lora_grpo.runs.reader import (
     Line,
     RunFiles,
-    duration,
     flatten,
     git_revision,
     last_completions,

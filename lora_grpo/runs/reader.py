@@ -194,17 +194,6 @@ def read_metrics(folder: Path) -> list[Line]:
     return sorted(lines, key=lambda line: line["step"])
 
 
-def duration(seconds: float) -> str:
-    """Format a duration: 41 s, 2 min 51 s or 1 h 48 min."""
-    minutes, remaining_seconds = divmod(round(seconds), 60)
-    hours, remaining_minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {remaining_minutes} min"
-    if minutes:
-        return f"{minutes} min {remaining_seconds} s"
-    return f"{remaining_seconds} s"
-
-
 def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted names, as used in flags and messages."""
     by_dotted_name: dict[str, Any] = {}

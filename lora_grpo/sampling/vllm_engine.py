@@ -17,6 +17,7 @@ from lora_grpo.config import ModelConfig
 from lora_grpo.errors import RunError, UserError
 from lora_grpo.hardware import check_vllm_quantizes, use_tables
 from lora_grpo.models import base_model, engines, in_vllm, model_files
+from lora_grpo.progress import waiting
 from lora_grpo.sampling.merged_copy import plain_copy
 from lora_grpo.sampling.requests import Request, RequestQueue, Waiting
 from lora_grpo.sampling.samples import Decoded, SampledTokens
@@ -254,6 +255,7 @@ def start_engine(
             source = while_starting.enter_context(_dequantized(settings))
             revision = None
         while_starting.enter_context(_restoring_globals())
+        while_starting.enter_context(waiting(f"vLLM starts with {settings.name}"))
         from vllm.entrypoints import llm
 
         model = llm.LLM(

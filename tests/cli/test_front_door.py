@@ -110,10 +110,21 @@ def test_a_recipe_of_ones_own_runs_with_the_files_beside_it(tmp_path):
 
 def test_commands_of_a_recipe_in_a_checkout_are_files(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py", "--seed", "1"])
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     assert commands.command("export-gguf", "a b") == "python scripts/export_gguf.py 'a b'"
     assert commands.command("train sft", "--seed", 1) == "python recipes/sft_lora.py --seed 1"
     assert commands.to_start_again() == [sys.executable, "/home/me/kit/recipes/gsm8k_lora.py"]
     assert commands.own_command() == sys.argv
+
+
+def test_commands_of_a_file_that_uv_runs_are_those_of_uv(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/kit/recipes/gsm8k_lora.py", "--seed", "1"])
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert commands.command("merge", "a b") == "uv run scripts/merge.py 'a b'"
+    assert commands.command("train sft") == "uv run recipes/sft_lora.py"
+    assert commands.to_start_again() == ["uv", "run", "/home/me/kit/recipes/gsm8k_lora.py"]
+    on_several_processes = commands.to_start_again(["-m", "run"])
+    assert on_several_processes == [sys.executable, "-m", "run", "/home/me/kit/recipes/gsm8k_lora.py"]
 
 
 def test_commands_of_lora_grpo_are_its_own(monkeypatch):

@@ -59,13 +59,15 @@ class Machine:
         self.killed = folder / "killed"
         self.fails = folder / "fails"
         self.python = folder / "python"
+        self.uv = None
+        """The uv that installs, if it is not pip."""
         pip = folder / "pip"
         write_script(pip, pip_script(self.log, self.requirements, self.killed, self.fails))
         write_script(self.python, python_script(pip))
 
     def make(self, target, extra="", *flags):
         """Run `make`. Without `extra`, None, it chooses between the CPU and a GPU."""
-        command = ["make", target, f"PYTHON={self.python}", f"VENV={self.venv}"]
+        command = ["make", target, f"PYTHON={self.python}", f"VENV={self.venv}", f"UV={self.uv or ''}"]
         if extra is not None:
             command.append(f"EXTRA={extra}")
         return subprocess.run(
@@ -80,12 +82,35 @@ class Machine:
             preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
+    def add_uv(self, code_of_build=0, code_of_index=0):
+        """Add a stand-in for uv.
+
+        Args:
+            code_of_build: its exit code when it is asked for the CPU build by its version.
+            code_of_index: its exit code when it is asked for PyTorch's own index.
+        """
+        self.uv = self.python.with_name("uv")
+        codes = {"code_of_build": code_of_build, "code_of_index": code_of_index}
+        pip = self.python.with_name("pip")
+        write_script(self.uv, UV_SCRIPT.format(log=self.log, requirements=self.requirements, pip=pip, **codes))
+
     def nvidia_smi(self, commands):
         self.tools.mkdir(exist_ok=True)
         write_script(self.tools / "nvidia-smi", f"#!/bin/sh\n{commands}\n")
 
     def outdate(self):
         subprocess.run(["touch", "-d", "2000-01-01", self.venv / "installed"], check=True)
+
+
+UV_SCRIPT = """#!/bin/sh
+echo "$*" >> {log}
+for file; do case "$file" in /dev/fd/*) cat "$file" > {requirements};; esac; done
+case "$*" in
+"venv "*) for folder; do :; done; mkdir -p "$folder/bin"; ln -sf {pip} "$folder/bin/python";;
+*+cpu) exit {code_of_build};;
+*--torch-backend*) exit {code_of_index};;
+esac
+"""
 
 
 def write_script(path, text):
@@ -132,6 +157,41 @@ def test_an_update_that_fails_keeps_the_environment(machine, extra):
     assert machine.log.read_text() != log
 
 
+def test_uv_installs_in_place_of_pip(machine):
+    machine.add_uv()
+    assert machine.make("install").returncode == 0
+    environment, torch, project = machine.log.read_text().splitlines()
+    assert environment == f"venv --quiet --seed --python {machine.python} --allow-existing {machine.venv}"
+    installs = f"pip install --quiet --python {machine.venv}/bin/python"
+    assert re.fullmatch(rf"{installs} torch==[\d.]+\+cpu", torch)
+    assert project.startswith(installs) and project.endswith(" -e .[dev]")
+    assert machine.requirements.read_text().splitlines() == locked("cpu")
+
+    machine.log.unlink()
+    assert machine.make("install", ",gpu").returncode == 0
+    _, lock, project = machine.log.read_text().splitlines()
+    assert re.search(r"--no-deps -r /dev/fd/\d+ torch==[\d.]+,!=[\d.]+\+cpu$", lock)
+    assert machine.requirements.read_text().splitlines() == locked("gpu")
+    assert project.endswith("--no-deps -e .")
+
+
+@pytest.mark.parametrize("code_of_index", [0, 1])
+def test_uv_takes_the_cpu_build_from_the_index_of_pytorch(machine, code_of_index):
+    machine.add_uv(code_of_build=1, code_of_index=code_of_index)
+    ended = machine.make("install")
+    assert ended.returncode == 0
+    _, by_version, by_index, _ = machine.log.read_text().splitlines()
+    assert re.search(r"torch==[\d.]+\+cpu$", by_version) and re.search(r"--torch-backend cpu torch==[\d.]+$", by_index)
+    assert ("found no CPU build" in ended.stderr) is bool(code_of_index)
+
+
+def test_a_uv_that_is_killed_ends_the_installation(machine):
+    machine.add_uv(code_of_build=137)
+    assert machine.make("install").returncode != 0
+    assert len(machine.log.read_text().splitlines()) == 2
+    assert (machine.venv / "installing").exists()
+
+
 def test_an_environment_that_somebody_else_made_is_kept(machine):
     machine.venv.mkdir()
     (machine.venv / "mine").touch()
@@ -174,7 +234,7 @@ def test_vllm_without_unsloth_has_a_lock_of_its_own_and_is_kept(machine):
 
 
 def test_the_newest_packages_are_installed_without_a_lock(machine):
-    environment = {**os.environ, "PYTHON": str(machine.python), "VENV": str(machine.venv), "EXTRA": "newest"}
+    environment = {**os.environ, "PYTHON": str(machine.python), "VENV": str(machine.venv), "EXTRA": "newest", "UV": ""}
     subprocess.run(["bash", "scripts/install.sh"], cwd=ROOT, env=environment, check=True)
     [call] = machine.log.read_text().splitlines()
     assert call.endswith("install --no-compile --upgrade --upgrade-strategy eager -e .[dev]")
@@ -263,6 +323,7 @@ def first_cell(machine, tmp_path, monkeypatch):
         (copy / folder).mkdir()
     monkeypatch.setenv("PATH", f"{machine.tools}:{os.environ['PATH']}")
     monkeypatch.setenv("RUN", "")  # the cell sets it
+    monkeypatch.setenv("UV", "")
     monkeypatch.setenv("MAX_STEPS", "1")
     monkeypatch.chdir(copy / "notebooks")
     monkeypatch.setattr(sys, "executable", str(machine.python))

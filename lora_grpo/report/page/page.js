@@ -19,9 +19,10 @@ function element(name, text, className) {
 
 const PAGE = 100;
 
+// Shows the completions, and returns a function that shows those of a newer page instead.
 function browse(data) {
   const at = Object.fromEntries(data.columns.map((name, index) => [name, index]));
-  const rows = data.rows;
+  let rows = data.rows;
   const form = document.querySelector(".filters");
   const list = document.getElementById("list");
   const detail = document.getElementById("detail");
@@ -29,24 +30,34 @@ function browse(data) {
   const verdictOf = (row) => (row[at.passed] === null ? "not graded" : row[at.passed] ? "passed" : "failed");
   let matches = [];
   let chosen = 0;
+  let reading = false; // whether the reader has chosen a completion
   let searched = null;
 
   function offer(name, values) {
+    const field = form.elements[name];
+    const before = field.value;
+    field.replaceChildren(field.options[0]); // all
     for (const [value, label] of values) {
       const option = element("option", label ?? value);
       option.value = value;
-      form.elements[name].append(option);
+      field.append(option);
     }
+    field.value = before;
   }
   const distinct = (values) => [...new Set(values)];
-  offer("source", distinct(rows.map((row) => row[at.source])).map((value) => [value]));
-  const steps = distinct(rows.map((row) => row[at.step])).filter((step) => step !== null);
-  offer("step", steps.sort((a, b) => a - b).map((value) => [value]));
-  offer("verdict", distinct(rows.map(verdictOf)).sort().map((value) => [`verdict ${value}`, value]));
-  const statuses = distinct(rows.map((row) => row[at.status])).filter((status) => status !== null && status !== "passed");
-  offer("verdict", statuses.sort().map((value) => [`status ${value}`, value]));
+  function offerFilters() {
+    offer("source", distinct(rows.map((row) => row[at.source])).map((value) => [value]));
+    const steps = distinct(rows.map((row) => row[at.step])).filter((step) => step !== null);
+    offer("step", steps.sort((a, b) => a - b).map((value) => [value]));
+    const verdicts = distinct(rows.map(verdictOf)).sort().map((value) => [`verdict ${value}`, value]);
+    const statuses = distinct(rows.map((row) => row[at.status])).filter((status) => status !== null && status !== "passed");
+    offer("verdict", [...verdicts, ...statuses.sort().map((value) => [`status ${value}`, value])]);
+  }
 
+  // The evaluation of the base is before all steps, and that of the trained model after them.
+  const stepOf = (row) => row[at.step] ?? (row[at.source] === "trained" ? Infinity : -1);
   const compare = {
+    new: (a, b) => stepOf(b) - stepOf(a),
     high: (a, b) => (b[at.reward] ?? -Infinity) - (a[at.reward] ?? -Infinity),
     low: (a, b) => (a[at.reward] ?? Infinity) - (b[at.reward] ?? Infinity),
     long: (a, b) => lengthOf(b) - lengthOf(a),
@@ -60,7 +71,7 @@ function browse(data) {
     return `${id ?? ""}\n${question ?? ""}\n${row[at.completion]}\n${row[at.extracted] ?? ""}`.toLowerCase();
   }
 
-  function filter() {
+  function match() {
     const value = (name) => form.elements[name].value;
     const text = value("text").toLowerCase();
     if (text && !searched) searched = new Map(rows.map((row) => [row, textOf(row)]));
@@ -83,17 +94,46 @@ function browse(data) {
     if (order) matches.sort((a, b) => order(a, b) || 0);
     document.getElementById("count").textContent =
       `${matches.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} completions`;
+  }
+
+  function filter() {
+    match();
+    reading = false;
     choose(0, false);
+  }
+
+  function renew(newer) {
+    const before = reading ? identity(matches[chosen]) : null;
+    data = newer;
+    rows = data.rows;
+    searched = null;
+    offerFilters();
+    match();
+    const same = matches.findIndex((row) => identity(row) === before);
+    if (same < 0) {
+      reading = false;
+      choose(0, false);
+      return;
+    }
+    // What is being read stays where it is.
+    const scrolled = list.scrollTop;
+    chosen = same;
+    fill(Math.floor(chosen / PAGE) * PAGE);
+    mark();
+    list.scrollTop = scrolled;
+  }
+
+  function identity(row) {
+    const [id] = data.problems[row[at.problem]];
+    return JSON.stringify([id, ...["source", "step", "sample_index", "completion"].map((name) => row[at[name]])]);
   }
 
   function choose(index, follow) {
     chosen = Math.max(0, Math.min(index, matches.length - 1));
     const first = Math.floor(chosen / PAGE) * PAGE;
     if (list.dataset.first !== String(first) || !follow) fill(first);
-    for (const item of list.children) item.setAttribute("aria-selected", String(Number(item.dataset.index) === chosen));
-    const selected = list.children[chosen - first];
+    const selected = mark();
     if (selected) {
-      list.setAttribute("aria-activedescendant", selected.id);
       const above = selected.offsetTop - list.offsetTop;
       if (above < list.scrollTop) list.scrollTop = above;
       if (above + selected.offsetHeight > list.scrollTop + list.clientHeight) {
@@ -101,6 +141,13 @@ function browse(data) {
       }
     }
     show(matches[chosen]);
+  }
+
+  function mark() {
+    for (const item of list.children) item.setAttribute("aria-selected", String(Number(item.dataset.index) === chosen));
+    const selected = list.children[chosen - Number(list.dataset.first)];
+    if (selected) list.setAttribute("aria-activedescendant", selected.id);
+    return selected;
   }
 
   function fill(first) {
@@ -176,6 +223,7 @@ function browse(data) {
   list.addEventListener("click", (event) => {
     const item = event.target.closest("li");
     if (!item) return;
+    reading = true;
     choose(Number(item.dataset.index), true);
     if (detail.getBoundingClientRect().top > window.innerHeight * 0.8) detail.scrollIntoView({ block: "start" });
   });
@@ -186,13 +234,19 @@ function browse(data) {
     }[event.key];
     if (to === undefined) return;
     event.preventDefault();
+    reading = true;
     choose(to, true);
   });
   earlier.addEventListener("click", () => choose(Number(list.dataset.first) - PAGE, true));
   later.addEventListener("click", () => choose(Number(list.dataset.first) + PAGE, true));
+  offerFilters();
   filter();
+  return renew;
 }
 
-const data = document.getElementById("data");
+let renewCompletions = null;
+function browseData(page) {
+  renewCompletions = browse(JSON.parse(page.getElementById("data").textContent));
+}
 // After the first paint, because there may be megabytes of data.
-if (document.getElementById("list")) requestAnimationFrame(() => setTimeout(() => browse(JSON.parse(data.textContent))));
+if (document.getElementById("list")) requestAnimationFrame(() => setTimeout(() => browseData(document)));
