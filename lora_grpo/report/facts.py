@@ -4,7 +4,6 @@ import json
 import shlex
 import statistics
 from collections.abc import Mapping
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
