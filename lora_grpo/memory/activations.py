@@ -138,8 +138,8 @@ def divergence_bytes(shape: Shape, teacher_shape: Shape, step: Step) -> int:
     """Return the bytes of the divergence between the distributions of the model and its teacher.
 
     These are the hidden states of both models, those of the teacher twice, with the gradient of the model's in float32,
-    and the logits of a tile of both models in float32. On a CPU, PyTorch needs nine more tensors of the tile's size, and
-    ten for the Jensen-Shannon divergence.
+    and the logits of a tile of both models in float32. On a CPU, PyTorch needs nine more tensors of the tile's size,
+    and ten for the Jensen-Shannon divergence.
     """
     tokens = step.micro_batch_size * step.completion
     states = tokens * (2 * step.float_bytes * teacher_shape.hidden + (step.float_bytes + 4) * shape.hidden)
