@@ -138,14 +138,18 @@ def divergence_bytes(shape: Shape, teacher_shape: Shape, step: Step) -> int:
     """Return the bytes of the divergence between the distributions of the model and its teacher.
 
     These are the hidden states of both models, those of the teacher twice, with the gradient of the model's in float32,
-    and the logits of a tile of both models in float32. On a CPU, PyTorch needs six more tensors of the tile's size.
+    and the logits of a tile of both models in float32. On a CPU, PyTorch needs nine more tensors of the tile's size,
+    and ten for the Jensen-Shannon divergence.
     """
     tokens = step.micro_batch_size * step.completion
     states = tokens * (2 * step.float_bytes * teacher_shape.hidden + (step.float_bytes + 4) * shape.hidden)
     tile_tokens, tile_entries = (_CPU_TOKENS, _CPU_ENTRIES) if step.on_cpu else (_FUSED_TOKENS, _FUSED_ENTRIES)
     tile_tokens = min(tokens, tile_tokens)
     tiles = 2 * 4 * tile_tokens * tile_entries
-    temporary = 6 * 4 * tile_tokens * min(shape.vocabulary, tile_entries) if step.on_cpu else 0
+    temporary = 0
+    if step.on_cpu:
+        num_tensors = 10 if step.config.teacher.loss == "jsd" else 9
+        temporary = num_tensors * 4 * tile_tokens * min(shape.vocabulary, tile_entries)
     return states + tiles + temporary
 
 

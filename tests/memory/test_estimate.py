@@ -273,17 +273,18 @@ def test_a_teacher_reads_in_at_most_the_planned_memory(config, on_cpu, lengths, 
         step = dataclasses.replace(step, config=replace(step.config, {"sampling": {"num_generations": group}}))
     shape = Shape.of(config)
     planned = pass_bytes(shape, step) - logit_bytes(shape, step)
-    assert 1.0 <= planned / most_held(config, step, monkeypatch, trains=False) <= 1.6
+    assert 1.0 <= planned / most_held(config, step, monkeypatch, trains=False) <= 1.8
 
 
 @pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")
-@pytest.mark.parametrize("beta", trl_compat.DIVERGENCES.values())
+@pytest.mark.parametrize("loss", trl_compat.DIVERGENCES)
 @pytest.mark.parametrize(
     ("tokens", "hidden", "hidden_of_teacher", "vocabulary"), [(512, 192, 512, 768), (1500, 96, 96, 9000)]
 )
-def test_a_divergence_takes_the_planned_memory_on_a_cpu(beta, tokens, hidden, hidden_of_teacher, vocabulary):
+def test_a_divergence_takes_the_planned_memory_on_a_cpu(loss, tokens, hidden, hidden_of_teacher, vocabulary):
     trl_compat.fit_fused_head_to_cpu()
     step = a_step(1, 1, tokens, on_cpu=True)
+    step = dataclasses.replace(step, config=replace(step.config, {"teacher": {"loss": loss}}))
     sizes = [hidden, hidden_of_teacher]
     shapes = [Shape.of({**QWEN25_HALF, "hidden_size": size, "vocab_size": vocabulary}) for size in sizes]
     weights = [torch.randn(vocabulary, size) for size in sizes]
@@ -294,8 +295,8 @@ def test_a_divergence_takes_the_planned_memory_on_a_cpu(beta, tokens, hidden, hi
         kept = states_of_teacher.clone()[0]  # as the pass of the teacher leaves it
         student = trl_compat.Logits(states * 1, weights[0], None, 1.0, None)
         teacher = trl_compat.Logits(kept * 1, weights[1], None, 1.0, None)
-        trl_compat.token_divergences(student, teacher, beta, 1.0).sum().backward()
-    assert 0.9 <= divergence_bytes(*shapes, step) / held.peak <= 1.3
+        trl_compat.token_divergences(student, teacher, trl_compat.DIVERGENCES[loss], 1.0).sum().backward()
+    assert 0.98 <= divergence_bytes(*shapes, step) / held.peak <= 1.05
 
 
 # Logits
