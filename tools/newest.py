@@ -67,6 +67,8 @@ CONTRACTS = {
     "pyarrow": ("tests/data", "tests/tasks/test_sources.py"),
     "pydantic": ("tests/config", "tests/runs", "tests/tasks/test_tool_arguments.py"),
     "pyyaml": ("tests/config", "tests/settings"),
+    "rich": ("tests/test_progress.py", "tests/cli/test_front_door.py"),
+    "rich-argparse": ("tests/cli/test_front_door.py",),
     "safetensors": ("tests/merging", "tests/models", "tests/files"),
     "starlette": ("tests/agents", "tests/endpoint"),
     "uvicorn": ("tests/agents", "tests/endpoint"),

@@ -80,13 +80,12 @@ def _source_of_installation() -> dict[str, str | bool] | None:
 
     Source: the specification of direct_url.json, which installers write.
     """
-    try:
-        content = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # a copy of the files
+    # In a checkout, setuptools' folder beside the package is a distribution, too, and has no such file.
+    installed = metadata.distributions(name=_DISTRIBUTION)
+    contents = [content for each in installed if (content := each.read_text("direct_url.json"))]
+    if not contents:
         return None
-    if content is None:
-        return None
-    origin = json.loads(content)
+    origin = json.loads(contents[0])
     if "vcs_info" in origin:
         return {"git": origin["url"], "rev": origin["vcs_info"]["commit_id"]}
     if "dir_info" in origin:

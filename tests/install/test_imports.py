@@ -37,6 +37,7 @@ NOT_DECLARED = {
     "tests/gpu_rig/lora_kernels.py": {"triton"},
     "tests/gpu_rig/unsloth_memory.py": {"triton"},
     "tests/helpers/evalplus_side.py": {"evalplus"},  # runs in an environment of EvalPlus
+    "tests/monitoring/test_trackers.py": {"wandb"},  # needs an account, but not for its test
     "tests/models/test_vllm_models.py": {"torchvision"},  # its published builds need CUDA
     "tests/tasks/test_bfcl.py": {"bfcl_eval"},  # a wheel that is unpacked, not installed
     "tools/trl_suite.py": {"scripts"},  # of the checkout of TRL that it gets
