@@ -80,12 +80,13 @@ def _source_of_installation() -> dict[str, str | bool] | None:
 
     Source: the specification of direct_url.json, which installers write.
     """
-    # In a checkout, setuptools' folder beside the package is a distribution, too, and has no such file.
-    installed = metadata.distributions(name=_DISTRIBUTION)
-    contents = [content for each in installed if (content := each.read_text("direct_url.json"))]
-    if not contents:
+    # In a checkout, setuptools' folder beside the package is a distribution, too, but not an installed one.
+    found = metadata.distributions(name=_DISTRIBUTION)
+    installed = next((each for each in found if each.read_text("METADATA")), None)
+    content = installed and installed.read_text("direct_url.json")
+    if not content:
         return None
-    origin = json.loads(contents[0])
+    origin = json.loads(content)
     if "vcs_info" in origin:
         return {"git": origin["url"], "rev": origin["vcs_info"]["commit_id"]}
     if "dir_info" in origin:
