@@ -103,11 +103,13 @@ def visit(browser, address, errors, **context):
 
 def test_the_page_follows_the_run_and_keeps_what_is_read(browser, watch, running):
     errors = []
+    train_step(running, 2)
     server = watch(running)
     page = visit(browser, address_of(server), errors, viewport={"width": 380, "height": 800})
     assert "Still running." in page.locator(".state").inner_text()
     page.locator("summary", has_text="All settings").click()
     page.fill("[name=text]", "one")
+    expect(page, "#count").to_have_text("1 of 2 completions")  # the search begins when the typing pauses
     page.locator("#list li").click()
     # The reading position, and a mark on what is not replaced.
     page.evaluate("document.querySelector('#detail pre').dataset.mark = 'kept'")
@@ -115,7 +117,7 @@ def test_the_page_follows_the_run_and_keeps_what_is_read(browser, watch, running
     train_step(running, 4)
     expect(page, "header").to_contain_text("4 of 200")
     assert "about 3 h 16 min left" in page.locator("header").inner_text()
-    assert page.locator("#count").inner_text() == "1 of 2 completions"
+    expect(page, "#count").to_have_text("1 of 3 completions")
     assert page.evaluate("document.querySelector('#detail pre').dataset.mark") == "kept"
     assert page.locator("details[open] summary", has_text="All settings").count() == 1
     # Without a search, the newest completion is the first.
@@ -123,7 +125,7 @@ def test_the_page_follows_the_run_and_keeps_what_is_read(browser, watch, running
     expect(page, "#detail").to_contain_text("the text of step 4")
     train_step(running, 5)
     expect(page, "#detail").to_contain_text("the text of step 5")
-    assert page.locator("select[name=step] option").all_inner_texts() == ["all", "1", "4", "5"]
+    assert page.locator("select[name=step] option").all_inner_texts() == ["all", "1", "2", "4", "5"]
 
     assert page.evaluate("document.documentElement.scrollWidth") == 380
     assert page.evaluate("document.querySelector('#live').className") == ""
