@@ -277,12 +277,10 @@ def measure_steps(file: Path) -> None:
 def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     """Do the recipe's work with TRL alone, with Unsloth, or with FastGRPOTrainer in place of TRL's trainer."""
     from datasets import Dataset
-    from peft import LoraConfig
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     from lora_grpo.cli import parse
-    from lora_grpo.config import batch_shape
     from lora_grpo.data import fit_data, load_data, prompt_order, split_validation
     from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
@@ -305,33 +303,16 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
         model=load_unsloth(config) if side == "unsloth" else load_model(config),
         processing_class=tokenizer,
         args=GRPOConfig(
-            output_dir=config.output_dir,
-            max_steps=config.train.max_steps,
-            per_device_train_batch_size=config.train.micro_batch_size,
-            gradient_accumulation_steps=batch_shape(config).accumulation_steps,
+            **training_arguments(config),
             num_generations=config.sampling.num_generations,
             max_completion_length=config.sampling.max_completion_tokens,
             temperature=config.sampling.temperature,
-            learning_rate=config.train.learning_rate,
-            lr_scheduler_type=config.train.lr_scheduler,
-            warmup_steps=config.train.warmup_steps,
-            max_grad_norm=config.train.max_grad_norm,
             loss_type="dapo",
             beta=config.train.beta,
-            optim=config.train.optimizer,
             reward_weights=None if environment else [reward.weight for reward in rewards],
             max_tool_calling_iterations=environment and environment.constants.MAX_TURNS - 1,
             shuffle_dataset=False,
-            gradient_checkpointing=bool(config.train.gradient_checkpointing),  # TRL's default is True
             bf16=side == "plain16",
-            use_cpu=True,
-            logging_steps=1,
-            save_steps=config.train.checkpoint_steps,
-            save_total_limit=config.train.keep_checkpoints,
-            save_only_model=True,
-            report_to=[],
-            disable_tqdm=True,
-            seed=config.seed,
         ),
         train_dataset=Dataset.from_list(rows).select(
             prompt_order(len(rows), config.train.max_steps * config.train.prompts_per_step, config.seed)
@@ -340,15 +321,9 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
         if environment
         else [graded(config.data.task, rows, reward.function) for reward in rewards],
         environment_factory=factory if environment else None,
-        peft_config=None
-        if start or side == "unsloth"
-        else LoraConfig(
-            task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
-        ),
+        peft_config=None if start or side == "unsloth" else new_adapter(config),
     )
-    for parameter in trainer.model.parameters():
-        if parameter.requires_grad:  # TRL made the adapter bfloat16, which is slow on a CPU without such instructions
-            parameter.data = parameter.data.float()
+    use_float32_adapter(trainer.model)
     if start:
         load_adapter(trainer.model, start)  # exactly: TRL has rounded it
     trainer.train()
@@ -357,11 +332,9 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
 def sft_script(config: Any) -> None:
     """Do the work of recipes/sft_lora.py with TRL's SFTTrainer alone, for a task without conversations."""
     from datasets import Dataset
-    from peft import LoraConfig
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    from lora_grpo.config import batch_shape
     from lora_grpo.data import fit_data, load_data, prompt_order
     from lora_grpo.models import model_files
     from lora_grpo.tasks import get_task
@@ -378,37 +351,58 @@ def sft_script(config: Any) -> None:
         model=load_model(config),
         processing_class=tokenizer,
         args=SFTConfig(
-            output_dir=config.output_dir,
-            max_steps=config.train.max_steps,
-            per_device_train_batch_size=config.train.micro_batch_size,
-            gradient_accumulation_steps=batch_shape(config).accumulation_steps,
+            **training_arguments(config),
             max_length=config.model.max_sequence_tokens,
-            learning_rate=config.train.learning_rate,
-            lr_scheduler_type=config.train.lr_scheduler,
-            warmup_steps=config.train.warmup_steps,
-            max_grad_norm=config.train.max_grad_norm,
-            optim=config.train.optimizer,
             train_sampling_strategy="sequential",
-            gradient_checkpointing=bool(config.train.gradient_checkpointing),  # TRL's default is True
             bf16=False,
-            use_cpu=True,
-            logging_steps=1,
-            save_steps=config.train.checkpoint_steps,
-            save_total_limit=config.train.keep_checkpoints,
-            save_only_model=True,
-            report_to=[],
-            disable_tqdm=True,
-            seed=config.seed,
         ),
         train_dataset=Dataset.from_list(examples),
-        peft_config=LoraConfig(
-            task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
-        ),
+        peft_config=new_adapter(config),
     )
-    for parameter in trainer.model.parameters():
+    use_float32_adapter(trainer.model)
+    trainer.train()
+
+
+def training_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments that TRL's two trainers share."""
+    from lora_grpo.config import batch_shape
+
+    return {
+        "output_dir": config.output_dir,
+        "max_steps": config.train.max_steps,
+        "per_device_train_batch_size": config.train.micro_batch_size,
+        "gradient_accumulation_steps": batch_shape(config).accumulation_steps,
+        "learning_rate": config.train.learning_rate,
+        "lr_scheduler_type": config.train.lr_scheduler,
+        "warmup_steps": config.train.warmup_steps,
+        "max_grad_norm": config.train.max_grad_norm,
+        "optim": config.train.optimizer,
+        "gradient_checkpointing": bool(config.train.gradient_checkpointing),  # TRL's default is True
+        "use_cpu": True,
+        "logging_steps": 1,
+        "save_steps": config.train.checkpoint_steps,
+        "save_total_limit": config.train.keep_checkpoints,
+        "save_only_model": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": config.seed,
+    }
+
+
+def new_adapter(config: Any) -> Any:
+    """Return PEFT's configuration of a new adapter."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM", r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear"
+    )
+
+
+def use_float32_adapter(model: Any) -> None:
+    """Undo TRL's conversion of the adapter to bfloat16, which is slow on a CPU without such instructions."""
+    for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    trainer.train()
 
 
 def before_reset(row: dict[str, Any]) -> list[dict[str, str]]:

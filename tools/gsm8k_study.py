@@ -17,7 +17,6 @@ Accuracies are in percent with 95% intervals; minutes are those of training, wit
 """
 
 import argparse
-import os
 import shlex
 import shutil
 import subprocess
@@ -27,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_grpo import process_state
+from benchmark_step import environment
+from results import run_once
+
 from lora_grpo.cli import run_command
 from lora_grpo.config import LAPTOP_FOLDER
 from lora_grpo.evaluation import percent
@@ -40,8 +41,6 @@ from lora_grpo.tasks import get_task
 ROOT = Path(__file__).resolve().parents[1]
 VALIDATION_ROWS = 373
 """The last rows of the training set, about a twentieth."""
-
-
 SAMPLES = 4
 """Samples per row at temperature 1."""
 TRAIN_FLAGS = ("--data.eval-limit", "16", "--eval.num-samples", "0")
@@ -72,8 +71,6 @@ STAGES = {
     ),
     "more_sft": Stage("SFT after SFT, as many tokens", "recipes/sft_lora.py --preset laptop", "sft"),
 }
-
-
 PLAIN = {"trl_sft": "sft", "trl_grpo": "grpo"}
 """The same work by a script with TRL alone, tools/benchmark_step.py's side `plain`, by the stage that it copies."""
 
@@ -113,12 +110,7 @@ class Study:
         if stage in PLAIN:
             return self._plain(stage, seed)
         folder = self.folder / f"{stage}-{seed}"
-        if (folder / "evaluation" / "report.json").exists():
-            return folder
-        command = [*self._command(stage, seed), "--output-dir", str(folder)]
-        if (folder / "run.json").exists():
-            command.append("--resume")
-        execute(*command)
+        run_once(shlex.join(self._command(stage, seed)), folder)
         return folder
 
     def _command(self, stage: str, seed: int) -> list[str]:
@@ -161,9 +153,7 @@ class Study:
 def execute(*command: str) -> None:
     """Run a script of this checkout, and show what it prints."""
     print(shlex.join(command), file=sys.stderr, flush=True)
-    process_state.limit_spinning()  # the script with TRL waits as the recipes do
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
-    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, *command], cwd=ROOT, env=environment(ROOT), check=True)
 
 
 def comparisons(study: Study, before: str, after: str, seed: int) -> dict[str, Comparison]:

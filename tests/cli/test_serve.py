@@ -239,15 +239,19 @@ def test_a_server_for_others_with_a_short_context(front_door, run):
     assert max(usage.total_tokens for usage in usages) == 100
 
     # Ctrl-C while requests are sampled: the clients get an error, and the exit code is that of other commands.
+    async def ask_until_an_error(client):
+        while True:
+            await ask(client, n=64)
+
     async def interrupted():
         async with AsyncOpenAI(base_url=address, api_key="-", max_retries=0) as client:
-            requests = [asyncio.create_task(ask(client, n=64)) for _ in range(8)]
+            clients = [asyncio.create_task(ask_until_an_error(client)) for _ in range(8)]
             await asyncio.sleep(0.2)
             server.interrupt()
-            return await asyncio.gather(*requests, return_exceptions=True)
+            return await asyncio.gather(*clients, return_exceptions=True)
 
-    answers = asyncio.run(interrupted())
-    assert isinstance(answers[-1], InternalServerError | APIConnectionError)
+    for error in asyncio.run(interrupted()):
+        assert isinstance(error, InternalServerError | APIConnectionError)
     ended = server.end()
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr.splitlines()[-1] == "interrupted"

@@ -103,7 +103,7 @@ class TrainedPage(NamedTuple):
 @pytest.fixture
 def trained_page(trained, visit):
     page = visit(trained / "report" / "report.html")
-    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    page.wait_for_selector("#list li")
     run = read_run(trained)
     return TrainedPage(page, run, run.completions, [*run.samples["base"], *run.samples["trained"]])
 
@@ -163,7 +163,7 @@ def test_whatever_a_model_wrote_is_shown_as_text(tmp_path, visit):
     lines = [completion(1, text, 0.0, question=text, answer=text, extracted=text) for text in HOSTILE]
     run = write_run(tmp_path / "run", completions=lines, evaluated=False, status="failed", error=HOSTILE[1])
     page = visit(write_report(run))
-    page.wait_for_function("document.querySelectorAll('#list li').length > 0")
+    page.wait_for_selector("#list li")
     page.focus("#list")
     for text in HOSTILE:
         texts = page.locator("#detail pre").evaluate_all("boxes => boxes.map((box) => box.textContent)")
