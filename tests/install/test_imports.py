@@ -25,9 +25,11 @@ DISTRIBUTIONS = packages_distributions()
 # Where tests and tools find each other's modules: pytest's path, and the folder of a script that is run.
 DEVELOPER_PATH = [*CONFIGURATION["tool"]["pytest"]["ini_options"]["pythonpath"], "tests/gpu_rig"]
 
-# Agents have environments of their own, beside their files. Some packages bring a module with another name.
+# Agents have environments of their own, beside their files.
 AGENT_FOLDERS = sorted(path.parent for path in (ROOT / "recipes" / "agents").glob("*/pyproject.toml"))
-NAMES_OF_MODULES = {"gem-llm": "gem", "pydantic-ai-slim": "pydantic-ai"}
+
+# Packages that are not installed with the tests and bring a module with another name.
+NAMES_OF_MODULES = {"gem-llm": "gem", "mkdocs-material": "material", "pydantic-ai-slim": "pydantic-ai"}
 
 # Triton is a part of PyTorch's CUDA builds. vLLM, whose kernels are timed, needs it, too.
 ONLY_ON_GPU = {"lora_grpo/gpu_check/tune_kernels.py": {"triton"}}
@@ -49,7 +51,8 @@ def declared_packages(extras):
     lines = list(PROJECT["dependencies"])
     for extra in extras:
         lines += EXTRAS[extra]
-    return {canonicalize_name(Requirement(line).name) for line in lines}
+    names = {canonicalize_name(Requirement(line).name) for line in lines}
+    return names | {NAMES_OF_MODULES[name] for name in names & NAMES_OF_MODULES.keys()}
 
 
 def modules_in(folders):
