@@ -13,7 +13,7 @@ distilled       from `sft`, the teacher alone, in half of the steps of `grpo`
 distilled-kl    the same with the whole distribution, KL(model || teacher)
 both            from `sft`, the teacher beside the rewards, in the steps of `grpo`
 self            from `sft`, the model with `teacher_prompt(row)` as its teacher, in the steps of `grpo`
-sft-longer      SFT from `sft` on the same references, with twice its steps
+sft-longer      SFT from `sft` on the same references, as many steps again
 
 Finished runs are kept, so a repeated command continues.
 
@@ -23,12 +23,11 @@ the last step, in nats per token.
 """
 
 import argparse
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
-from benchmark_step import ROOT, environment
 from measure_settings import read_json, read_lines, show
+from results import run_once
 
 TEACHER = ("--teacher", "{folder}/grpo-{seed}")
 ALONE = ("--teacher.reward-weight", "0")
@@ -45,10 +44,6 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 STEPS = {"laptop_lora": 10, "sql_lora": 12}
 """GRPO's steps in the laptop preset of a recipe."""
-SFT_FLAGS: dict[str, tuple[str, ...]] = {
-    "laptop_lora": ("--train.max-steps", "5"),
-    "sql_lora": ("--train.prompts-per-step", "4", "--train.max-steps", "32", "--train.learning-rate", "5e-4"),
-}
 
 
 def main() -> None:
@@ -80,22 +75,16 @@ def main() -> None:
 
 
 def train(run: Path, recipe: str, name: str, seed: int, more_flags: list[str]) -> None:
-    """Train a run, unless it is complete."""
-    record = run / "run.json"
-    if record.is_file() and read_json(record)["status"] == "complete":
-        return
+    """Train a run, or go on with it, unless it is complete."""
     half = STEPS[recipe] // 2
     flags = [flag.format(folder=run.parent, seed=seed, half=half) for flag in RUNS[name]]
     script = f"recipes/{recipe}.py"
     if name.startswith("sft"):
         script = "recipes/sft_lora.py"
-        flags += ["--task", f"recipes/{recipe}.py", *SFT_FLAGS[recipe]]
-    command = [sys.executable, script, "--preset", "laptop", *flags, "--output-dir", str(run), "--overwrite"]
-    command += ["--seed", str(seed), "--monitor.rows", "0", *more_flags]
-    print(run.name, *command[1:], flush=True)
-    done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode} from {' '.join(command)}\n{done.stderr}")
+        flags += ["--task", f"recipes/{recipe}.py"]
+    command = [script, "--preset", "laptop", *flags, "--seed", str(seed), "--monitor.rows", "0", *more_flags]
+    print(run.name, *command, flush=True)
+    run_once(shlex.join(command), run)
 
 
 def columns_of(run: Path) -> dict[str, float]:
