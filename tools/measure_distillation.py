@@ -17,7 +17,7 @@ sft-longer      SFT from `sft` on the same references, as many steps again
 
 Finished runs are kept, so a repeated command continues.
 
-Columns: steps and seconds of training, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
+Columns: steps and their seconds, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
 before and after, in percent; the accuracy as a fraction of that of `grpo`; and the KL to the teacher of the first and
 the last step, in nats per token.
 """
@@ -94,7 +94,7 @@ def columns_of(run: Path) -> dict[str, float]:
     score = next(row for row in record["results"]["table"] if row["metric"] == "pass@1")
     columns = {
         "steps": len(steps),
-        "seconds": record["seconds_training"],
+        "seconds": sum(step["step_time"] for step in steps),
         "teacher": sum(step.get("time/teacher", 0.0) for step in steps),
         "before": 100 * score["before"],
         "after": 100 * score["after"],
