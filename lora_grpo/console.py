@@ -93,6 +93,11 @@ def listening(listener: Listener | None) -> Iterator[None]:
         _listeners[:] = before
 
 
+def has_changing_line() -> bool:
+    """Return whether progress is shown as a line that changes, so that many messages do not become many lines."""
+    return bool(_listeners) and isinstance(_listeners[-1], Terminal) and overwrites_lines()
+
+
 def end_line() -> None:
     """End the line that shows progress on a terminal."""
     if _listeners and isinstance(_listeners[-1], Terminal):
@@ -141,4 +146,5 @@ def overwrites_lines() -> bool:
 
     A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.
     """
-    return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
+    is_simple = os.environ.get("TERM") == "dumb"  # such as a shell in Emacs
+    return sys.stderr.isatty() and not is_simple and "JPY_PARENT_PID" not in os.environ
