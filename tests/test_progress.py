@@ -54,7 +54,7 @@ def test_the_last_held_out_reward_stays_beside_it(capsys):
 
 
 def put_on_terminal(monkeypatch):
-    """Let stderr be a terminal that can overwrite a line. This is no fixture, as pytest replaces the stream after those."""
+    """Let stderr be a terminal that can overwrite a line. Not a fixture, because pytest then replaces the stream."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     monkeypatch.setenv("TERM", "xterm")
