@@ -114,12 +114,15 @@ class Terminal:
         self._has_open_line = False
 
     def __call__(self, message: Message) -> None:
+        if message.kind != "progress" and self._has_open_line:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)  # erase it: the message may be shorter
+            self._has_open_line = False
         if message.kind == "result":
             print(message.text, flush=True)  # also into a file or a pipe: a server tells its address and goes on
         elif message.kind == "note":
             print(message.text, file=sys.stderr)
         elif overwrites_lines():
-            # Erase the rest of the line. What is printed next overwrites it.
+            # Erase the rest of the line, which what is printed next overwrites.
             columns = shutil.get_terminal_size().columns - 1
             line = _bar(message) + message.text
             print(f"{line[:columns]}\x1b[K", end="\r", file=sys.stderr, flush=True)

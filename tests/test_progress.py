@@ -79,6 +79,18 @@ def test_a_terminal_has_a_bar(shown, monkeypatch):
     assert {len(filled) + len(rest) for filled, rest in bars} == {20}
 
 
+def test_a_note_replaces_the_line_of_a_terminal(monkeypatch, capsys):
+    put_on_terminal(monkeypatch)
+    progress = Progress(4)
+    progress.show(1, "a long note of a step")
+    console.note("short")
+    progress.show(2, "a long note of a step")
+    progress.close()
+    progress.close()
+    frames = capsys.readouterr().err.split("\r")
+    assert frames[0].endswith("\x1b[K") and frames[1].startswith("\x1b[Kshort\n[") and frames[2:] == ["\n"]
+
+
 def test_what_is_done_soon_is_not_told(monkeypatch, capsys):
     monkeypatch.setattr(progress, "_SECONDS_WITHOUT_NOTE", 600)
     with waiting("vLLM starts"):
