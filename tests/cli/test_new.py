@@ -5,11 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from helpers.script_metadata import script_metadata
 
 from lora_grpo.cli import verbs
 from lora_grpo.cli.new import _source_of_installation
@@ -44,14 +44,6 @@ def run(*command, cwd):
     )
     assert ended.returncode == 0, ended.stderr
     return ended
-
-
-def script_metadata(path):
-    """Return the metadata of a script, read as PEP 723 says."""
-    pattern = r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
-    content = re.search(pattern, path.read_text())["content"]
-    lines = [line.removeprefix("# ").removeprefix("#") for line in content.splitlines()]
-    return tomllib.loads("\n".join(lines))
 
 
 def test_its_own_tests_pass_and_fail_with_a_wrong_check(task):
