@@ -253,7 +253,7 @@ def test_a_run_that_can_no_longer_be_read_is_one_line(watch, running):
         (["missing", "--port", "0"], "missing/run.json does not exist"),
         ([".", "--port", "0"], "run.json does not exist"),
         (["starter", "--port", "70000"], "--port is '70000'"),
-        (["starter", "--host", "a host"], "cannot listen on a host:8008"),
+        (["starter", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8008"),
     ],
 )
 def test_mistakes_end_with_one_line(arguments, words, tmp_path, monkeypatch, capsys):
