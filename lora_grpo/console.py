@@ -93,6 +93,11 @@ def listening(listener: Listener | None) -> Iterator[None]:
         _listeners[:] = before
 
 
+def has_changing_line() -> bool:
+    """Return whether progress is shown as a line that changes, so that many messages do not become many lines."""
+    return bool(_listeners) and isinstance(_listeners[-1], Terminal) and overwrites_lines()
+
+
 def end_line() -> None:
     """End the line that shows progress on a terminal."""
     if _listeners and isinstance(_listeners[-1], Terminal):
@@ -109,12 +114,15 @@ class Terminal:
         self._has_open_line = False
 
     def __call__(self, message: Message) -> None:
+        if message.kind != "progress" and self._has_open_line:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)  # erase it: the message may be shorter
+            self._has_open_line = False
         if message.kind == "result":
             print(message.text, flush=True)  # also into a file or a pipe: a server tells its address and goes on
         elif message.kind == "note":
             print(message.text, file=sys.stderr)
         elif overwrites_lines():
-            # Erase the rest of the line. What is printed next overwrites it.
+            # Erase the rest of the line, which what is printed next overwrites.
             columns = shutil.get_terminal_size().columns - 1
             line = _bar(message) + message.text
             print(f"{line[:columns]}\x1b[K", end="\r", file=sys.stderr, flush=True)
@@ -141,4 +149,5 @@ def overwrites_lines() -> bool:
 
     A command in a notebook has a terminal, but the notebook stores every frame. Jupyter sets this variable.
     """
-    return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
+    is_simple = os.environ.get("TERM") == "dumb"  # such as a shell in Emacs
+    return sys.stderr.isatty() and not is_simple and "JPY_PARENT_PID" not in os.environ

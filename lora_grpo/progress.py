@@ -37,7 +37,7 @@ def waiting(task: str) -> Iterator[None]:
     def tell() -> None:
         if has_ended.wait(_SECONDS_WITHOUT_NOTE):
             return
-        if not console.overwrites_lines():
+        if not console.has_changing_line():
             console.note(f"{task}; this takes a while")
             return
         while True:

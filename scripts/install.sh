@@ -9,6 +9,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 UV=${UV-$(command -v uv || true)}
+# `uv venv --clear` came with uv 0.8; the other flags are older.
+if [ -n "$UV" ] && [[ "$("$UV" venv --help 2>&1)" != *--clear* ]]; then
+    echo "$UV is no uv of version 0.8 or newer; installing with pip" >&2
+    UV=
+fi
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     echo "error: $PYTHON is not a Python 3.11 or newer; pass PYTHON=python3.13 or the path of one" >&2

@@ -53,33 +53,54 @@ def test_the_last_held_out_reward_stays_beside_it(capsys):
     assert [line.count("validation 0.75") for line in capsys.readouterr().err.splitlines()] == [1, 1]
 
 
-@pytest.mark.parametrize("in_notebook", [False, True])
-def test_a_notebook_gets_plain_lines_even_if_it_is_a_terminal(shown, monkeypatch, in_notebook):
+def put_on_terminal(monkeypatch):
+    """Let stderr be a terminal that can overwrite a line. Not a fixture, because pytest then replaces the stream."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("JPY_PARENT_PID", "1") if in_notebook else monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("JPY_PARENT_PID", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_a_notebook_and_a_simple_terminal_get_plain_lines(shown, monkeypatch, variable, value):
+    put_on_terminal(monkeypatch)
+    monkeypatch.setenv(variable, value)
     lines = shown(3, [1, 2, 3])
-    assert ("\x1b" in "".join(lines)) is not in_notebook
-    if in_notebook:
-        assert counts(lines) == [1, 2, 3]
+    if value == "xterm":
+        assert "\x1b" in "".join(lines)
+    else:
+        assert "\x1b" not in "".join(lines) and counts(lines) == [1, 2, 3]
 
 
 def test_a_terminal_has_a_bar(shown, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    put_on_terminal(monkeypatch)
     frames = "\r".join(shown(4, [0, 1, 4])).split("\r")
     bars = [re.match(r"\[(#*)(\.*)\] GRPO", frame).groups() for frame in frames if frame.startswith("[")]
     assert [len(filled) for filled, _ in bars] == [0, 5, 20]
     assert {len(filled) + len(rest) for filled, rest in bars} == {20}
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_takes_long_is_told_and_what_does_not_is_not(is_terminal, monkeypatch, capsys):
-    monkeypatch.setattr(console, "overwrites_lines", lambda: is_terminal)
+def test_a_note_replaces_the_line_of_a_terminal(monkeypatch, capsys):
+    put_on_terminal(monkeypatch)
+    progress = Progress(4)
+    progress.show(1, "a long note of a step")
+    console.note("short")
+    progress.show(2, "a long note of a step")
+    progress.close()
+    progress.close()
+    frames = capsys.readouterr().err.split("\r")
+    assert frames[0].endswith("\x1b[K") and frames[1].startswith("\x1b[Kshort\n[") and frames[2:] == ["\n"]
+
+
+def test_what_is_done_soon_is_not_told(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SECONDS_WITHOUT_NOTE", 600)
     with waiting("vLLM starts"):
         pass
     assert capsys.readouterr().err == ""
 
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_takes_long_is_told(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(console, "overwrites_lines", lambda: is_terminal)
     monkeypatch.setattr(progress, "_SECONDS_WITHOUT_NOTE", 0)
     with waiting("vLLM starts"):
         err = ""
@@ -90,3 +111,13 @@ def test_what_takes_long_is_told_and_what_does_not_is_not(is_terminal, monkeypat
     assert ("\x1b" in err) is is_terminal
     if not is_terminal:
         assert err.count("\n") == 1
+
+
+def test_a_listener_of_ones_own_gets_one_note_also_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(console, "overwrites_lines", lambda: True)
+    monkeypatch.setattr(progress, "_SECONDS_WITHOUT_NOTE", 0)
+    messages = []
+    with console.listening(messages.append), waiting("vLLM starts"):
+        while not messages:
+            pass
+    assert [(message.kind, message.text) for message in messages] == [("note", "vLLM starts; this takes a while")]

@@ -57,7 +57,9 @@ def run_notebook(name, monkeypatch, max_steps=2):
     setup = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert "MAX_STEPS = 0 " in setup.source
     setup.source = setup.source.replace("MAX_STEPS = 0 ", f"MAX_STEPS = {max_steps} ")
-    NotebookClient(notebook, timeout=None, kernel_name="python3").execute()
+    client = NotebookClient(notebook, timeout=None, kernel_name="python3")
+    client.config.KernelManager.transport = "ipc"  # a TCP port may be taken before the kernel listens
+    client.execute()
     return str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
 
 

@@ -60,7 +60,7 @@ def _from_root(link: str, repository: str) -> str:
     name, hash_sign, anchor = link.partition("#")
     if name in PAGES:
         return PAGES[name] + hash_sign + anchor
-    if name.startswith("docs/") and name.endswith((".md", ".png")):
+    if name.startswith("docs/") and (ROOT / name).is_file():
         return link.removeprefix("docs/")
     return _of_repository(ROOT / name, repository)
 

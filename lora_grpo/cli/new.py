@@ -4,6 +4,7 @@ import importlib.util
 import json
 import keyword
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,7 +33,7 @@ def run_new(options: NewOptions) -> None:
     """Write the folder NAME, and print the next commands.
 
     Raises:
-        UserError: the name cannot be that of a module, or the folder exists.
+        UserError: the name cannot be that of a module, the folder exists, or it cannot be written.
     """
     name = options.name
     folder = Path(name)
@@ -46,24 +47,33 @@ def run_new(options: NewOptions) -> None:
         "header": _script_header(source),
         "is_path": bool(source and "path" in source),
     }
-    staging = Path(f".{name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    with disk.writing(folder):
-        try:
-            staging.mkdir()
-            for template, file_name in (
-                ("task.py.jinja", f"{name}.py"),
-                ("test_task.py.jinja", f"test_{name}.py"),
-                ("README.md.jinja", "README.md"),
-            ):
-                (staging / file_name).write_text(_rendered(template, values), encoding="utf-8")
-            staging.rename(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    content_of_file = {
+        f"{name}.py": _rendered("task.py.jinja", values),
+        f"test_{name}.py": _rendered("test_task.py.jinja", values),
+        "README.md": _rendered("README.md.jinja", values),
+    }
+    try:
+        with disk.writing(folder):
+            _write_folder(folder, content_of_file)
+    except OSError as error:
+        raise UserError(f"{folder.absolute()} cannot be written: {error.strerror or error}") from None
 
     console.result(f"task      {folder}/{name}.py, which is also a recipe")
     console.result(f"tests     {folder}/test_{name}.py")
     console.result(f"next      cd {name}, then the commands in README.md, from the tests to the training")
+
+
+def _write_folder(folder: Path, content_of_file: Mapping[str, str]) -> None:
+    """Write a new folder with these files: all of them, or nothing."""
+    staging = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir()
+        for name, content in content_of_file.items():
+            (staging / name).write_text(content, encoding="utf-8")
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_name(name: str) -> None:
@@ -89,9 +99,13 @@ def _source_of_installation() -> dict[str, str | bool] | None:
     origin = json.loads(content)
     if "vcs_info" in origin:
         return {"git": origin["url"], "rev": origin["vcs_info"]["commit_id"]}
+    url = urlsplit(origin["url"])
+    if url.scheme != "file":
+        return {"url": origin["url"]}
+    path = url2pathname(url.path)
     if "dir_info" in origin:
-        return {"path": url2pathname(urlsplit(origin["url"]).path), "editable": True}
-    return {"url": origin["url"]}
+        return {"path": path, "editable": True}
+    return {"path": path}  # of a wheel
 
 
 def _script_header(source: dict[str, str | bool] | None) -> str:

@@ -98,7 +98,7 @@ def _show_commands(file: TextIO) -> None:
 
     commands = Table(box=None, show_header=False, pad_edge=False)
     commands.add_column(style="cyan", no_wrap=True)
-    commands.add_column()
+    commands.add_column(overflow="fold")  # a long word goes on in the next line, in place of an ellipsis
     for name, verb in VERBS.items():
         commands.add_row(name, verb.help.splitlines()[0])
     console = Console(file=file, highlight=False, markup=False)

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from lora_grpo import console
 from lora_grpo.config import check_fields
-from lora_grpo.endpoint import listen, serving_in_thread
+from lora_grpo.endpoint import LOOPBACK, listen, serving_in_thread
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
 from lora_grpo.flags import Flag
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_SHOWN_FILES = ("run.json", "metrics.jsonl", "completions/*", "validation/*", "evaluation/*", "gguf/*")
+_SHOWN_FILES = ("run.json", "metrics.jsonl", "completions/*", "validation/*", "evaluation/*", "gguf/*", "best-gguf/*")
 """The files of a run that its page shows."""
 _REST_PER_WORK = 10
 """A page that took a second to draw is shown for at least ten, because the run needs the processor."""
@@ -40,7 +40,8 @@ class WatchOptions:
     run: Annotated[Path, Flag("RUN")]
     """Folder of a run: running, finished or stopped."""
     host: str = "127.0.0.1"
-    """Address to listen on. There is no password, so anyone who can reach another address can read the report."""
+    """Address to listen on. There is no password, so anyone who can reach another address can read the report. On this
+    one, browsers must ask for 127.0.0.1 or localhost; a proxy with another name needs `--host 0.0.0.0`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8008
     """Port to listen on; 0 takes a free one."""
 
@@ -54,7 +55,10 @@ def run_watch(options: WatchOptions) -> None:
             console.note(f"warning: there is no password; anyone who can reach {address} can read the report")
         _wait_for_begin(options.run)
         read_run(options.run)  # a mistake ends the command here, with one line
-        with serving_in_thread(_make_app(_LivePage(options.run)), listener) as url:
+        # With a name of its own that leads to this machine, a web site could read the report (DNS rebinding).
+        names = ["localhost", LOOPBACK, str(address)] if address.is_loopback else ["*"]
+        app = _make_app(_LivePage(options.run), names)
+        with serving_in_thread(app, listener) as url:
             console.result(f"watching {options.run} at {url}; Ctrl-C ends")
             threading.Event().wait()
 
@@ -122,9 +126,15 @@ class _LivePage:
                 yield path, status.st_size, status.st_mtime_ns
 
 
-def _make_app(page: _LivePage) -> Starlette:
-    """Return the application: the page at `/`, with an ETag by which a browser asks for a newer one."""
+def _make_app(page: _LivePage, names: Sequence[str]) -> Starlette:
+    """Return the application: the page at `/`, with an ETag by which a browser asks for a newer one.
+
+    Args:
+        names: the hosts that a request may name; `*` is any.
+    """
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
@@ -138,4 +148,7 @@ def _make_app(page: _LivePage) -> Starlette:
             return Response(status_code=304, headers=headers)
         return HTMLResponse(drawn.html, headers=headers)
 
-    return Starlette(routes=[Route("/", answer)])
+    return Starlette(
+        routes=[Route("/", answer)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)],
+    )

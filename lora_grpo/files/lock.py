@@ -1,6 +1,7 @@
 """A lock that allows one process per folder. The kernel releases it when the process exits, even after a crash."""
 
 import contextlib
+import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from filelock import FileLock, Timeout
 
 from lora_grpo import distributed
 from lora_grpo.errors import UserError
+
+_SECONDS_TO_WAIT = 1.0
+"""How long `claim` waits for a lock: `is_held` of another process, such as `lora-grpo watch`, has it for a moment."""
 
 held: list[FileLock] = []
 """The locks of this process. A lock that is garbage-collected would be released."""
@@ -19,7 +23,7 @@ def claim(folder: Path) -> None:
     Raises:
         UserError: another process holds the lock.
     """
-    lock = FileLock(folder / ".lock", blocking=False)
+    lock = FileLock(folder / ".lock", timeout=_SECONDS_TO_WAIT, poll_interval=0.01)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -69,12 +73,12 @@ def holding(folder: Path) -> Iterator[None]:
 
 def is_held(folder: Path) -> bool:
     """Return whether a process currently holds the folder's lock."""
-    if not (folder / ".lock").exists():
-        return False
     try:
-        with FileLock(folder / ".lock", blocking=False):
+        with (folder / ".lock").open("rb") as file:
+            # Several processes can have a shared lock at once. It ends when the file is closed.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except Timeout:
+    except BlockingIOError:
         return True
-    except OSError:  # a file system without locks, or a read-only one
+    except OSError:  # nobody has claimed the folder, or its file system has no locks
         return False

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -53,6 +54,32 @@ def test_a_command_line_ends_with_its_exit_code(arguments, exit_code, word, caps
         assert word in stdout
     else:
         assert word in stderr and stdout == ""
+
+
+@pytest.mark.parametrize("command", [["--help"], ["watch", "--help"], ["train", "gsm8k", "--help"]])
+@pytest.mark.parametrize(
+    ("environment", "has_colors"),
+    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
+)
+def test_help_has_colors_only_where_they_are_wanted(command, environment, has_colors, monkeypatch, capsys):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(verbs.run_front_door(command))
+    assert not ended.value.code
+    # The codes of colors. NO_COLOR leaves bold text.
+    assert bool(re.search(r"\x1b\[[\d;]*3[0-9]", capsys.readouterr().out)) is has_colors
+
+
+def test_the_list_of_commands_fits_a_narrow_screen_and_any_encoding(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "24")
+    assert verbs.run_front_door(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.isascii() and max(map(len, shown.splitlines()[1:])) <= 24
+    assert "".join(shown.split()).count("compatible") == 1
 
 
 PRINT_HEAVY_PACKAGES = f"""

@@ -5,27 +5,19 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from helpers.script_metadata import script_metadata
 
 from lora_grpo.cli import verbs
 from lora_grpo.cli.new import _source_of_installation
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_RUN = (
-    *(
-        "--preset",
-        "starter",
-        "--train.max-steps",
-        "1",
-        "--train.prompts-per-step",
-        "2",
-        "--train.micro-batch-size",
-        "4",
-    ),
+    *("--preset", "starter", "--train.max-steps", "1", "--train.prompts-per-step", "2"),
+    *("--train.micro-batch-size", "4"),
     *("--sampling.max-completion-tokens", "8", "--sampling.num-generations", "2", "--monitor.rows", "0"),
     *("--data.eval-limit", "2", "--eval.num-samples", "1", "--eval.k", "1"),
 )
@@ -52,14 +44,6 @@ def run(*command, cwd):
     )
     assert ended.returncode == 0, ended.stderr
     return ended
-
-
-def script_metadata(path):
-    """Return the metadata of a script, read as PEP 723 says."""
-    pattern = r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
-    content = re.search(pattern, path.read_text())["content"]
-    lines = [line.removeprefix("# ").removeprefix("#") for line in content.splitlines()]
-    return tomllib.loads("\n".join(lines))
 
 
 def test_its_own_tests_pass_and_fail_with_a_wrong_check(task):
@@ -109,6 +93,7 @@ def test_the_header_names_where_this_package_is_installed_from(task):
             {"git": "https://host/kit.git", "rev": "abc"},
         ),
         ({"url": "https://host/kit.whl", "archive_info": {}}, {"url": "https://host/kit.whl"}),
+        ({"url": "file:///a%20b/kit.whl", "archive_info": {}}, {"path": "/a b/kit.whl"}),
     ],
 )
 def test_the_source_is_what_the_installer_recorded(direct_url, source, tmp_path, monkeypatch):
@@ -143,3 +128,18 @@ def test_nothing_is_written_over(is_folder, tmp_path, monkeypatch, capsys):
     assert "mine exists" in capsys.readouterr().err
     assert (path / "mine.py" if is_folder else path).read_text() == "work of a week"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch, capsys):
+    monkeypatch.chdir("/proc")  # where nobody can make a folder
+    assert verbs.run_front_door(["new", "mine"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: /proc/mine cannot be written: ")
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").symlink_to("nowhere")  # it does not exist, and no folder can replace it
+    assert verbs.run_front_door(["new", "mine"]) == 2
+    assert "mine cannot be written: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -1,5 +1,7 @@
 """`lora-grpo watch`: the report in a browser while a run trains, what it keeps, mistakes, and how it ends."""
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -98,6 +100,8 @@ def visit(browser, address, errors, **context):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(address)
     expect(page, "#list li").not_to_have_count(0)
+    # The first answer replaces the page, perhaps in the middle of a click; later ones do so only if the run has more.
+    expect(page, "#live").to_have_text(re.compile("^Live, "))
     return page
 
 
@@ -149,6 +153,40 @@ def test_the_first_completions_appear(browser, watch, running):
     expect(page, "#list li").to_have_count(1)
     train_step(running, 5)
     expect(page, "#list li").to_have_count(2)
+    assert errors == []
+
+
+def test_a_run_that_starts_again_in_its_folder_is_shown_from_its_start(browser, watch, running):
+    errors = []
+    page = visit(browser, address_of(watch(running)), errors)
+    # While it is prepared, there is no run.json.
+    record = (running / "run.json").read_text()
+    (running / "run.json").unlink()
+    expect(page, "#live").to_contain_text("run.json does not exist")
+    shutil.rmtree(running / "completions")
+    (running / "metrics.jsonl").unlink()
+    (running / "run.json").write_text(record)
+    expect(page, "#browser").to_contain_text("No completions yet")
+    expect(page, "#live").to_have_text(re.compile("^Live, "))
+    assert page.locator("main > section").count() == 4
+
+    (running / "completions").mkdir()
+    train_step(running, 1)
+    expect(page, "#count").to_have_text("1 of 1 completions")
+    train_step(running, 2)
+    expect(page, "#count").to_have_text("2 of 2 completions")
+    assert "All 2 completions" in page.locator("#browser > p.quiet").inner_text()
+    assert errors == []
+
+
+def test_keys_in_an_empty_list_do_not_end_the_updates(browser, watch, running):
+    errors = []
+    page = visit(browser, address_of(watch(running)), errors)
+    page.fill("[name=text]", "in no completion")
+    expect(page, "#count").to_have_text("0 of 1 completions")
+    page.press("#list", "ArrowDown")
+    train_step(running, 2)
+    expect(page, "#count").to_have_text("0 of 2 completions")
     assert errors == []
 
 
@@ -208,11 +246,42 @@ def test_a_run_that_can_no_longer_be_read_is_one_line(watch, running):
     assert "run.json" in text and "\n" not in text
 
 
-@pytest.mark.parametrize("arguments", [[], ["missing"], ["."], ["starter", "--port", "70000"]])
-def test_mistakes_end_with_one_line(arguments, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "RUN"),
+        (["missing", "--port", "0"], "missing/run.json does not exist"),
+        ([".", "--port", "0"], "run.json does not exist"),
+        (["starter", "--port", "70000"], "--port is '70000'"),
+        (["starter", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8008"),
+    ],
+)
+def test_mistakes_end_with_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert verbs.run_front_door(["watch", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "host", "code"),
+    [
+        ([], "127.0.0.1", 200),
+        ([], "localhost:1234", 200),  # of an ssh tunnel
+        ([], "attacker.example:8008", 400),
+        ([], "127.0.0.1.attacker.example", 400),
+        (["--host", "0.0.0.0"], "gpu-box:8008", 200),
+    ],
+)
+def test_a_web_site_whose_name_leads_here_gets_nothing(flags, host, code, watch, running):
+    address = address_of(watch(running, *flags)).replace("0.0.0.0", "127.0.0.1")
+    connection = http.client.HTTPConnection(address.removeprefix("http://"))
+    with contextlib.closing(connection):
+        connection.request("GET", "/", headers={"Host": host})
+        response = connection.getresponse()
+        assert response.status == code
+        assert (b"my_run" in response.read()) is (code == 200)
 
 
 def test_a_port_in_use_is_one_line(running, capsys):

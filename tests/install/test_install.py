@@ -82,17 +82,24 @@ class Machine:
             preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
-    def add_uv(self, code_of_build=0, code_of_index=0):
+    def add_uv(self, code_of_build=0, code_of_index=0, flags="--clear --allow-existing"):
         """Add a stand-in for uv.
 
         Args:
             code_of_build: its exit code when it is asked for the CPU build by its version.
             code_of_index: its exit code when it is asked for PyTorch's own index.
+            flags: the flags of `uv venv`.
         """
         self.uv = self.python.with_name("uv")
-        codes = {"code_of_build": code_of_build, "code_of_index": code_of_index}
-        pip = self.python.with_name("pip")
-        write_script(self.uv, UV_SCRIPT.format(log=self.log, requirements=self.requirements, pip=pip, **codes))
+        script = UV_SCRIPT.format(
+            log=self.log,
+            requirements=self.requirements,
+            pip=self.python.with_name("pip"),
+            code_of_build=code_of_build,
+            code_of_index=code_of_index,
+            flags=flags,
+        )
+        write_script(self.uv, script)
 
     def nvidia_smi(self, commands):
         self.tools.mkdir(exist_ok=True)
@@ -103,6 +110,7 @@ class Machine:
 
 
 UV_SCRIPT = """#!/bin/sh
+if [ "$*" = "venv --help" ]; then echo "{flags}"; exit; fi
 echo "$*" >> {log}
 for file; do case "$file" in /dev/fd/*) cat "$file" > {requirements};; esac; done
 case "$*" in
@@ -183,6 +191,15 @@ def test_uv_takes_the_cpu_build_from_the_index_of_pytorch(machine, code_of_index
     _, by_version, by_index, _ = machine.log.read_text().splitlines()
     assert re.search(r"torch==[\d.]+\+cpu$", by_version) and re.search(r"--torch-backend cpu torch==[\d.]+$", by_index)
     assert ("found no CPU build" in ended.stderr) is bool(code_of_index)
+
+
+def test_a_uv_that_is_too_old_leaves_the_installation_to_pip(machine):
+    machine.add_uv(flags="--allow-existing")
+    ended = machine.make("install")
+    assert ended.returncode == 0
+    assert f"{machine.uv} is no uv of version 0.8 or newer; installing with pip" in ended.stderr
+    assert all(line.startswith("-m pip ") for line in machine.log.read_text().splitlines())
+    assert (machine.venv / "package").read_text() == "whole\n"
 
 
 def test_a_uv_that_is_killed_ends_the_installation(machine):

@@ -1,25 +1,17 @@
 """uv runs a recipe or a script from its header, and the whole package as a tool."""
 
 import os
-import re
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from helpers.script_metadata import script_metadata
 
 uv = pytest.importorskip("uv", reason="uv is not installed: make install")
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path for folder in ("recipes", "scripts") for path in (ROOT / folder).glob("*.py"))
-
-
-def script_metadata(path):
-    """Return the metadata of a script, read as PEP 723 says."""
-    pattern = r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$"
-    content = re.search(pattern, path.read_text())["content"]
-    lines = [line.removeprefix("# ").removeprefix("#") for line in content.splitlines()]
-    return tomllib.loads("\n".join(lines))
 
 
 def run_uv(*arguments, cwd):

@@ -25,40 +25,53 @@ async function replacePage(text) {
   const main = document.querySelector("main");
   const browser = document.getElementById("browser");
   document.querySelector("header").replaceWith(header);
-  if (renewCompletions) {
+  if (renewCompletions && parsed.getElementById("list")) {
     replaceAround(browser, sections);
+    browser.querySelector("p").replaceWith(document.importNode(parsed.querySelector("#browser p"), true)); // how many
     renewCompletions(JSON.parse(parsed.getElementById("data").textContent));
   } else {
+    // There are no completions yet. A run that starts again in its folder has none, either.
     main.replaceChildren(...sections);
+    renewCompletions = null;
     if (document.getElementById("list")) browseData(parsed);
   }
   for (const details of main.querySelectorAll("details")) if (opened.has(nameOf(details))) details.open = true;
   window.scrollTo(0, scrolled);
 }
 
+function tell(text, isLost) {
+  const status = document.getElementById("live");
+  status.textContent = text;
+  status.className = isLost ? "lost" : "";
+}
+
 let version = null;
 async function refresh() {
-  const status = document.getElementById("live");
+  const headers = version === null ? {} : { "If-None-Match": version };
+  let response;
+  let text;
   try {
-    const headers = version === null ? {} : { "If-None-Match": version };
-    const response = await fetch(window.location.pathname, { headers, cache: "no-store" });
-    if (response.status === 200) {
-      const text = await response.text();
-      await replacePage(text);
-      version = response.headers.get("ETag");
-    } else if (response.status !== 304) {
-      throw new Error(await response.text());
-    }
-    status.textContent = `Live, ${new Date().toLocaleTimeString()}`;
-    status.className = "";
-  } catch (error) {
-    status.textContent = error instanceof TypeError ? "No connection: lora-grpo watch has ended" : error.message;
-    status.className = "lost";
+    response = await fetch(window.location.pathname, { headers, cache: "no-store" });
+    text = await response.text();
+  } catch {
+    tell("No connection: lora-grpo watch has ended", true);
+    return;
   }
+  if (response.status === 200) {
+    await replacePage(text);
+    version = response.headers.get("ETag");
+  } else if (response.status !== 304) {
+    tell(text, true);
+    return;
+  }
+  tell(`Live, ${new Date().toLocaleTimeString()}`, false);
 }
 
 async function keepRefreshing() {
-  if (!document.hidden) await refresh();
-  setTimeout(keepRefreshing, INTERVAL);
+  try {
+    if (!document.hidden) await refresh();
+  } finally {
+    setTimeout(keepRefreshing, INTERVAL);
+  }
 }
 setTimeout(keepRefreshing, INTERVAL);

@@ -103,7 +103,7 @@ function browse(data) {
   }
 
   function renew(newer) {
-    const before = reading ? identity(matches[chosen]) : null;
+    const before = reading && matches.length ? identity(matches[chosen]) : null;
     data = newer;
     rows = data.rows;
     searched = null;
@@ -249,4 +249,6 @@ function browseData(page) {
   renewCompletions = browse(JSON.parse(page.getElementById("data").textContent));
 }
 // After the first paint, because there may be megabytes of data.
-if (document.getElementById("list")) requestAnimationFrame(() => setTimeout(() => browseData(document)));
+if (document.getElementById("list")) {
+  requestAnimationFrame(() => setTimeout(() => renewCompletions || browseData(document)));
+}
