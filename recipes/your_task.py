@@ -67,6 +67,10 @@ PRESETS = {
     "laptop": laptop_preset(data={"task": __file__, "eval_limit": 100}, train={"max_steps": 30}),
     "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}),
 }
+# SFT on the completions of `gold`, before GRPO: lora-grpo train sft --preset laptop --task FILE
+SFT_PRESETS = {
+    "laptop": {"data": {"eval_limit": 100}, "train": {"max_steps": 20, "micro_batch_size": 16, "warmup_steps": 2}}
+}
 
 if __name__ == "__main__":
     run_recipe("your_task", __doc__, PRESETS)
