@@ -291,8 +291,7 @@ class FastGRPOTrainer(GRPOTrainer):
         if teacher:
             divergences = None
             if teacher.compares_distributions:
-                mask = trl_compat.loss_mask(inputs)
-                divergences = teacher.divergences(student_states[0], scores.hidden_states, mask)
+                divergences = teacher.divergences(student_states[0], scores.hidden_states, micro_batch.loss_mask())
                 normalizer = trl_compat.tokens_in_step(self, inputs)
                 loss = loss + teacher.distillation.weight * divergences.sum() / normalizer
             micro_batch.add_to(self.teacher_comparison, divergences)
@@ -452,16 +451,18 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
         """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
 
-        Their advantage is zero, so that they have no gradient; the means and baselines of TRL leave them out.
+        Their advantage is zero, so that they have no gradient, except for a teacher's part; the means and baselines of
+        TRL leave them out.
         """
         count = sum(is_ungraded)
         if not count:
             return
         self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
         if not self._has_reported_ungraded:
+            effect = "the model learns from them through its teacher alone" if self.teacher else "they have no gradient"
             console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
-                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"
+                f"{effect}; their fraction is completions/ungraded_ratio in the metrics"
             )
         self._has_reported_ungraded = True
 
