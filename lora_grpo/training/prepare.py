@@ -109,9 +109,11 @@ def _load_teacher(run: Run, policy: Policy) -> TeacherModel | None:
     teacher = find_teacher(run.config, resumed=run.is_resumed)
     if teacher is None:
         return None
+    loaded = load_teacher(teacher, policy)
     policy.record["teacher_sha256"] = teacher.sha256
-    run.record["teacher"] = teacher.record()
-    return load_teacher(teacher, policy)
+    policy.record["teacher_revision"] = loaded.teacher.base.revision if loaded.teacher.base else None
+    run.record["teacher"] = loaded.teacher.record()
+    return loaded
 
 
 def _build_trainer(

@@ -110,6 +110,8 @@ REFUSED = {
     "a mask of whole completions": ("--teacher a --grpo off_policy_mask_threshold=0.5", "off_policy_mask_threshold"),
     "a loss that does not exist": ("--teacher a --teacher.loss kl", "teacher.loss"),
     "no weight": ("--teacher a --teacher.weight 0", "teacher.weight"),
+    "a weight without a teacher": ("--teacher.reward-weight 0", r"--teacher\.reward-weight has no effect"),
+    "a prompt without a teacher": ("--teacher.no-own-prompt", r"--teacher\.own-prompt has no effect"),
 }
 
 

@@ -89,7 +89,7 @@ def test_another_adapter_teaches_without_rewards(adapter, tmp_path):
 
     record = json.loads((run.folder / "run.json").read_text())
     assert record["teacher"] == {
-        "name": "taught", "kind": "adapter", "base_model": None, "revision": None, "bits": None,
+        "name": "taught", "kind": "adapter", "has_adapter": True, "base_model": None, "revision": None, "bits": None,
         "has_own_prompt": False,
     }  # fmt: skip
     assert len(record["policy"]["teacher_sha256"]) == 64
