@@ -20,7 +20,7 @@ from typing import Any
 from trl import GRPOTrainer
 
 from lora_grpo import console
-from lora_grpo.errors import one_line
+from lora_grpo.errors import UserError, one_line
 from lora_grpo.loss import (
     TEACHER_LOGPROBS,
     ExactLossPass,
@@ -140,14 +140,18 @@ class FastGRPOTrainer(GRPOTrainer):
         try:
             reason = unsupported_reason(self) or sampling_fallback_reason(self)
             if not reason:
-                score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
-                with self.accelerator.autocast():
-                    reason = padding_obstacle(self.model, score, self.processing_class)
+                reason = self.padding_reason(self.model)
         except self.fallback_errors as error:
             reason = f"the model cannot be examined ({one_line(error)})"
         if reason:
             print_fallback("sampling and computing the loss", reason)
         return reason
+
+    def padding_reason(self, model: Any) -> str:
+        """Return why padded rows have other logprobs than the same rows without padding, or ""."""
+        score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
+        with self.accelerator.autocast():
+            return padding_obstacle(model, score, self.processing_class)
 
     def build_loss_pass(self, model: Any) -> ExactLossPass:
         """Return the pass that reads rows with the trained model, or with a second one: a teacher."""
@@ -402,6 +406,11 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not teacher.shares_base:
             trl_compat.add_fused_head(self, base_of(teacher.model))
             loss_pass = self.build_loss_pass(teacher.model)
+            padding_reason = self.padding_reason(teacher.model) if loss_pass.packing_disabled_reason else ""
+            if padding_reason:
+                raise UserError(
+                    f"--teacher {teacher.teacher.name} cannot score rows: {padding_reason}; pass another one"
+                )
             teacher.model.eval()
         rows = self.scorer.rows if teacher.teacher.has_own_prompt else None
         return TeacherPass(teacher, self.run.config.teacher, self, loss_pass, rows, self.processing_class)
