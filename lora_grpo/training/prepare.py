@@ -194,6 +194,7 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
         max_mismatch=tolerance() if is_comparable else None,
         sft=sft_command(config),
         has_teacher=config.teacher.name is not None,
+        learns_from_rewards=config.teacher.reward_weight > 0,
         float16=base_model.compute_dtype() == torch.float16,
         checks_ratio=checks_ratio,
     )
