@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from lora_grpo.config import UNUSED_BY_SFT
+from lora_grpo.config import SELF, UNUSED_BY_SFT
 from lora_grpo.evaluation import Report
 from lora_grpo.files import markdown, markdown_table
 from lora_grpo.hub.facts import Facts, has_own_rows, own_dataset
@@ -116,6 +116,8 @@ def _teacher_text(facts: Facts) -> Markup:
     name = Markup(f"`{_plain(record['name'])}`")
     if record["kind"] == "base":
         text = Markup("its base, without an adapter")
+    elif record["name"] == SELF:
+        text = Markup("the adapter that training started from")
     elif record["kind"] == "adapter":
         text = Markup(f"the adapter {name} on the same base")
     else:
@@ -124,8 +126,7 @@ def _teacher_text(facts: Facts) -> Markup:
         model = Markup(f"`{_plain(base.name)}`")
         if base.hub_id:
             model = Markup(f"[{_printed(base.hub_id)}](https://huggingface.co/{base.hub_id})")
-        is_adapter = record["name"] not in (base.name, base.hub_id)
-        of_model = Markup(f"the adapter {name} of {model}") if is_adapter else model
+        of_model = Markup(f"the adapter {name} of {model}") if record["has_adapter"] else model
         text = Markup(f"{of_model}, in {record['bits']} bits")
     if record["has_own_prompt"]:
         text += Markup(", which read more than this model did")

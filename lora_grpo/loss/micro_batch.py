@@ -54,7 +54,7 @@ class MicroBatch:
         if self.importance_sampling is None:
             return
         weights = self.importance_sampling.weights(
-            self._logprobs_of_sampling_policy(), self._of_read_rows(SAMPLER_LOGPROBS), self._loss_mask()
+            self._logprobs_of_sampling_policy(), self._of_read_rows(SAMPLER_LOGPROBS), self.loss_mask()
         )
         if self.read_rows is not None:
             # Those that were left out have no gradient, whatever their weights are.
@@ -103,14 +103,14 @@ class MicroBatch:
         if self.logprobs is None or SAMPLER_LOGPROBS not in self.inputs:
             return None
         differences = (self._logprobs_of_sampling_policy() - self._of_read_rows(SAMPLER_LOGPROBS)).abs()
-        return differences[self._loss_mask().bool() & ~differences.isnan()]
+        return differences[self.loss_mask().bool() & ~differences.isnan()]
 
     def importance_weights(self) -> torch.Tensor | None:
         """Return the weights of the tokens that have a loss, or of the K completions, shape (values,); None without."""
         if self.importance_sampling is None or self.logprobs is None:
             return None
         weights = self._of_read_rows(IMPORTANCE_WEIGHTS)
-        mask = self._loss_mask().bool()
+        mask = self.loss_mask().bool()
         has_weight_per_token = weights.shape == mask.shape
         return weights[mask] if has_weight_per_token else weights.flatten()
 
@@ -121,14 +121,14 @@ class MicroBatch:
             divergences: of the tokens, shape (R, completion width); None if the loss has no divergence.
         """
         logprobs = self._logprobs_of_sampling_policy()
-        comparison.add(logprobs, self.inputs[TEACHER_LOGPROBS], self._loss_mask(), divergences)
+        comparison.add(logprobs, self.inputs[TEACHER_LOGPROBS], self.loss_mask(), divergences)
 
     def _logprobs_of_sampling_policy(self) -> torch.Tensor:
         """Return the trainer's logprobs of the K completions, from before any update on them."""
         assert self.logprobs is not None
         return self._of_read_rows(OLD_LOGPROBS) if OLD_LOGPROBS in self.inputs else self.logprobs
 
-    def _loss_mask(self) -> torch.Tensor:
+    def loss_mask(self) -> torch.Tensor:
         """Return 1 for the tokens of the K completions that have a loss: not those that the model did not write."""
         mask = self._of_read_rows("completion_mask")
         return mask * self._of_read_rows("tool_mask") if "tool_mask" in self.inputs else mask

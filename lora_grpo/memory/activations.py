@@ -127,7 +127,8 @@ def pass_bytes(shape: Shape, step: Step) -> int:
     Args:
         shape: of the teacher's base, which may be another one than the model's.
     """
-    one_layer = max(step.tokens_of_teacher * _saved_per_token(layer, step) for layer in shape.kinds)
+    step = step.with_teacher_prompts()
+    one_layer = max(step.tokens * _saved_per_token(layer, step) for layer in shape.kinds)
     copies = _copies_of_packed_layer(shape, step)
     mask = (1 + step.float_bytes) * step.padded_tokens * (step.completion if step.packed else step.trained_length)
     dequantized_matrix = step.float_bytes * shape.largest_matrix

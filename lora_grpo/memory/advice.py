@@ -71,7 +71,7 @@ def _smaller_teacher(planner: Planner, config: RunConfig) -> str:
     bytes_per_parameter = weight_bytes(teacher.shape, 4, float_bytes=float_bytes) / teacher.shape.parameters
     billions = room / bytes_per_parameter / 1e9
     return (
-        f"pass {adapter}, or one with less than {room / GIB:.2f} GiB of weights (about {billions:.2g} billion "
+        f"pass {adapter}, or a model with less than {room / GIB:.2f} GiB of weights (about {billions:.2g} billion "
         "parameters in 4 bits)"
     )
 

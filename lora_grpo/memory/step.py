@@ -1,6 +1,6 @@
 """The settings that determine the memory of a GRPO step, in addition to the model's shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lora_grpo.config import RunConfig, prompts_to_read
@@ -92,12 +92,9 @@ class Step:
         completion_tokens = self.micro_batch_size * self.completion
         return prompt_tokens + completion_tokens
 
-    @property
-    def tokens_of_teacher(self) -> int:
-        """Tokens that a teacher reads in a micro-batch: its prompts may be longer than those of the model."""
-        if self.row_lengths is None or not self.row_lengths.longest_teacher_prompt:
-            return self.tokens
-        prompts = self.micro_batch_size
-        if self.packed:
-            prompts = prompts_to_read(self.micro_batch_size, self.config.sampling.num_generations)
-        return prompts * self.row_lengths.longest_teacher_prompt + self.micro_batch_size * self.completion
+    def with_teacher_prompts(self) -> "Step":
+        """Return the step with the prompts that its teacher reads, which may be longer than those of the model."""
+        lengths = self.row_lengths
+        if lengths is None or not lengths.longest_teacher_prompt:
+            return self
+        return replace(self, row_lengths=replace(lengths, longest_prompt=lengths.longest_teacher_prompt))

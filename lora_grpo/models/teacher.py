@@ -67,6 +67,7 @@ class Teacher:
         return {
             "name": name,
             "kind": self.kind,
+            "has_adapter": self.adapter is not None,
             "base_model": self.base.name if self.base else None,
             "revision": self.base.revision if self.base else None,
             "bits": self.base.loaded_bits if self.base else None,

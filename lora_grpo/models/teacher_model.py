@@ -1,12 +1,14 @@
 """A loaded teacher: another adapter on the trained model, the model without an adapter, or a second model."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from lora_grpo.config import ModelConfig
 from lora_grpo.errors import UserError
-from lora_grpo.models import base_model
+from lora_grpo.models import base_model, model_files
 from lora_grpo.models.peft_policy import disable_dropout
 from lora_grpo.models.policy import Policy
 from lora_grpo.models.teacher import Teacher
@@ -57,38 +59,44 @@ def load_teacher(teacher: Teacher, policy: Policy) -> TeacherModel:
     Raises:
         UserError: files are missing or damaged, or the adapter does not fit its base.
     """
-    if teacher.kind == "model":
-        return TeacherModel(teacher, _load_second_model(teacher))
-    if teacher.kind == "adapter":
-        _add_adapter(teacher, policy.model)
+    if teacher.base:
+        return _load_second_model(teacher, teacher.base)
+    if teacher.adapter:
+        _load_adapter(teacher, policy.model)
+        policy.model.set_adapter(_TRAINED)
     return TeacherModel(teacher, policy.model)
 
 
-def _add_adapter(teacher: Teacher, model: Any) -> None:
-    """Add the teacher's adapter to the trained model, frozen and without dropout."""
+def _load_second_model(teacher: Teacher, base: ModelConfig) -> TeacherModel:
+    """Load the base of a teacher, and its adapter if it has one. The result names the commit of a base of the Hub."""
+    from peft import LoraConfig, PeftModel
+
+    folder = model_files.locate(base.name, base.revision)
+    model: Any = base_model.load_base(dataclasses.replace(base, name=str(folder.path), revision=None))
+    disable_dropout(model)
+    if teacher.adapter:
+        with _loading(teacher):
+            model = PeftModel(model, LoraConfig.from_pretrained(str(teacher.adapter)), _ADAPTER_NAME)
+        _load_adapter(teacher, model)
+    model.eval().requires_grad_(False)
+    base_model.keep_frozen(model)
+    located = dataclasses.replace(base, revision=folder.commit or base.revision)
+    return TeacherModel(dataclasses.replace(teacher, base=located), model)
+
+
+def _load_adapter(teacher: Teacher, model: Any) -> None:
+    """Load the teacher's adapter into a PEFT model, frozen and without dropout."""
     device = str(next(model.parameters()).device)
-    with base_model.loading(f"the adapter of --teacher {teacher.name}"):
-        result = model.load_adapter(str(teacher.adapter), _ADAPTER_NAME, is_trainable=False, torch_device=device)
-    missing = [key for key in result.missing_keys if f".{_ADAPTER_NAME}." in key]
-    problems = [*missing, *result.unexpected_keys]
+    with _loading(teacher):
+        mismatches = model.load_adapter(str(teacher.adapter), _ADAPTER_NAME, is_trainable=False, torch_device=device)
+    missing = [name for name in mismatches.missing_keys if f".{_ADAPTER_NAME}." in f"{name}."]
+    problems = [*missing, *mismatches.unexpected_keys]
     if problems:
         raise UserError(f"the adapter of --teacher {teacher.name} does not fit its base or is damaged: {problems[0]}")
-    model.set_adapter(_TRAINED)
     for name, module in model.named_modules():
         if name.endswith(f".lora_dropout.{_ADAPTER_NAME}") and hasattr(module, "p"):
             module.p = 0.0
 
 
-def _load_second_model(teacher: Teacher) -> Any:
-    """Load the base of a teacher, and its adapter if it has one."""
-    from peft import PeftModel
-
-    assert teacher.base is not None
-    model = base_model.load_base(teacher.base)
-    disable_dropout(model)
-    if teacher.adapter:
-        with base_model.loading(f"the adapter of --teacher {teacher.name}"):
-            model = PeftModel.from_pretrained(model, str(teacher.adapter), is_trainable=False)
-    model.eval().requires_grad_(False)
-    base_model.keep_frozen(model)
-    return model
+def _loading(teacher: Teacher) -> contextlib.AbstractContextManager[None]:
+    return base_model.loading(f"the adapter of --teacher {teacher.name}")

@@ -103,6 +103,8 @@ class Alarms:
     """Whether training uses loss scaling, so that gradients may overflow for one or two steps."""
     has_teacher: bool = False
     """Whether a teacher has a part in the loss, so that there is something to learn from equal rewards."""
+    learns_from_rewards: bool = True
+    """Whether rewards have a part in the loss beside a teacher."""
     checks_ratio: bool = False
     """Whether the alarm `policy_ratio` is on: only rounding can clip the first use of rollouts. See `_MAX_CLIPPED`."""
     hacked: bool = False
@@ -321,10 +323,12 @@ class Alarms:
         has_doubled = last_mean > 2 * max(lowest, 0.0) and last_mean - lowest > _noise(kls)
         if not has_doubled or last_mean < _LEAST_TEACHER_KL:
             return None
+        fix = (
+            "--teacher.reward-weight or --train.learning-rate" if self.learns_from_rewards else "--train.learning-rate"
+        )
         return (
             f"the KL to the teacher rose from {lowest:.2g} to {last_mean:.2g} nats per token in the mean of "
-            f"{LONG_WINDOW} steps: the model moves away from its teacher; lower --teacher.reward-weight or "
-            "--train.learning-rate"
+            f"{LONG_WINDOW} steps: the model moves away from its teacher; start over with a lower {fix}"
         )
 
     def _teacher_mistakes(self, kls: Sequence[float], rewards: Sequence[float]) -> str | None:
@@ -344,7 +348,8 @@ class Alarms:
         return (
             f"the mean reward of {LONG_WINDOW} steps fell from {earlier_rewards[best]:.2g} to {last_reward:.2g} while "
             f"the KL to the teacher fell from {earlier_kls[best]:.2g} to {last_kl:.2g}: the model copies what its "
-            "teacher does wrong; evaluate the teacher, pass another one, or raise --teacher.reward-weight"
+            "teacher does wrong; evaluate the teacher, and start over with another one or a higher "
+            "--teacher.reward-weight"
         )
 
     def _hacking(self, last: ValidationPass) -> str | None:

@@ -3,7 +3,8 @@
     start ─► None ─► sampling ─► scoring ─► loss ─► backward ─► loss ─► backward ─► (log) ─► sampling ...
 
 The phases are those of `memory/estimate.py`. `scoring` is everything between sampling and the first loss, `backward`
-also contains the optimizer's step. Some steps have a `validation` after that, which no plan counts.
+also contains the optimizer's step. With a teacher, `teacher` comes before each loss. Some steps end with a
+`validation`, which no plan counts.
 """
 
 import contextlib

@@ -103,6 +103,8 @@ def show(config: RunConfig, preview: Preview) -> None:
     lines += ["--- can GRPO learn from this?", f"verdict   {diagnosis.verdict}: {diagnosis.reason}"]
     for finding in diagnosis.findings:
         lines += [f"found     {finding.problem}", f"try       {finding.advice}"]
+    if config.teacher.name:
+        lines.append("teacher   scores the tokens of all completions, so the model also learns where rewards are equal")
     source = "starting adapter" if config.lora.from_ else "base model"
     lines.append(
         f"sample    {number_of_groups} prompts x {preview.summary.size} completions of the {source}, 95% intervals in "

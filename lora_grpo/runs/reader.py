@@ -35,8 +35,8 @@ class RunRecord:
     """Tasks, `train` and `eval` rows (source, number, SHA-256), `system_prompt` of all training prompts, and `sandbox`,
     the isolation of programs."""
     policy: dict[str, str | int | float | bool | dict[str, Any] | None]
-    """Base model with `revision` or `fingerprint`, engine, bits, device, variables of the chat template and
-    `start_sha256`, of the adapter at the start, and `teacher_sha256`."""
+    """Base model with `revision` or `fingerprint`, engine, bits, device, variables of the chat template,
+    `start_sha256`, of the adapter at the start, and `teacher_sha256` and `teacher_revision`."""
     versions: dict[str, str]
     recipe: str | None = None
     status: Literal["running", "complete", "interrupted", "failed"] | None = None
@@ -45,8 +45,8 @@ class RunRecord:
     start: Entry | None = None
     """The adapter that the run started from: its `name`, and `run`, the path of its run relative to this one."""
     teacher: dict[str, str | int | bool | None] | None = None
-    """The teacher: its `name` and `kind`; `base_model`, `revision` and `bits` if it has a base of its own; and
-    `has_own_prompt`."""
+    """The teacher: its `name` and `kind`, `has_adapter` and `has_own_prompt`; `base_model`, `revision` and `bits` if it
+    has a base of its own."""
     alarms: tuple[Entry, ...] = ()
     """Each with `step`, `name`, `message` and `stopped`: whether it stopped the run."""
     best: dict[str, float | None] | None = None

@@ -51,7 +51,9 @@ _ENTRIES = (
 )
 """Everything in a run's folder that `--overwrite` deletes, in this order."""
 
-_POLICY_ENTRIES = ("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256", "teacher_sha256")
+_POLICY_ENTRIES = (
+    *("base_model", "revision", "fingerprint", "engine", "bits", "start_sha256", "teacher_sha256", "teacher_revision"),
+)
 """Entries of a policy's record that a resumed run must share."""
 
 _opened: list["Run"] = []

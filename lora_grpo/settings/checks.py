@@ -3,7 +3,7 @@
 import importlib.util
 
 from lora_grpo.commands import command
-from lora_grpo.config import RunConfig, batch_shape, parse_grpo_overrides
+from lora_grpo.config import RunConfig, TeacherConfig, batch_shape, parse_grpo_overrides
 from lora_grpo.data import check_tasks, columns_of
 from lora_grpo.errors import UserError
 from lora_grpo.flags import flag
@@ -19,8 +19,7 @@ def check(config: RunConfig) -> None:
     _check_tasks(config)
     _check_sampling(config)
     _check_training(config)
-    if config.teacher.name:
-        _check_teacher(config)
+    _check_teacher(config)
 
 
 def check_has_vllm(config: RunConfig) -> None:
@@ -122,6 +121,13 @@ def _check_training(config: RunConfig) -> None:
 
 
 def _check_teacher(config: RunConfig) -> None:
+    if config.teacher.name is None:
+        for name, default in vars(TeacherConfig()).items():
+            if getattr(config.teacher, name) != default:
+                raise UserError(
+                    f"{flag(f'teacher.{name}')} has no effect without a teacher; pass --teacher, or leave it out"
+                )
+        return
     if config.model.engine == "unsloth":
         raise UserError("--teacher needs --model.engine peft: Unsloth's loss has one advantage for all tokens")
     overrides = parse_grpo_overrides(config.grpo)

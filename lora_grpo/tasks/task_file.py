@@ -206,7 +206,7 @@ class TaskFile(Task):
         """Return the messages that a teacher reads in place of the row's prompt: what `teacher_prompt(row)` returns.
 
         A text is the user's message. Messages without a system message follow that of the row's prompt. The text of
-        `reset` follows the last message, and after that what the row's prompt has begun of the answer.
+        `reset` is added as to the row's prompt. If the row's prompt has begun the answer, so do these messages.
         """
         where = f"{self.path}: teacher_prompt of row {row['id']}"
         asked = self._call(self.module, "teacher_prompt", _copied_columns(row))
@@ -219,9 +219,7 @@ class TaskFile(Task):
         first_message = row["prompt"][0]
         if first_message["role"] == "system" and messages[0]["role"] != "system":
             messages = [first_message, *messages]
-        if row.get("reset_text"):
-            last = messages[-1]
-            messages[-1] = {**last, "content": last["content"] + row["reset_text"]}
+        messages = _with_reset_text(messages, row.get("reset_text", ""))
         last_message = row["prompt"][-1]
         if last_message["role"] == "assistant" and messages[-1]["role"] != "assistant":
             messages = [*messages, last_message]
@@ -237,16 +235,10 @@ class TaskFile(Task):
         if self.environment is None:
             return row
 
-        # The text follows the last message, or the one before it if that is the beginning of the model's answer.
         text = Session(self.environment, _copied_columns(row)).opening
-        prompt = list(row["prompt"])
-        position = len(prompt) - 1
-        if prompt[position]["role"] == "assistant":
-            position -= 1
-        asked = prompt[position]["content"] + text
-        if not asked.strip():
+        prompt = _with_reset_text(row["prompt"], text)
+        if not _last_question(prompt)["content"].strip():
             raise UserError(f"{self.path}: row {row['id']} has no question, and reset returned no text")
-        prompt[position] = {**prompt[position], "content": asked}
 
         python_class = self.environment.python_class
         if hasattr(python_class, "tools_of"):
@@ -338,6 +330,18 @@ class TaskFile(Task):
 def _copied_columns(row: Mapping[str, Any]) -> Any:
     """Return a copy of the columns that `load` returned, so that a function of the file cannot change the row."""
     return copy.deepcopy(loaded_columns(row))
+
+
+def _with_reset_text(prompt: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return a prompt with the text of `reset` after its last question."""
+    question = _last_question(prompt)
+    return [{**message, "content": message["content"] + text} if message is question else message for message in prompt]
+
+
+def _last_question(prompt: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last message of a prompt, or the one before it if that is the beginning of the model's answer."""
+    begins_answer = len(prompt) > 1 and prompt[-1]["role"] == "assistant"
+    return prompt[-2] if begins_answer else prompt[-1]
 
 
 def _are_schemas(tools: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from trl import GRPOTrainer
 
 from lora_grpo import console
-from lora_grpo.errors import one_line
+from lora_grpo.errors import UserError, one_line
 from lora_grpo.loss import (
     TEACHER_LOGPROBS,
     ExactLossPass,
@@ -140,14 +140,18 @@ class FastGRPOTrainer(GRPOTrainer):
         try:
             reason = unsupported_reason(self) or sampling_fallback_reason(self)
             if not reason:
-                score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
-                with self.accelerator.autocast():
-                    reason = padding_obstacle(self.model, score, self.processing_class)
+                reason = self.padding_reason(self.model)
         except self.fallback_errors as error:
             reason = f"the model cannot be examined ({one_line(error)})"
         if reason:
             print_fallback("sampling and computing the loss", reason)
         return reason
+
+    def padding_reason(self, model: Any) -> str:
+        """Return why padded rows have other logprobs than the same rows without padding, or ""."""
+        score = trl_compat.whole_logits_score(self, super()._get_per_token_logps_and_entropies)
+        with self.accelerator.autocast():
+            return padding_obstacle(model, score, self.processing_class)
 
     def build_loss_pass(self, model: Any) -> ExactLossPass:
         """Return the pass that reads rows with the trained model, or with a second one: a teacher."""
@@ -291,8 +295,7 @@ class FastGRPOTrainer(GRPOTrainer):
         if teacher:
             divergences = None
             if teacher.compares_distributions:
-                mask = trl_compat.loss_mask(inputs)
-                divergences = teacher.divergences(student_states[0], scores.hidden_states, mask)
+                divergences = teacher.divergences(student_states[0], scores.hidden_states, micro_batch.loss_mask())
                 normalizer = trl_compat.tokens_in_step(self, inputs)
                 loss = loss + teacher.distillation.weight * divergences.sum() / normalizer
             micro_batch.add_to(self.teacher_comparison, divergences)
@@ -403,6 +406,11 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
         if not teacher.shares_base:
             trl_compat.add_fused_head(self, base_of(teacher.model))
             loss_pass = self.build_loss_pass(teacher.model)
+            padding_reason = self.padding_reason(teacher.model) if loss_pass.packing_disabled_reason else ""
+            if padding_reason:
+                raise UserError(
+                    f"--teacher {teacher.teacher.name} cannot score rows: {padding_reason}; pass another one"
+                )
             teacher.model.eval()
         rows = self.scorer.rows if teacher.teacher.has_own_prompt else None
         return TeacherPass(teacher, self.run.config.teacher, self, loss_pass, rows, self.processing_class)
@@ -452,16 +460,18 @@ class RecipeTrainer(AtomicCheckpoints, FastGRPOTrainer):
     def _report_ungraded(self, step: int, is_ungraded: Sequence[bool]) -> None:
         """Log the fraction of completions that no reward can grade, and print a line in the first step with any.
 
-        Their advantage is zero, so that they have no gradient; the means and baselines of TRL leave them out.
+        Their advantage is zero, so that they have no gradient, except for a teacher's part; the means and baselines of
+        TRL leave them out.
         """
         count = sum(is_ungraded)
         if not count:
             return
         self.step_metrics.add("completions/ungraded_ratio", count / len(is_ungraded))
         if not self._has_reported_ungraded:
+            effect = "the model learns from them through its teacher alone" if self.teacher else "they have no gradient"
             console.note(
                 f"warning: in step {step} every reward returned None for {count} of {len(is_ungraded)} completions, so "
-                "they have no gradient; their fraction is completions/ungraded_ratio in the metrics"
+                f"{effect}; their fraction is completions/ungraded_ratio in the metrics"
             )
         self._has_reported_ungraded = True
 

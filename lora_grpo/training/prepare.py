@@ -109,9 +109,11 @@ def _load_teacher(run: Run, policy: Policy) -> TeacherModel | None:
     teacher = find_teacher(run.config, resumed=run.is_resumed)
     if teacher is None:
         return None
+    loaded = load_teacher(teacher, policy)
     policy.record["teacher_sha256"] = teacher.sha256
-    run.record["teacher"] = teacher.record()
-    return load_teacher(teacher, policy)
+    policy.record["teacher_revision"] = loaded.teacher.base.revision if loaded.teacher.base else None
+    run.record["teacher"] = loaded.teacher.record()
+    return loaded
 
 
 def _build_trainer(
@@ -192,6 +194,7 @@ def _alarms(run: Run, policy: Policy, rewards: Sequence[Reward], trainer: Any) -
         max_mismatch=tolerance() if is_comparable else None,
         sft=sft_command(config),
         has_teacher=config.teacher.name is not None,
+        learns_from_rewards=config.teacher.reward_weight > 0,
         float16=base_model.compute_dtype() == torch.float16,
         checks_ratio=checks_ratio,
     )

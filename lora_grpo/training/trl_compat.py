@@ -76,12 +76,6 @@ def loss_depends_on_all_tokens(trainer: Any) -> bool:
     return bool(has_kl_term or has_entropy_term or trainer.aux_loss_enabled)
 
 
-def loss_mask(inputs: Mapping[str, Any]) -> Any:
-    """Return 1 for the tokens of the completions that have a loss: not those that the model did not write."""
-    mask = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
 def tokens_in_step(trainer: Any, inputs: Mapping[str, Any]) -> Any:
     """Return by how many tokens a sum over those of a micro-batch is divided, so that a step has their mean.
 

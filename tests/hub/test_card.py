@@ -501,34 +501,87 @@ def test_a_path_of_another_machine_is_not_shown_and_is_no_hub_id(tmp_path, base,
 
 TEACHERS = {
     "an adapter": (
-        {"name": "grpo", "kind": "adapter", "base_model": None, "bits": None, "has_own_prompt": False},
+        {
+            "name": "grpo",
+            "kind": "adapter",
+            "has_adapter": True,
+            "base_model": None,
+            "bits": None,
+            "has_own_prompt": False,
+        },
         "learned from the adapter `grpo` on the same base",
     ),
     "itself": (
-        {"name": "self", "kind": "base", "base_model": None, "bits": None, "has_own_prompt": True},
+        {
+            "name": "self",
+            "kind": "base",
+            "has_adapter": False,
+            "base_model": None,
+            "bits": None,
+            "has_own_prompt": True,
+        },
         "learned from its base, without an adapter, which read more than this model did",
     ),
     "a model of the Hub": (
-        {"name": "owner/large", "kind": "model", "base_model": "owner/large", "bits": 4, "has_own_prompt": False},
+        {
+            "name": "owner/large",
+            "kind": "model",
+            "has_adapter": False,
+            "base_model": "owner/large",
+            "bits": 4,
+            "has_own_prompt": False,
+        },
         "learned from [owner/large](https://huggingface.co/owner/large), in 4 bits",
     ),
     "an adapter of a model in a folder": (
-        {"name": "mine", "kind": "model", "base_model": f"{PRIVATE}/large", "bits": 16, "has_own_prompt": False},
+        {
+            "name": "mine",
+            "kind": "model",
+            "has_adapter": True,
+            "base_model": f"{PRIVATE}/large",
+            "bits": 16,
+            "has_own_prompt": False,
+        },
         "learned from the adapter `mine` of `large`, in 16 bits",
+    ),
+    "a model in a folder with another name": (
+        {
+            "name": "Large-7B",
+            "kind": "model",
+            "has_adapter": False,
+            "base_model": f"{PRIVATE}/linked",
+            "bits": 4,
+            "has_own_prompt": False,
+        },
+        "learned from `linked`, in 4 bits",
+    ),
+    "the model before training": (
+        {
+            "name": "self",
+            "kind": "adapter",
+            "has_adapter": True,
+            "base_model": None,
+            "bits": None,
+            "has_own_prompt": True,
+        },
+        "learned from the adapter that training started from, which read more than this model did",
     ),
 }
 
 
 @pytest.mark.parametrize("case", TEACHERS)
-def test_the_card_names_the_teacher(run, case):
+@pytest.mark.parametrize("reward_weight", [0.0, 1.0])
+def test_the_card_names_the_teacher(run, case, reward_weight):
     teacher, text = TEACHERS[case]
     record = json.loads((run / "run.json").read_text())
     record["teacher"] = teacher
     record["policy"]["teacher_sha256"] = "e" * 64
-    record["config"]["teacher"] |= {"name": f"{PRIVATE}/runs/{teacher['name']}", "reward_weight": 0.0}
+    record["config"]["teacher"] |= {"name": f"{PRIVATE}/runs/{teacher['name']}", "reward_weight": reward_weight}
     atomic.write_json(run / "run.json", record)
     _, card, _ = card_of(run / "adapter", "adapter")
-    assert f"The model also {text} (on-policy distillation)." in card
+    expected = f"The model {'also ' if reward_weight else ''}{text} (on-policy distillation)."
+    assert expected in card
+    assert ("The rewards were only measured." in card) == (reward_weight == 0)
     assert ("license is not known" in card) == (teacher["kind"] == "model")
     assert f"teacher: SHA-256 `{'e' * 64}`" in card
     assert "teacher.loss" in card and PRIVATE not in card
@@ -539,7 +592,8 @@ def test_the_card_tells_the_license_of_the_teacher(run, tmp_path):
     (tmp_path / "large" / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     record = json.loads((run / "run.json").read_text())
     record["teacher"] = {
-        "name": "large", "kind": "model", "base_model": str(tmp_path / "large"), "bits": 4, "has_own_prompt": False,
+        "name": "large", "kind": "model", "has_adapter": False, "base_model": str(tmp_path / "large"), "bits": 4,
+        "has_own_prompt": False,
     }  # fmt: skip
     atomic.write_json(run / "run.json", record)
     _, card, _ = card_of(run / "adapter", "adapter")

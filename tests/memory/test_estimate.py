@@ -21,6 +21,7 @@ from lora_grpo.loss.attention import ATTENTION, register_attention
 from lora_grpo.loss.packing import Packing, pack
 from lora_grpo.memory.activations import divergence_bytes, logit_bytes, pass_bytes
 from lora_grpo.memory.estimate import memory_by_part
+from lora_grpo.memory.lengths import RowLengths
 from lora_grpo.memory.parameters import optimizer_bytes, weight_bytes
 from lora_grpo.memory.shape import Shape
 from lora_grpo.memory.step import Step
@@ -274,6 +275,20 @@ def test_a_teacher_reads_in_at_most_the_planned_memory(config, on_cpu, lengths, 
     shape = Shape.of(config)
     planned = pass_bytes(shape, step) - logit_bytes(shape, step)
     assert 1.0 <= planned / most_held(config, step, monkeypatch, trains=False) <= 1.8
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_prompts_of_a_teacher_decide_what_its_pass_takes(packed):
+    """It needs what a teacher would need that reads the model's prompts, if those were as long."""
+    shape = Shape.of(QWEN25_HALF)
+    step = a_step(8, 512, 128, packed=packed)
+
+    def planned(**lengths):
+        return pass_bytes(shape, dataclasses.replace(step, row_lengths=RowLengths(rows=8, **lengths)))
+
+    assert planned(longest_prompt=64, longest_teacher_prompt=384) == planned(longest_prompt=384)
+    assert planned(longest_prompt=384, longest_teacher_prompt=64) == planned(longest_prompt=64)
+    assert planned(longest_prompt=64) < planned(longest_prompt=384)
 
 
 @pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")

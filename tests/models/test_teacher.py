@@ -110,6 +110,8 @@ REFUSED = {
     "a mask of whole completions": ("--teacher a --grpo off_policy_mask_threshold=0.5", "off_policy_mask_threshold"),
     "a loss that does not exist": ("--teacher a --teacher.loss kl", "teacher.loss"),
     "no weight": ("--teacher a --teacher.weight 0", "teacher.weight"),
+    "a weight without a teacher": ("--teacher.reward-weight 0", r"--teacher\.reward-weight has no effect"),
+    "a prompt without a teacher": ("--teacher.no-own-prompt", r"--teacher\.own-prompt has no effect"),
 }
 
 
@@ -127,6 +129,29 @@ def test_a_name_that_cannot_teach_is_refused(adapter, tmp_path, case):
     with pytest.raises(UserError, match=message) as raised:
         read(flags)
     assert "\n" not in str(raised.value)
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "distill.md"
+COMMANDS = [
+    shlex.split(line)[2:]
+    for line in DOCS.read_text().replace("\\\n", " ").splitlines()
+    if line.startswith("lora-grpo train ")
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_documentation_name_a_teacher(adapter, tmp_path, words):
+    """The runs that they name are where those commands write by default."""
+    for value, recipe in enumerate(("sft_lora", "laptop_lora"), start=1):
+        adapter(f"outputs/{recipe}", value)
+    (tmp_path / "my_task.py").write_text(HINTED)
+    recipe, *flags = words
+    if recipe.endswith(".py"):
+        flags += ["--task", recipe]
+        recipe = "your_task"
+    config, _ = parse(flags, recipe=f"{recipe}_lora", description="", presets=PRESETS)
+    assert find_teacher(config)
+    assert not config.folder.exists(), "the folder of another run"
 
 
 def test_sft_has_no_teacher(adapter):

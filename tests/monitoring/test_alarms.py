@@ -271,6 +271,15 @@ def test_a_teacher_that_does_no_harm_raises_no_alarm(kls, rewards):
     assert raised(*with_teacher(kls, rewards), health=Alarms(FULL, has_teacher=True)) == []
 
 
+@pytest.mark.parametrize("learns_from_rewards", [False, True])
+def test_rewards_without_a_weight_do_not_move_a_model_away_from_its_teacher(learns_from_rewards):
+    health = Alarms(FULL, has_teacher=True, learns_from_rewards=learns_from_rewards)
+    alarms = [alarm for number, step in enumerate(FAILURES["teacher_kl"], 1) for alarm in health.step(number, step)]
+    [message] = [alarm.message for alarm in alarms if alarm.name == "teacher_kl"]
+    assert "--train.learning-rate" in message
+    assert ("--teacher.reward-weight" in message) == learns_from_rewards
+
+
 def test_equal_rewards_are_no_problem_with_a_teacher():
     steps = FAILURES["zero_variance"]
     assert raised(*steps, health=Alarms(FULL)) != []

@@ -298,6 +298,13 @@ def test_what_a_model_wrote_cannot_move_the_cursor(capsys, monkeypatch):
     printed.encode()
 
 
+def test_a_preview_says_what_a_teacher_does_where_rewards_are_equal(capsys):
+    groups = (group({"mine": [0, 0, 0, 0]}),) * 4
+    for config in (RunConfig(), replace(RunConfig(), {"teacher": {"name": "other"}})):
+        show(config, Preview(groups, measure(groups), judge(groups, config)))
+        assert ("\nteacher   " in capsys.readouterr().out) == (config.teacher.name is not None)
+
+
 def test_a_preview_beside_a_run_leaves_everything_as_it_is(warm, tmp_path):
     folder = tmp_path / "outputs" / "code_lora"
     folder.mkdir(parents=True)

@@ -284,6 +284,43 @@ def test_a_wrong_row_is_one_line(tmp_path, text):
     assert "\n" not in str(error.value) and "'gold'" not in str(error.value)
 
 
+SYSTEM, USER, BEGUN, HINT = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "count"},
+    {"role": "assistant", "content": "1,"},
+    {"role": "user", "content": "count to 3"},
+)
+TEACHER_PROMPTS = {
+    "a text": ([USER], "count to 3", [HINT]),
+    "messages": ([USER], [SYSTEM, HINT], [SYSTEM, HINT]),
+    "with the system message of the row": ([SYSTEM, USER], "count to 3", [SYSTEM, HINT]),
+    "with a system message of its own": ([{**SYSTEM, "content": "Count."}, USER], [SYSTEM, HINT], [SYSTEM, HINT]),
+    "with the answer that the row has begun": ([USER, BEGUN], "count to 3", [HINT, BEGUN]),
+    "with an answer of its own": ([USER], [HINT, BEGUN], [HINT, BEGUN]),
+}
+
+
+@pytest.mark.parametrize("has_reset", [False, True])
+@pytest.mark.parametrize("case", TEACHER_PROMPTS)
+def test_a_teacher_reads_its_prompt_with_what_the_row_has_around_it(task, case, has_reset):
+    """The text of `reset` ends the question, also before the beginning of an answer."""
+    prompt, returned, expected = TEACHER_PROMPTS[case]
+    functions = f"def prompt(row): return {prompt!r}\ndef teacher_prompt(row): return {returned!r}\n"
+    environment = ENVIRONMENT.replace("reset(self, **row): pass", "reset(self, **row): return ' slowly'")
+    _, task_file = task(LOAD + functions + (environment if has_reset else CHECK))
+    messages = task_file.teacher_prompt(task_file.with_opening(task_file.load("train")[0]))
+    question = {**HINT, "content": "count to 3 slowly" if has_reset else "count to 3"}
+    assert messages == [question if message == HINT else message for message in expected]
+
+
+@pytest.mark.parametrize("returned", ["None", "''", "[]", "[1]", "[{'role': 'usr', 'content': 'a'}]", "row['missing']"])
+def test_a_wrong_prompt_of_a_teacher_is_one_line(task, returned):
+    _, task_file = task(LOAD + CHECK + f"def teacher_prompt(row): return {returned}")
+    with pytest.raises(UserError, match=r"my_task\.py.*teacher_prompt") as error:
+        task_file.teacher_prompt(task_file.load("train")[0])
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["json", "shared_helper"])
 def test_a_module_of_another_folder_does_not_replace_one_of_this_folder(tmp_path, name):
     for folder in ("first", "second"):

@@ -95,6 +95,18 @@ def test_two_processes_train_as_one_does(two, start):
         assert (folder_of_two / file).read_bytes() == (folder_of_one / file).read_bytes(), file
 
 
+def test_two_processes_learn_from_a_teacher_as_one_does(two, start):
+    """Each reads its completions as the teacher, and adds the divergence of its tokens to the loss."""
+    folder_of_two, _ = two
+    flags = ("--teacher", folder_of_two, "--teacher.loss", "reverse_kl", "--teacher.reward-weight", "0")
+    finish(start(1, "taught by one", *flags))
+    finish(start(2, "taught by two", *flags))
+    steps_of_one, steps_of_two = (lines(start.folder / f"taught by {number}") for number in ("one", "two"))
+    for step_of_one, step_of_two in zip(steps_of_one, steps_of_two, strict=True):
+        for name in ("loss", "grad_norm", "teacher/kl", "teacher/disagreement", "teacher/divergence"):
+            assert step_of_two[name] == pytest.approx(step_of_one[name], **ROUNDING), name
+
+
 @pytest.mark.slow
 def test_two_processes_that_were_killed_end_in_the_same_bits(two, start):
     unbroken, _ = two

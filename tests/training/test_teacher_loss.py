@@ -205,6 +205,18 @@ def test_the_trained_adapter_alone_is_trained(tmp_path):
     assert trainer.model.active_adapter == "default"
 
 
+@pytest.mark.parametrize("loss", ["sampled", pytest.param("jsd", marks=with_kernel)])
+def test_a_micro_batch_of_truncated_completions_teaches_nothing(tmp_path, loss):
+    """With `mask_truncated_completions`, TRL masks all of their tokens."""
+    trainer = trainer_with_teacher(tmp_path, settings=TeacherConfig(name="other", loss=loss))
+    inputs = micro_batch(GROUPS)
+    inputs["completion_mask"] = torch.zeros_like(inputs["completion_mask"])
+    value, gradients, metrics = loss_and_gradients(trainer, inputs)
+    assert value == 0.0
+    assert all(not gradient.any() for gradient in gradients.values())
+    assert not any(name.startswith("teacher/") for name in metrics)
+
+
 def test_distributions_are_not_compared_without_tiles(tmp_path):
     with pytest.raises(UserError, match=re.escape("--teacher.loss sampled")):
         trainer_with_teacher(tmp_path, reason=TRL_PASS, settings=TeacherConfig(name="other", loss="jsd"))

@@ -89,7 +89,7 @@ def test_another_adapter_teaches_without_rewards(adapter, tmp_path):
 
     record = json.loads((run.folder / "run.json").read_text())
     assert record["teacher"] == {
-        "name": "taught", "kind": "adapter", "base_model": None, "revision": None, "bits": None,
+        "name": "taught", "kind": "adapter", "has_adapter": True, "base_model": None, "revision": None, "bits": None,
         "has_own_prompt": False,
     }  # fmt: skip
     assert len(record["policy"]["teacher_sha256"]) == 64
@@ -142,6 +142,27 @@ def test_a_second_model_teaches_with_the_same_tokenizer(tmp_path, bits, loss):
     assert ("teacher/divergence" in read_metrics(run.folder)[0]) == (loss != "sampled")
     assert json.loads((run.folder / "run.json").read_text())["teacher"]["bits"] == bits
     assert list(policy.model.peft_config) == ["default"]
+
+
+def test_a_teacher_whose_logprobs_depend_on_padding_is_refused(tmp_path):
+    sizes = {"vocab_size": 768, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 2}
+    teacher = make_model(tmp_path / "other", {"model_type": "xglm", **sizes})
+    with pytest.raises(UserError, match="counts the padding of xglm"):
+        begin_tiny(tmp_path / "run", teacher={"name": str(teacher), "bits": 16})
+
+
+def test_completions_without_a_reward_learn_from_the_teacher(adapter, tmp_path, capsys):
+    (tmp_path / "none.py").write_text("def nothing(completions, **columns): return [None] * len(completions)\n")
+    run, _ = run_tiny(
+        tmp_path / "run",
+        teacher={"name": str(adapter)},
+        rewards=(f"{tmp_path / 'none.py'}:nothing",),
+        train={"max_steps": 1},
+    )
+    [step] = read_metrics(run.folder)
+    assert step["grad_norm"] > 0
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if "every reward returned None" in line]
+    assert "through its teacher alone" in warning and "no gradient" not in warning
 
 
 @pytest.mark.parametrize("name", TASKS)
