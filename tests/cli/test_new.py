@@ -65,6 +65,13 @@ def test_it_passes_the_audit_and_trains_in_place(task):
     assert (record["recipe"], record["status"]) == ("plums", "complete")
 
 
+def test_it_reads_rows_from_a_file(task):
+    row = {"question": "What is 9 plus 4?", "solution": "9+4=13", "answer": "13"}
+    (task / "test.jsonl").write_text(json.dumps(row) + "\n")
+    ended = run("plums.py", "--preset", "starter", "--data.eval", "test.jsonl", "--dry-run", cwd=task)
+    assert ", 1 evaluation rows;" in ended.stdout
+
+
 def test_the_files_look_as_ours_do(task):
     ruff = [sys.executable, "-m", "ruff"]
     config = ["--config", ROOT / "pyproject.toml", task]
