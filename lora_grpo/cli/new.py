@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import keyword
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +12,7 @@ from urllib.request import url2pathname
 
 from lora_grpo import console
 from lora_grpo.errors import UserError
-from lora_grpo.files import disk
+from lora_grpo.files import atomic
 from lora_grpo.flags import Flag
 
 _TEMPLATES = Path(__file__).with_name("new_task")
@@ -53,27 +51,16 @@ def run_new(options: NewOptions) -> None:
         "README.md": _rendered("README.md.jinja", values),
     }
     try:
-        with disk.writing(folder):
-            _write_folder(folder, content_of_file)
+        with atomic.staging_folder(folder) as staging:
+            for file_name, content in content_of_file.items():
+                (staging / file_name).write_text(content, encoding="utf-8")
+            staging.rename(folder)
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written: {error.strerror or error}") from None
 
     console.result(f"task      {folder}/{name}.py, which is also a recipe")
     console.result(f"tests     {folder}/test_{name}.py")
     console.result(f"next      cd {name}, then the commands in README.md, from the tests to the training")
-
-
-def _write_folder(folder: Path, content_of_file: Mapping[str, str]) -> None:
-    """Write a new folder with these files: all of them, or nothing."""
-    staging = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        staging.mkdir()
-        for name, content in content_of_file.items():
-            (staging / name).write_text(content, encoding="utf-8")
-        staging.rename(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_name(name: str) -> None:

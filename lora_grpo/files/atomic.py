@@ -47,13 +47,20 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     An existing `path` is replaced. If the block raises, nothing changes.
     """
+    with staging_folder(path) as staging:
+        yield staging
+        publish(staging, path)
+
+
+@contextlib.contextmanager
+def staging_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, which the block may rename to it. It is removed otherwise."""
     staging = path.with_name(f".{path.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     with disk.writing(path):
         try:
             staging.mkdir(parents=True)
             yield staging
-            publish(staging, path)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
