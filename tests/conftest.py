@@ -11,6 +11,7 @@ import pytest
 from helpers.warm_process import FreshInterpreters, WarmProcess
 
 from lora_grpo import commands, console, python_objects
+from lora_grpo.files import python_file
 from lora_grpo.hardware import nvidia_gpus
 from lora_grpo.runs import run
 from lora_grpo.tasks import of_object
@@ -71,6 +72,13 @@ def no_run_is_open(monkeypatch):
     """A process has one run, which its end closes and reports on, and one command; a test has its own."""
     monkeypatch.setattr(run, "_opened", [])
     monkeypatch.setattr(commands, "_start", [])
+
+
+@pytest.fixture(autouse=True)
+def no_user_file_is_known():
+    """The folders of a test's files leave Python's path, so that no later test finds its modules."""
+    yield
+    python_file.forget()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,8 +18,8 @@ sft-longer      SFT from `sft` on the same references, as many steps again
 Finished runs are kept, so a repeated command continues.
 
 Columns: steps and their seconds, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
-before and after, in percent; the accuracy as a fraction of that of `grpo`; and the KL to the teacher of the first and
-the last step, in nats per token.
+before and after, in percent; the accuracy as a fraction of that of `grpo`; the planned and the measured peak of memory
+in GiB; and the KL to the teacher of the first and the last step, in nats per token.
 """
 
 import argparse
@@ -98,6 +98,8 @@ def columns_of(run: Path) -> dict[str, float]:
         "teacher": sum(step.get("time/teacher", 0.0) for step in steps),
         "before": 100 * score["before"],
         "after": 100 * score["after"],
+        "plan": max(record["memory"]["planned_phases_gib"].values()),
+        "peak": record["peak_memory_gib"],
     }
     kls = [step["teacher/kl"] for step in steps if "teacher/kl" in step]
     if kls:

@@ -10,7 +10,7 @@ from lora_grpo.errors import UserError
 from lora_grpo.grading import Row
 from lora_grpo.prompts import chat, thoughts, turns
 from lora_grpo.rollouts import Episode
-from lora_grpo.tasks import get_task
+from lora_grpo.tasks import get_task, is_task_file, task_title
 
 _UNLIMITED_TOKENS = 10**9
 """Budget of reference answers, whose lengths are checked later."""
@@ -93,4 +93,7 @@ def sft_command(config: RunConfig) -> str | None:
         return None
     # The default, `auto`, would choose another preset.
     preset = ["--preset", "laptop"] if config.preset == "laptop" else []
-    return command("train sft", *preset, "--task", config.data.task)
+    folder = []
+    if is_task_file(config.data.task):  # each has a folder of its own, as for GRPO
+        folder = ["--output-dir", f"outputs/{task_title(config.data.task)}_sft"]
+    return command("train sft", *preset, "--task", config.data.task, *folder)

@@ -13,7 +13,7 @@ from lora_grpo.evaluation.comparison import Comparison, ProblemChange, compare, 
 from lora_grpo.evaluation.gain import FORMAT_NOTE, Part, split_gain
 from lora_grpo.evaluation.measurement import Measurement, measure
 from lora_grpo.evaluation.protocol import Protocol
-from lora_grpo.evaluation.results import Result
+from lora_grpo.evaluation.results import GREEDY, Result
 from lora_grpo.evaluation.schema import Schema, percent
 from lora_grpo.evaluation.tables import Table, comparison_cells, count_cell
 from lora_grpo.files import atomic, json_files, markdown, markdown_table, printable, text_table
@@ -80,17 +80,27 @@ class Report(Schema):
 
     @property
     def title(self) -> str:
-        """Task, number of samples and sampling settings in one line."""
-        protocol = self.protocol
-        sampling = protocol.sampling
-        title = f"{protocol.task}: {self.evaluated.samples} samples of {self.evaluated.tasks} tasks"
+        """Task, numbers of samples and sampling settings in one line."""
+        model = self.evaluated
+        sampling = self.protocol.sampling
         if not sampling:
-            return title
-        decoding = "greedy"
-        if sampling.temperature:
-            decoding = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
-        style = f"{sampling.prompt_style} style, " if sampling.prompt_style else ""
-        return f"{title}, {decoding}, {style}{sampling.few_shot}-shot"
+            return f"{self.protocol.task}: {model.samples} samples of {model.tasks} tasks"
+
+        parts = []
+        num_greedy = int(model.sample_stats.get(GREEDY, {}).get("samples", 0))
+        num_others = model.samples - num_greedy
+        if num_others:
+            decoding = "greedy"
+            if sampling.temperature:
+                decoding = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+            parts.append(f"{num_others} samples of {model.tasks} tasks, {decoding}")
+            if num_greedy:
+                parts.append(f"and {num_greedy} greedy ones")
+        else:
+            parts.append(f"{num_greedy} samples of {model.tasks} tasks, greedy")
+        if sampling.prompt_style:
+            parts.append(f"{sampling.prompt_style} style")
+        return f"{self.protocol.task}: {', '.join([*parts, f'{sampling.few_shot}-shot'])}"
 
     @property
     def changed(self) -> str:
@@ -155,8 +165,13 @@ class Report(Schema):
             lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
             for kind, counts in self.evaluated.sample_stats.items():
-                shown = [f"{name} {count_cell(name, counts)}" for name in _SHOWN_COUNTS if name in counts]
-                lines.append(f"% of {kind} samples: " + ", ".join(shown))
+                shown = []
+                for name in _SHOWN_COUNTS:
+                    says_nothing = name == "unparsed" and not counts["unparsed"]  # a task may not parse answers at all
+                    if name in counts and not says_nothing:
+                        shown.append(f"{name} {count_cell(name, counts)}")
+                if shown:
+                    lines.append(f"% of {kind} samples: {', '.join(shown)}")
             if self.guessing_warning:
                 lines.append(self.guessing_warning)
         if self.cost:

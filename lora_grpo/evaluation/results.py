@@ -126,16 +126,21 @@ def append_batches(
         All results.
     """
     results = list(finished)
-    num_passed = sum(result["passed"] for result in finished)
     if finished:
         console.note(f"{path}: {len(finished)} of {total} samples are done")
     with contextlib.closing(Progress(total, title)) as progress:
         for batch in batches:
             json_files.append_lines(path, batch)
             results += batch
-            num_passed += sum(result["passed"] for result in batch)
-            progress.show(len(results), f"{num_passed / len(results):.1%} pass")
+            progress.show(len(results), _pass_rate(results, greedy=is_greedy(batch[-1])))
     return results
+
+
+def _pass_rate(results: Sequence[Result], *, greedy: bool) -> str:
+    """Return how many samples pass, of the greedy ones or of the others, which have another pass rate."""
+    of_kind = [result["passed"] for result in results if is_greedy(result) is greedy]
+    rate = sum(of_kind) / len(of_kind)
+    return f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass"
 
 
 # The settings

@@ -242,7 +242,7 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     # Whether a finding explains why rewards of right answers are equal within groups.
     is_explained = summary.truncated.value >= _ALMOST_NO_SIGNAL
     if summary.truncated.value >= _WORTH_REPORTING:
-        findings.append(_truncation(summary, config))
+        findings.append(_truncation(summary, config, sft_first))
 
     if right_rewards and summary.unparsed.value >= _WORTH_REPORTING:
         if summary.unparsed.value >= _ALMOST_NO_SIGNAL:
@@ -289,13 +289,21 @@ def _findings(summary: Summary, config: RunConfig, right_rewards: Sequence[str])
     return findings
 
 
-def _truncation(summary: Summary, config: RunConfig) -> Finding:
-    """Return the finding that completions are truncated, with limits that give them twice the room."""
+def _truncation(summary: Summary, config: RunConfig, sft_first: Sequence[str]) -> Finding:
+    """Return the finding that completions are truncated, with limits that give them twice the room.
+
+    Args:
+        sft_first: the suggested step before GRPO, if there is one. A model that never answers right may not know how an
+            answer ends either.
+    """
     limit = config.sampling.max_completion_tokens
     context = config.model.max_sequence_tokens
     flags = f"--sampling.max-completion-tokens {2 * limit} --model.max-sequence-tokens {context + limit}"
     problem = f"{summary.truncated} of completions are truncated at {limit} tokens"
-    return Finding(problem, f"{flags}, then another preview")
+    advice = f"{flags}, then another preview"
+    if sft_first and not summary.solved.value:
+        advice = f"{'; '.join(sft_first)}, which also teach where to end; or, if answers need the room, {advice}"
+    return Finding(problem, advice)
 
 
 def _difficulty(summary: Summary, config: RunConfig, sft_first: Sequence[str], finer: Sequence[str]) -> Finding | None:

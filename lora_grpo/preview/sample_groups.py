@@ -150,12 +150,13 @@ def _summary_lines(summary: Summary) -> list[str]:
         "solved": f"{summary.solved} of completions",
         "problems solved": f"{difficulty.always_solved} by all completions, {difficulty.sometimes_solved} by some, "
         f"{difficulty.never_solved} by none",
-        "unparsed": f"{summary.unparsed} of completions end without an answer that can be parsed",
         "truncated": f"{summary.truncated} of completions",
         "zero-variance": f"{summary.zero_variance} of groups (all completions have the same reward)",
         "distinct": f"{summary.distinct:.1f} of {summary.size} completions in a group",
         "tokens": f"{summary.num_tokens:.1f} per completion",
     }
+    if summary.unparsed.value:  # a task file may not parse answers at all
+        table["unparsed"] = f"{summary.unparsed} of completions end without an answer that can be parsed"
     width = max(map(len, table))
     return [f"{name:{width}}  {text}" for name, text in table.items()]
 

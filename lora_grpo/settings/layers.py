@@ -92,8 +92,13 @@ def settle(
 
     # Resolve settings that depend on others, and check all of them.
     config = _settle_task(config)
-    # A step limit that is given was set together with `hours`, from whatever layer these are.
-    config = _settle_steps(config, [*layers.values(), {**given, "hours": config.hours}])
+    # A step limit that is given was set together with `hours`, from whatever layer these are; so was that of a run that
+    # is resumed.
+    with_hours = [{**given, "hours": config.hours}]
+    if is_resumed:
+        begun = layers[str(record)]
+        with_hours.append({**begun, "hours": begun.get("hours") or config.hours})
+    config = _settle_steps(config, [*layers.values(), *with_hours])
     if layers:
         refuse_unnamed_code(config, replace(defaults, given), " and ".join(layers))
     config = with_start(config, given.get("lora", {}), resumed=is_resumed)

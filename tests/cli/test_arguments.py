@@ -413,7 +413,9 @@ def test_a_resumed_run_may_have_settings_of_vllm_although_auto_became_the_built_
 def test_a_resumed_run_has_its_limit_unless_another_one_is_given():
     run_folder("steps", train={"max_steps": 60})
     assert limits("--resume", "--output-dir", "steps") == (None, 60)
-    assert limits("--resume", "--output-dir", "steps", "--hours", "1") == (1, None)
+    assert limits("--resume", "--output-dir", "steps", "--hours", "1") == (1, 60)
+    run_folder("cosine", train={"max_steps": 60, "lr_scheduler": "cosine"})
+    assert limits("--resume", "--output-dir", "cosine", "--hours", "1") == (1, 60)
     run_folder("hours", hours=1.0, train={"max_steps": endless_steps(1)})
     assert limits("--resume", "--output-dir", "hours") == (1, None)
     assert limits("--resume", "--output-dir", "hours", "--hours", "3") == (3, None)

@@ -6,9 +6,11 @@ from lora_grpo.config import replace
 from lora_grpo.config.schema import Invocation, RunConfig
 from lora_grpo.data import load_data
 from lora_grpo.evaluation import units
+from lora_grpo.evaluation.results import append_batches
 from lora_grpo.evaluation.run import evaluate
 from lora_grpo.grading.verdict import RESULT_ENTRIES
 from lora_grpo.models.policy import load_policy
+from lora_grpo.progress import Progress
 from lora_grpo.runs import open_run
 from lora_grpo.sampling.build import build_sampler
 from lora_grpo.sampling.sampler import completion_seed
@@ -74,6 +76,15 @@ def test_every_row_is_sampled_and_decoded_greedily(parts):
         assert sorted(indices, key=str) == [0, 1, 2, "greedy"]
     assert [json.loads(line) for line in read_lines(run, "all")] == samples
     assert all({"strict", "flexible", "robust"} <= sample.keys() for sample in samples)
+
+
+def test_the_progress_keeps_the_pass_rates_of_greedy_and_sampled_answers_apart(tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr(Progress, "show", lambda _, done, note: notes.append((done, note)))
+    greedy = [{"sample_index": "greedy", "passed": True}, {"sample_index": "greedy", "passed": False}]
+    sampled = [{"sample_index": index, "passed": False} for index in range(3)]
+    append_batches(tmp_path / "samples.jsonl", [], [greedy, sampled], 5, "evaluating")
+    assert notes == [(2, "50.0% of greedy ones pass"), (5, "0.0% pass")]
 
 
 @pytest.fixture

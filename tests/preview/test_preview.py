@@ -127,6 +127,7 @@ ALWAYS_RIGHT = graded(RIGHT, RIGHT, RIGHT, RIGHT)
 HALF_RIGHT = graded(RIGHT, WRONG, WRONG, RIGHT)
 MOSTLY_RIGHT = graded(RIGHT, WRONG, RIGHT, RIGHT)
 RARELY_RIGHT_AND_TRUNCATED = graded(RIGHT, WRONG, WRONG, WRONG, truncated=True)
+NEVER_RIGHT_AND_TRUNCATED = graded(WRONG, WRONG, WRONG, WRONG, truncated=True)
 HALF_UNREADABLE = graded(RIGHT, WRONG, UNREAD, UNREAD)
 UNREADABLE = graded(UNREAD, UNREAD, UNREAD, UNREAD)
 ALIKE = graded(WRONG, WRONG, WRONG, WRONG, texts="aaaa")
@@ -172,6 +173,7 @@ FAILURES = [
     Case([UNREADABLE] * 8, CANNOT, "100% [68, 100] of completions end without", "train sft"),
     Case([HALF_UNREADABLE] * 8, CAN, "50% [", "no change needed: training can fix this"),
     Case([RARELY_RIGHT_AND_TRUNCATED] * 8, BARELY, "100% [68, 100] of completions are truncated at 256 tokens", LONGER),
+    Case([NEVER_RIGHT_AND_TRUNCATED] * 8, CANNOT, "are truncated at", "first, on reference answers, which"),
     Case([ALIKE] * 8, CANNOT, "has 1.0 distinct", "--sampling.temperature 1.2"),
     # Rewards
     Case([group({"mine": [n / 8] * 4}) for n in range(8)], CANNOT, "within each group: mine", "a finer reward"),
@@ -202,6 +204,13 @@ def test_sft_is_advised_for_this_preset_and_only_before_it_has_run():
     laptop = replace(RunConfig(), {"preset": "laptop", "data": {"task": "starter"}})
     assert sft_command(laptop) == "lora-grpo train sft --preset laptop --task starter"
     assert sft_command(replace(laptop, {"lora": {"from": "outputs/sft_lora"}})) is None
+
+
+def test_sft_of_a_task_file_has_a_folder_of_its_own(tmp_path):
+    task_file = tmp_path / "mine.py"
+    task_file.write_text(WITH_REFERENCE)
+    config = replace(RunConfig(), {"data": {"task": str(task_file)}})
+    assert sft_command(config) == f"lora-grpo train sft --task {task_file} --output-dir outputs/mine_sft"
 
 
 WITHOUT_REFERENCE = """

@@ -53,7 +53,7 @@ def test_a_task_file_goes_through_every_command(warm, tmp_path):
 
     task_file.write_text(source)
     done = finish(start(*resume, "--task", "my_task.py"))
-    assert "my_task: 60 samples of 20 tasks" in done.stdout
+    assert "my_task: 40 samples of 20 tasks, temperature 1, top-p 1, and 20 greedy ones, 0-shot" in done.stdout
     assert "mean score" in done.stdout
 
     record = json.loads((tmp_path / "run" / "run.json").read_text())
