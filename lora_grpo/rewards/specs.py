@@ -172,7 +172,8 @@ def _arguments(argument: Argument, name: str, text: str) -> list[int | str]:
     if match is None or not is_in_order:
         kind, _, _ = name.partition(":")
         examples = " or ".join(f"{kind}:{example}" for example in argument.examples)
-        raise UserError(f"reward {name!r} needs a length or number, got {text!r}; write {examples}")
+        order = ", the larger one first" if argument.descends else ""
+        raise UserError(f"reward {name!r} needs whole numbers of 1 or more{order}, got {text!r}; write {examples}")
     return values
 
 
