@@ -18,8 +18,8 @@ sft-longer      SFT from `sft` on the same references, as many steps again
 Finished runs are kept, so a repeated command continues.
 
 Columns: steps and their seconds, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
-before and after, in percent; the accuracy as a fraction of that of `grpo`; the planned and the measured peak of memory
-in GiB; and the KL to the teacher of the first and the last step, in nats per token.
+before and after, in percent, and that of greedy answers after; the pass@1 as a fraction of that of `grpo`; the planned
+and the measured peak of memory in GiB; and the KL to the teacher of the first and the last step, in nats per token.
 """
 
 import argparse
@@ -91,13 +91,15 @@ def columns_of(run: Path) -> dict[str, float]:
     """Return the columns of a finished run."""
     record = read_json(run / "run.json")
     steps = read_lines(run / "metrics.jsonl")
-    score = next(row for row in record["results"]["table"] if row["metric"] == "pass@1")
+    score_by_metric = {row["metric"]: row for row in record["results"]["table"]}
+    score = score_by_metric["pass@1"]
     columns = {
         "steps": len(steps),
         "seconds": sum(step["step_time"] for step in steps),
         "teacher": sum(step.get("time/teacher", 0.0) for step in steps),
         "before": 100 * score["before"],
         "after": 100 * score["after"],
+        "greedy": 100 * score_by_metric["greedy"]["after"],
         "plan": max(record["memory"]["planned_phases_gib"].values()),
         "peak": record["peak_memory_gib"],
     }
