@@ -76,7 +76,7 @@ def no_run_is_open(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_user_file_is_known():
-    """The folders of a test's files leave Python's path, so that no later test finds its modules."""
+    """The folders of a test's files leave Python's path: a later test may have modules of the same names."""
     yield
     python_file.forget()
 

@@ -20,7 +20,6 @@ from lora_grpo.audit.stand_ins import TEMPLATE, StandIn
 from lora_grpo.cli.arguments import parse
 from lora_grpo.config import ModelConfig, RunConfig, SamplingConfig, replace
 from lora_grpo.data import gold_episodes, load_data
-from lora_grpo.files import python_file
 from lora_grpo.models import base_model, prepare_tokenizer
 from lora_grpo.tasks import get_task
 
@@ -28,13 +27,6 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "agents"
 FOLDERS = sorted(path.parent for path in RECIPES.glob("*/task.py"))
 ROWS_OF_AUDIT = 6
 every_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-
-
-@pytest.fixture(autouse=True)
-def forgotten_files():
-    """Forget what a test has imported: a copy of a folder has modules of the same names."""
-    yield
-    python_file.forget()
 
 
 def task_of(folder):

@@ -86,21 +86,18 @@ class Report(Schema):
         if not sampling:
             return f"{self.protocol.task}: {model.samples} samples of {model.tasks} tasks"
 
-        parts = []
         num_greedy = int(model.sample_stats.get(GREEDY, {}).get("samples", 0))
         num_others = model.samples - num_greedy
-        if num_others:
-            decoding = "greedy"
-            if sampling.temperature:
-                decoding = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
-            parts.append(f"{num_others} samples of {model.tasks} tasks, {decoding}")
-            if num_greedy:
-                parts.append(f"and {num_greedy} greedy ones")
-        else:
-            parts.append(f"{num_greedy} samples of {model.tasks} tasks, greedy")
+        decoding = "greedy"
+        if num_others and sampling.temperature:
+            decoding = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+        parts = [f"{self.protocol.task}: {num_others or num_greedy} samples of {model.tasks} tasks", decoding]
+        if num_others and num_greedy:
+            parts.append(f"and {num_greedy} greedy ones")
         if sampling.prompt_style:
             parts.append(f"{sampling.prompt_style} style")
-        return f"{self.protocol.task}: {', '.join([*parts, f'{sampling.few_shot}-shot'])}"
+        parts.append(f"{sampling.few_shot}-shot")
+        return ", ".join(parts)
 
     @property
     def changed(self) -> str:
@@ -165,13 +162,12 @@ class Report(Schema):
             lines.append(f"{self.table[0].verdict}; {self.changed}")
         else:
             for kind, counts in self.evaluated.sample_stats.items():
-                shown = []
-                for name in _SHOWN_COUNTS:
-                    says_nothing = name == "unparsed" and not counts["unparsed"]  # a task may not parse answers at all
-                    if name in counts and not says_nothing:
-                        shown.append(f"{name} {count_cell(name, counts)}")
+                shown = [name for name in _SHOWN_COUNTS if name in counts]
+                if "unparsed" in shown and not counts["unparsed"]:  # a task may not parse answers at all
+                    shown.remove("unparsed")
                 if shown:
-                    lines.append(f"% of {kind} samples: {', '.join(shown)}")
+                    cells = ", ".join(f"{name} {count_cell(name, counts)}" for name in shown)
+                    lines.append(f"% of {kind} samples: {cells}")
             if self.guessing_warning:
                 lines.append(self.guessing_warning)
         if self.cost:

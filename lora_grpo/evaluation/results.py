@@ -7,6 +7,7 @@ may change; its results have their own file.
 import contextlib
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,21 +127,21 @@ def append_batches(
         All results.
     """
     results = list(finished)
+    # By whether they are greedy, because the others have another pass rate.
+    num_samples = Counter(map(is_greedy, finished))
+    num_passed = Counter(is_greedy(result) for result in finished if result["passed"])
     if finished:
         console.note(f"{path}: {len(finished)} of {total} samples are done")
     with contextlib.closing(Progress(total, title)) as progress:
         for batch in batches:
             json_files.append_lines(path, batch)
             results += batch
-            progress.show(len(results), _pass_rate(results, greedy=is_greedy(batch[-1])))
+            num_samples.update(map(is_greedy, batch))
+            num_passed.update(is_greedy(result) for result in batch if result["passed"])
+            greedy = is_greedy(batch[-1])
+            rate = num_passed[greedy] / num_samples[greedy]
+            progress.show(len(results), f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass")
     return results
-
-
-def _pass_rate(results: Sequence[Result], *, greedy: bool) -> str:
-    """Return how many samples pass, of the greedy ones or of the others, which have another pass rate."""
-    of_kind = [result["passed"] for result in results if is_greedy(result) is greedy]
-    rate = sum(of_kind) / len(of_kind)
-    return f"{rate:.1%} of greedy ones pass" if greedy else f"{rate:.1%} pass"
 
 
 # The settings

@@ -272,7 +272,8 @@ def episodes(sampler, tmp_path_factory):
     played = play(sampler, rows[: len(names)], group_size=1, budget=300)
     assert set(marked_processes()) <= set(before), "a process is left"
     [alone] = play(sampler, rows[:1], group_size=1, budget=300)
-    return {**dict(zip(names, played, strict=True)), "alone": alone}
+    yield {**dict(zip(names, played, strict=True)), "alone": alone}
+    sys.path.remove(str(folder))
 
 
 @pytest.mark.parametrize("name", sorted(FAILURES))
