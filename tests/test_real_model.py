@@ -1,4 +1,4 @@
-"""SmolLM2-135M, which `make laptop-model` writes: the commands of docs/laptop.md with small limits, and their results.
+"""SmolLM2-135M, which `make laptop-model` writes: the first commands of docs/laptop.md with small limits, and their results.
 
 The commands run once, two at a time. The details of each are tested elsewhere on the bundled model; here, a published
 tokenizer, chat template and architecture go through all of them.
@@ -58,8 +58,8 @@ class Page:
         self.killed = folder / "outputs" / "killed"
         self.ended = {}  # by name
         (folder / "models").symlink_to(MODEL.parent)
-        lines = (ROOT / "docs" / "laptop.md").read_text().splitlines()
-        commands = [line.partition("#")[0] for line in lines if line.startswith("python ")]
+        first_block = (ROOT / "docs" / "laptop.md").read_text().split("```")[1]
+        commands = [line.partition("#")[0] for line in first_block.strip().splitlines()]
         self.commands = dict(zip(LIMITS, commands, strict=True))
 
     def start(self, name, *flags):
