@@ -23,10 +23,10 @@ def claim(folder: Path) -> None:
     Raises:
         UserError: another process holds the lock.
     """
-    lock = FileLock(folder / ".lock", timeout=_SECONDS_TO_WAIT, poll_interval=0.01)
+    lock = FileLock(folder / ".lock", timeout=_SECONDS_TO_WAIT)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock.acquire(poll_interval=0.01)
     except Timeout:
         raise UserError(f"another process is using {folder}; wait for it or give another --output-dir") from None
     held.append(lock)
