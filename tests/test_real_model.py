@@ -1,4 +1,4 @@
-"""SmolLM2-135M, which `make laptop-model` writes: the first commands of docs/laptop.md with small limits, and their results.
+"""SmolLM2-135M, which `make laptop-model` writes: the first commands of docs/laptop.md, shortened, and their results.
 
 The commands run once, two at a time. The details of each are tested elsewhere on the bundled model; here, a published
 tokenizer, chat template and architecture go through all of them.

@@ -1,5 +1,6 @@
 """Teachers for trainers of one loss pass: another adapter on the trained model, or a second model."""
 
+import pytest
 import torch
 from helpers.loss_passes import make_trainer, random_model, with_adapter
 from peft import LoraConfig
@@ -10,6 +11,9 @@ from lora_grpo.loss import base_of
 from lora_grpo.models import Teacher, TeacherModel
 from lora_grpo.training import trl_compat
 from lora_grpo.training.teacher_pass import TeacherPass
+
+with_kernel = pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")
+"""For tests that compare whole distributions."""
 
 
 def add_teacher_adapter(model, rank=6):

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from helpers.loss_passes import distance, loss_and_gradients, micro_batch
-from helpers.teachers import logits_of_teacher, plain_logits, trainer_with_teacher
+from helpers.teachers import logits_of_teacher, plain_logits, trainer_with_teacher, with_kernel
 from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -15,7 +15,6 @@ from lora_grpo.rollouts import ROOT
 from lora_grpo.training import trl_compat
 
 GROUPS = (3, 2, 3)
-with_kernel = pytest.mark.skipif(not trl_compat.has_divergence_kernel(), reason="TRL 1.14 has no divergence in tiles")
 TRL_PASS = "TRL's own pass"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.teachers import with_kernel
 from helpers.tiny_models import CONFIGS, make_model
 from helpers.tiny_runs import begin_tiny, run_tiny, write_starter_files
 
@@ -98,7 +99,7 @@ def test_another_adapter_teaches_without_rewards(adapter, tmp_path):
     assert policy.model.active_adapter == "default"
 
 
-@pytest.mark.parametrize("loss", ["sampled", "reverse_kl"])
+@pytest.mark.parametrize("loss", ["sampled", pytest.param("reverse_kl", marks=with_kernel)])
 def test_a_run_killed_in_its_third_step_ends_in_the_same_bits(adapter, tmp_path, monkeypatch, loss):
     changes = {"teacher": {"name": str(adapter), "loss": loss}, "lora": {"dropout": 0.1}}
     expected, _ = run_tiny(tmp_path / "unbroken", **changes)
@@ -133,7 +134,9 @@ def test_a_run_is_not_resumed_with_another_teacher(adapter, tmp_path):
         run_tiny(tmp_path / "run", Invocation(resume=True), train={"max_steps": 4}, **changes)
 
 
-@pytest.mark.parametrize(("bits", "loss"), [(16, "sampled"), (4, "sampled"), (16, "forward_kl")])
+@pytest.mark.parametrize(
+    ("bits", "loss"), [(16, "sampled"), (4, "sampled"), pytest.param(16, "forward_kl", marks=with_kernel)]
+)
 def test_a_second_model_teaches_with_the_same_tokenizer(tmp_path, bits, loss):
     config = {**CONFIGS["llama"], "hidden_size": 128}
     teacher = make_model(tmp_path / "other", config)
