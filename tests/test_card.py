@@ -163,6 +163,21 @@ def test_tiny_parts_run_to_their_end(tmp_path):
     assert 2 <= len(side["steps_before_kill"]) < 5
 
 
+@pytest.mark.engines
+@pytest.mark.exhaustive
+def test_teachers_read_what_vllm_sampled(tmp_path):
+    run_card(card.__file__, tmp_path, "teacher")
+    record, sides = read(tmp_path, "teacher")
+    check_schema(record, "teacher")
+    without, *with_teachers = sides.values()
+    assert "time/teacher" not in without
+    for side in sides.values():
+        assert side["status"] == "ran", side["reason"]
+        assert side["steps"] == 3
+    for side in with_teachers:
+        assert 0 < side["time/teacher"] < side["time/training"]
+
+
 # The small card
 
 

@@ -15,6 +15,7 @@
 | `side_by_side` | the same training with TRL's own vLLM mode and with Unsloth's notebook loop | 4 |
 | `loss` | PEFT's loss pass with FlexAttention and with compiled layers | 1 |
 | `conversation` | games of several turns with PEFT and vLLM | 1 |
+| `teacher` | seconds and memory of a step with a teacher, against one without | 4 |
 | `resume` | a run that is killed after two steps and resumed | 1 |
 | `gsm8k` | SmolLM2-135M on GSM8K: SFT, then GRPO, evaluated on the whole test set | 1 |
 
@@ -374,6 +375,7 @@ _COLUMNS: dict[str, list[Column]] = {
     "side_by_side": [*_STATUS, *_TIMES, *_PEAKS[1:]],
     "loss": [*_STATUS, ("the GPU's peak, GiB", "gpu_peak_gib", "{:.2f}")],
     "conversation": [*_STATUS, ("turns", "turns", "{:.1f}"), *_TIMES, *_PEAKS],
+    "teacher": [*_STATUS, *_TIMES, ("teacher, s", "time/teacher", "{:.2f}"), *_PEAKS],
     "resume": [*_STATUS, ("steps before the kill", "steps_before_kill", "{}"), ("after", "steps_after_resume", "{}")],
     "gsm8k": [*_STATUS, ("SFT, s", "sft_seconds", "{:.0f}"), ("steps of GRPO", "steps", "{}"), *_TIMES],
 }

@@ -35,11 +35,13 @@ HERE = Path(__file__).resolve().parent
 Result = dict[str, Any]
 """What a side measured: `status`, `reason`, `seconds`, and whatever its part shows."""
 
-SMALL, MEDIUM, LARGE = "0.5b", "1.5b", "3b"
+SMALL, MEDIUM, LARGE, TINY = "0.5b", "1.5b", "3b", "tiny"
 _SHAPES: dict[str, dict[str, Any]] = {
     SMALL: QWEN,
     MEDIUM: LARGER_QWEN,
     LARGE: {**KNOWN_MODELS["Qwen/Qwen2.5-3B-Instruct"], "eos_token_id": 2, "pad_token_id": 0},
+    # A teacher of the bundled model, with as many tokens
+    TINY: {**QWEN, "vocab_size": 768, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
 }
 _MODEL_OF_PRESET = {"8gb": SMALL, "12gb": MEDIUM, "16gb": MEDIUM, "24gb": LARGE}
 _BUILD = """
@@ -93,6 +95,10 @@ class Session:
         """Return the flags of the model, the data and the rewards, and build the model if it does not exist."""
         if self.tiny:
             return [*_TINY, *_SHORT]
+        return ["--model.name", str(self.random_model(shape)), *PROBLEMS, *REWARDS, *_SHORT]
+
+    def random_model(self, shape: str) -> Path:
+        """Return the folder of a model with random weights. Build it if it does not exist."""
         folder = self.work / "models" / shape
         if not folder.exists():
             unfinished = folder.with_name(f"{shape}.unfinished")
@@ -102,7 +108,7 @@ class Session:
             if built.exit_code != 0:
                 raise RunError(f"the model {shape} was not built: {built.message}")
             unfinished.rename(folder)
-        return ["--model.name", str(folder), *PROBLEMS, *REWARDS, *_SHORT]
+        return folder
 
 
 @dataclass(frozen=True)
@@ -351,8 +357,7 @@ def loss_pass(session: Session, seconds: float) -> Result:
         flags = ["--model", "starter", "--groups", "1", "--completions", "2", "--prompt", "8", "--completion", "16"]
         flags += ["--repeats", "1"]
     else:
-        session.model_flags(MEDIUM)  # builds the model
-        flags = ["--model", str(session.work / "models" / MEDIUM)]
+        flags = ["--model", str(session.random_model(MEDIUM))]
         flags += ["--groups", "2", "--completions", "8", "--prompt", "440", "--completion", "512"]
     command = [sys.executable, str(ROOT / "tools" / "benchmark_loss.py"), *flags]
     result = run_command(session, "loss", "peft", command, seconds)
@@ -373,8 +378,7 @@ def conversation(session: Session, seconds: float) -> Result:
         flags += ["--sampling.num-generations", "2", "--train.micro-batch-size", "4"]
         flags += _SHORT
     else:
-        session.model_flags(SMALL)  # builds the model
-        flags = ["--preset", "8gb", "--model.name", str(session.work / "models" / SMALL)]
+        flags = ["--preset", "8gb", "--model.name", str(session.random_model(SMALL))]
         flags += ["--data.eval-limit", "1", *REWARDS[:1], REWARDS[-1], *_SHORT]
     flags += ["--model.engine", "peft", "--sampling.backend", "vllm", "--train.max-steps", "3"]
     result = run_recipe(session, "conversation", "guess", flags, seconds, recipe="guess_lora.py")
@@ -383,7 +387,37 @@ def conversation(session: Session, seconds: float) -> Result:
     return result | {"turns": round(statistics.fmean(turns), 2) if turns else None}
 
 
-# (g) resume
+# (g) a teacher
+
+NO_TEACHER = "no teacher"
+
+
+def teacher_side(name: str, teacher: str, *more_flags: str) -> Side:
+    """A run of three steps with PEFT and vLLM.
+
+    Args:
+        teacher: "" for none, "adapter" for that of the run without a teacher, or "model" for a larger random one.
+    """
+
+    def measure(session: Session, seconds: float) -> Result:
+        deadline = time.monotonic() + seconds
+        flags = [*PEFT.preset(session), *session.model_flags(MEDIUM), *PEFT.flags(session), "--train.max-steps", "3"]
+        if teacher == "model":
+            flags += ["--teacher", str(session.random_model(TINY if session.tiny else LARGE))]
+        elif teacher == "adapter":
+            folder = session.run_folder("teacher", NO_TEACHER)
+            if not (folder / "adapter").exists():
+                return {"status": "failed", "reason": f"no adapter to teach: measure teacher:{NO_TEACHER!r} first"}
+            flags += ["--teacher", str(folder)]
+        result = run_recipe(session, "teacher", name, [*flags, *more_flags], deadline - time.monotonic())
+        if session.tiny and teacher == "model":
+            result["instead"] = "a random model of two layers"
+        return result
+
+    return Side(name, 180, measure, PEFT.packages)
+
+
+# (h) resume
 
 
 def resume(session: Session, seconds: float) -> Result:
@@ -428,7 +462,7 @@ def _wait_for_checkpoint(folder: Path, step: int, process: subprocess.Popen[byte
         time.sleep(0.05)
 
 
-# (h) GSM8K itself
+# (i) GSM8K itself
 
 
 def gsm8k(session: Session, seconds: float) -> Result:
@@ -510,6 +544,12 @@ PARTS: dict[str, tuple[Side, ...]] = {
     ),
     "loss": (Side("peft, 4 bits", 200, loss_pass),),
     "conversation": (Side("peft + vllm", 180, conversation, PEFT.packages),),
+    "teacher": (
+        teacher_side(NO_TEACHER, ""),
+        teacher_side("another adapter", "adapter"),
+        teacher_side("another adapter, whole distributions", "adapter", "--teacher.loss", "reverse_kl"),
+        teacher_side("a model of 3B in 4 bits", "model"),
+    ),
     "resume": (Side("killed and resumed", 240, resume),),
     "gsm8k": (Side("SFT, then GRPO", 560, gsm8k),),
 }
