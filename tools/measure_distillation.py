@@ -24,11 +24,12 @@ and the measured peak of memory in GiB; and the KL to the teacher of the first a
 """
 
 import argparse
+import runpy
 import shlex
 from pathlib import Path
 
 from measure_settings import read_json, read_lines, show
-from results import run_once
+from results import ROOT, run_once
 
 TEACHER = ("--teacher", "{folder}/grpo-{seed}")
 ALONE = ("--teacher.reward-weight", "0")
@@ -48,16 +49,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "self": (*FROM_SFT, "--teacher", "self", *ALONE),
     "sft-longer": FROM_SFT,
 }
-STEPS = {"laptop_lora": 10, "sql_lora": 12}
-"""GRPO's steps in the laptop preset of a recipe."""
-LEARNING_RATES = {"laptop_lora": 3e-4, "sql_lora": 2e-4}
-"""GRPO's, too."""
+RECIPES = ("laptop_lora", "sql_lora")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--recipe", choices=STEPS, default="laptop_lora")
+    parser.add_argument("--recipe", choices=RECIPES, default="laptop_lora")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for every run, the last ones")
@@ -84,9 +82,10 @@ def main() -> None:
 
 def train(run: Path, recipe: str, name: str, seed: int, more_flags: list[str]) -> None:
     """Train a run, or go on with it, unless it is complete."""
-    half, twice = STEPS[recipe] // 2, 2 * LEARNING_RATES[recipe]
-    flags = [flag.format(folder=run.parent, seed=seed, half=half, twice=twice) for flag in RUNS[name]]
     script = f"recipes/{recipe}.py"
+    grpo = runpy.run_path(str(ROOT / script))["PRESETS"]["laptop"]["train"]
+    half, twice = grpo["max_steps"] // 2, 2 * grpo["learning_rate"]
+    flags = [flag.format(folder=run.parent, seed=seed, half=half, twice=twice) for flag in RUNS[name]]
     if name.startswith("sft"):
         script = "recipes/sft_lora.py"
         flags += ["--task", f"recipes/{recipe}.py"]

@@ -41,7 +41,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     MEDIUM: LARGER_QWEN,
     LARGE: {**KNOWN_MODELS["Qwen/Qwen2.5-3B-Instruct"], "eos_token_id": 2, "pad_token_id": 0},
     # A teacher of the bundled model, with as many tokens
-    TINY: {**QWEN, "vocab_size": 768, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+    TINY: {**QWEN, "vocab_size": 768, "hidden_size": 224, "intermediate_size": 512, "num_hidden_layers": 2},
 }
 _MODEL_OF_PRESET = {"8gb": SMALL, "12gb": MEDIUM, "16gb": MEDIUM, "24gb": LARGE}
 _BUILD = """
