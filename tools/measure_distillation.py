@@ -14,25 +14,37 @@ distilled-kl    the same with the whole distribution, KL(model || teacher)
 distilled-fast  the same in 8 steps of a quarter of the completions, with twice the learning rate after a warmup
 both            from `sft`, the teacher beside the rewards, in the steps of `grpo`
 self            from `sft`, the model with `teacher_prompt(row)` as its teacher, in the steps of `grpo`
+self-fast       the same in the steps of `distilled-fast`
 sft-longer      SFT from `sft` on the same references, as many steps again
 
-Finished runs are kept, so a repeated command continues.
+Finished runs and evaluations are kept, so a repeated command continues. Each adapter is evaluated once, on the held-out
+rows of the recipe: with the samples of its preset, and greedily.
 
-Columns: steps and their seconds, without evaluations; of them the seconds of the teacher; pass@1 on held-out rows
-before and after, in percent, and that of greedy answers after; the pass@1 as a fraction of that of `grpo`; the planned
-and the measured peak of memory in GiB; and the KL to the teacher of the first and the last step, in nats per token.
+Columns: steps and their seconds; of them the seconds of the teacher; pass@1 and that of greedy answers on held-out rows
+in percent, with 95% intervals; p of a paired test of pass@1 against `sft` and against `grpo`; pass@1 as a fraction of
+that of `grpo`; the planned and the measured peak of memory in GiB; and the KL to the teacher of the first and the last
+step, in nats per token.
 """
 
 import argparse
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from measure_settings import read_json, read_lines, show
 from results import ROOT, run_once
 
+from lora_grpo.evaluation import percent
+from lora_grpo.evaluation.comparison import compare
+from lora_grpo.evaluation.measurement import metrics
+from lora_grpo.files import json_files
+
 TEACHER = ("--teacher", "{folder}/grpo-{seed}")
 ALONE = ("--teacher.reward-weight", "0")
+SELF = ("--teacher", "self", *ALONE)
 FROM_SFT = ("--lora.from", "{folder}/sft-{seed}")
 HALF = ("--train.max-steps", "{half}")
 FAST = shlex.split(
@@ -46,10 +58,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "distilled-kl": (*FROM_SFT, *TEACHER, *ALONE, *HALF, "--teacher.loss", "reverse_kl"),
     "distilled-fast": (*FROM_SFT, *TEACHER, *ALONE, "--teacher.loss", "reverse_kl", *FAST),
     "both": (*FROM_SFT, *TEACHER),
-    "self": (*FROM_SFT, "--teacher", "self", *ALONE),
+    "self": (*FROM_SFT, *SELF),
+    "self-fast": (*FROM_SFT, *SELF, "--teacher.loss", "reverse_kl", *FAST),
     "sft-longer": FROM_SFT,
 }
 RECIPES = ("laptop_lora", "sql_lora")
+SHORT = ("--data.eval-limit", "16", "--eval.num-samples", "0", "--monitor.rows", "0")
+"""Evaluations of the runs themselves, which are not those of the table."""
 
 
 def main() -> None:
@@ -68,11 +83,8 @@ def main() -> None:
         for name in arguments.runs:
             run = folder / f"{name}-{seed}"
             train(run, arguments.recipe, name, seed, arguments.flags)
-            lines.append({"run": name, "seed": seed, **columns_of(run)})
-    for line in lines:
-        teacher = folder / f"grpo-{line['seed']}"
-        if (teacher / "run.json").is_file():
-            line["of GRPO"] = line["after"] / max(1e-9, columns_of(teacher)["after"])
+            evaluate(run, arguments.recipe, seed)
+            lines.append({"run": name, "seed": seed, **columns_of(run), **comparisons(run, seed)})
 
     columns = list(dict.fromkeys(name for line in lines for name in line))
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -80,33 +92,67 @@ def main() -> None:
         print(f"| {' | '.join(show(line.get(name, '')) for name in columns)} |")
 
 
+def laptop_preset_of(recipe: str) -> dict[str, Any]:
+    """Return the settings that a recipe changes for SmolLM2, by section."""
+    return runpy.run_path(str(ROOT / "recipes" / f"{recipe}.py"))["PRESETS"]["laptop"]
+
+
 def train(run: Path, recipe: str, name: str, seed: int, more_flags: list[str]) -> None:
     """Train a run, or go on with it, unless it is complete."""
     script = f"recipes/{recipe}.py"
-    grpo = runpy.run_path(str(ROOT / script))["PRESETS"]["laptop"]["train"]
+    grpo = laptop_preset_of(recipe)["train"]
     half, twice = grpo["max_steps"] // 2, 2 * grpo["learning_rate"]
     flags = [flag.format(folder=run.parent, seed=seed, half=half, twice=twice) for flag in RUNS[name]]
     if name.startswith("sft"):
         script = "recipes/sft_lora.py"
         flags += ["--task", f"recipes/{recipe}.py"]
-    command = [script, "--preset", "laptop", *flags, "--seed", str(seed), "--monitor.rows", "0", *more_flags]
+    command = [script, "--preset", "laptop", *flags, "--seed", str(seed), *SHORT, *more_flags]
     print(run.name, *command, flush=True)
     run_once(shlex.join(command), run)
+
+
+def evaluate(run: Path, recipe: str, seed: int) -> None:
+    """Evaluate a finished run with the samples of the recipe's preset and greedily, or go on with it."""
+    preset = laptop_preset_of(recipe)
+    samples, temperature = preset["eval"]["num_samples"], preset["eval"].get("temperature", 1.0)
+    flags = ["--task", f"recipes/{recipe}.py", "--limit", preset["data"]["eval_limit"], "--seed", seed, "--k", 1]
+    kinds = {"sampled": ["--num-samples", samples, "--temperature", temperature], "greedy": ["--temperature", 0]}
+    for kind, how in kinds.items():
+        folder = run / kind
+        if not (folder / "report.json").is_file():
+            words = [str(word) for word in ("scripts/evaluate.py", run, *flags, *how, "--output-dir", folder)]
+            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+
+
+def results_of(run: Path, kind: str) -> list[Any]:
+    """Return the graded samples of a run: `sampled` or `greedy`."""
+    return json_files.read_finished_lines(run / kind / "results.jsonl")
+
+
+def comparisons(run: Path, seed: int) -> dict[str, str | float]:
+    """Return the columns of a run's accuracy."""
+    columns = {}
+    for kind in ("sampled", "greedy"):
+        [metric, *_] = metrics(results_of(run, kind), [1], seed).values()
+        columns["pass@1" if kind == "sampled" else kind] = percent(metric.mean, metric.interval)
+    for other in ("sft", "grpo"):
+        before = run.with_name(f"{other}-{seed}")
+        if run != before and (before / "sampled" / "report.json").is_file():
+            [change, *_] = compare(results_of(before, "sampled"), results_of(run, "sampled"), [1], seed)
+            columns[f"p, {other}"] = f"{100 * change.difference:+.1f}, {change.p_text}"
+            if other == "grpo":
+                columns["of grpo"] = change.after / max(1e-9, change.before)
+    return columns
 
 
 def columns_of(run: Path) -> dict[str, float]:
     """Return the columns of a finished run."""
     record = read_json(run / "run.json")
     steps = read_lines(run / "metrics.jsonl")
-    score_by_metric = {row["metric"]: row for row in record["results"]["table"]}
-    score = score_by_metric["pass@1"]
     columns = {
         "steps": len(steps),
         "seconds": sum(step["step_time"] for step in steps),
         "teacher": sum(step.get("time/teacher", 0.0) for step in steps),
-        "before": 100 * score["before"],
-        "after": 100 * score["after"],
-        "greedy": 100 * score_by_metric["greedy"]["after"],
         "plan": max(record["memory"]["planned_phases_gib"].values()),
         "peak": record["peak_memory_gib"],
     }
