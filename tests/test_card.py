@@ -385,6 +385,19 @@ def test_ours_is_compared_with_rivals_of_the_same_bits():
     ]
 
 
+def test_each_teacher_is_compared_with_none():
+    without, adapter, *_ = names = [side.name for side in card.PARTS["teacher"]]
+    assert card.pairs(names) == [(name, without) for name in names[1:]]
+
+    measured = [{"name": without, "step_time": 8.0, "torch_peak_gib": 10.0}]
+    measured.append({"name": adapter, "step_time": 10.0, "torch_peak_gib": 10.4})
+    sides = [{**side, "status": "ran", "commit": "abcdefghij"} for side in measured]
+    rows = [line.split("|") for line in card.rendered(card_record("teacher", sides=sides)).splitlines() if "|" in line]
+    headings, *_, ratios = [[cell.strip() for cell in row[1:-1]] for row in rows]
+    assert ratios[0] == f"{adapter} / {without}"
+    assert [ratios[headings.index(name)] for name in ("step, s", "torch's peak")] == ["1.25", "1.04"]
+
+
 def test_peaks_stand_beside_the_plan():
     holder = {"where": "trl/x.py:1 f", "gib": 4.0, "blocks": 1}
     phase = {"phase": "rollouts", "times": 2, "begin_gib": 1.5, "peak_gib": 6.25, "holders": [holder]}

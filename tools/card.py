@@ -379,7 +379,7 @@ _COLUMNS: dict[str, list[Column]] = {
     "resume": [*_STATUS, ("steps before the kill", "steps_before_kill", "{}"), ("after", "steps_after_resume", "{}")],
     "gsm8k": [*_STATUS, ("SFT, s", "sft_seconds", "{:.0f}"), ("steps of GRPO", "steps", "{}"), *_TIMES],
 }
-_RATIO_KEYS = ("step_time", "time/rollouts", "time/training", "rollouts/tokens_per_second")
+_RATIO_KEYS = ("step_time", "time/rollouts", "time/training", "rollouts/tokens_per_second", "torch_peak_gib")
 
 
 def finished_records(records: dict[str, Record]) -> dict[str, Record]:
@@ -419,7 +419,8 @@ def cell(value: Any, form: str) -> str:
 
 
 def ratio_rows(record: Record, columns: Sequence[Column]) -> list[list[str]]:
-    """Return a row for each pair of sides that are compared: ratios of times and of tokens per second."""
+    """Return a row for each pair of sides that are compared: ratios of times, of tokens per second and of torch's
+    peak."""
     by_name = {side["name"]: side for side in record["sides"] if side["status"] == "ran"}
     rows = []
     for ours, theirs in pairs(by_name):
@@ -433,7 +434,8 @@ def ratio_rows(record: Record, columns: Sequence[Column]) -> list[list[str]]:
 
 
 def pairs(names: Any) -> list[tuple[str, str]]:
-    """Return the names of sides to compare: this tree with the older one, and ours with the rival of the same bits."""
+    """Return the names of sides to compare: this tree with the older one, ours with the rival of the same bits, and
+    a teacher with none."""
     found = []
     for name in names:
         if name.endswith(", now"):
@@ -441,6 +443,8 @@ def pairs(names: Any) -> list[tuple[str, str]]:
         elif name.startswith("ours"):
             bits = name.rpartition(", ")[2]
             found += [(name, other) for other in names if other.endswith(bits) and not other.startswith("ours")]
+        elif name != sides.NO_TEACHER:
+            found.append((name, sides.NO_TEACHER))
     return [(ours, theirs) for ours, theirs in found if theirs in names]
 
 
