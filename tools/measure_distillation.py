@@ -63,6 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sft-longer": FROM_SFT,
 }
 RECIPES = ("laptop_lora", "sql_lora")
+EVALUATIONS = ("sampled", "greedy")
 SHORT = ("--data.eval-limit", "16", "--eval.num-samples", "0", "--monitor.rows", "0")
 """Evaluations of the runs themselves, which are not those of the table."""
 
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default="laptop_lora")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--evaluations", nargs="+", choices=EVALUATIONS, default=list(EVALUATIONS))
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="more flags for every run, the last ones")
     arguments = parser.parse_args()
     folder = (arguments.folder / arguments.recipe).resolve()
@@ -83,7 +85,7 @@ def main() -> None:
         for name in arguments.runs:
             run = folder / f"{name}-{seed}"
             train(run, arguments.recipe, name, seed, arguments.flags)
-            evaluate(run, arguments.recipe, seed)
+            evaluate(run, arguments.recipe, seed, arguments.evaluations)
             lines.append({"run": name, "seed": seed, **columns_of(run), **comparisons(run, seed)})
 
     columns = list(dict.fromkeys(name for line in lines for name in line))
@@ -111,13 +113,14 @@ def train(run: Path, recipe: str, name: str, seed: int, more_flags: list[str]) -
     run_once(shlex.join(command), run)
 
 
-def evaluate(run: Path, recipe: str, seed: int) -> None:
-    """Evaluate a finished run with the samples of the recipe's preset and greedily, or go on with it."""
+def evaluate(run: Path, recipe: str, seed: int, kinds: list[str]) -> None:
+    """Evaluate a finished run: `sampled` as the recipe's preset says, or `greedy`. Go on with what was begun."""
     preset = laptop_preset_of(recipe)
     samples, temperature = preset["eval"]["num_samples"], preset["eval"].get("temperature", 1.0)
     flags = ["--task", f"recipes/{recipe}.py", "--limit", preset["data"]["eval_limit"], "--seed", seed, "--k", 1]
-    kinds = {"sampled": ["--num-samples", samples, "--temperature", temperature], "greedy": ["--temperature", 0]}
-    for kind, how in kinds.items():
+    how_of_kind = {"sampled": ["--num-samples", samples, "--temperature", temperature], "greedy": ["--temperature", 0]}
+    for kind in kinds:
+        how = how_of_kind[kind]
         folder = run / kind
         if not (folder / "report.json").is_file():
             words = [str(word) for word in ("scripts/evaluate.py", run, *flags, *how, "--output-dir", folder)]
@@ -125,20 +128,23 @@ def evaluate(run: Path, recipe: str, seed: int) -> None:
 
 
 def results_of(run: Path, kind: str) -> list[Any]:
-    """Return the graded samples of a run: `sampled` or `greedy`."""
-    return json_files.read_finished_lines(run / kind / "results.jsonl")
+    """Return the graded samples of a run: `sampled` or `greedy`. [] if they were not evaluated."""
+    folder = run / kind
+    return json_files.read_finished_lines(folder / "results.jsonl") if (folder / "report.json").is_file() else []
 
 
 def comparisons(run: Path, seed: int) -> dict[str, str | float]:
     """Return the columns of a run's accuracy."""
     columns = {}
-    for kind in ("sampled", "greedy"):
-        [metric, *_] = metrics(results_of(run, kind), [1], seed).values()
-        columns["pass@1" if kind == "sampled" else kind] = percent(metric.mean, metric.interval)
+    for kind, name in (("sampled", "pass@1"), ("greedy", "greedy")):
+        if results := results_of(run, kind):
+            [metric, *_] = metrics(results, [1], seed).values()
+            columns[name] = percent(metric.mean, metric.interval)
+    after = results_of(run, "sampled")
     for other in ("sft", "grpo"):
-        before = run.with_name(f"{other}-{seed}")
-        if run != before and (before / "sampled" / "report.json").is_file():
-            [change, *_] = compare(results_of(before, "sampled"), results_of(run, "sampled"), [1], seed)
+        before = results_of(run.with_name(f"{other}-{seed}"), "sampled")
+        if run.name != f"{other}-{seed}" and before and after:
+            [change, *_] = compare(before, after, [1], seed)
             columns[f"p, {other}"] = f"{100 * change.difference:+.1f}, {change.p_text}"
             if other == "grpo":
                 columns["of grpo"] = change.after / max(1e-9, change.before)
