@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	vllm-rig lock site clean
 
 demo: $(VENV)/installed
-	$(BIN)/python recipes/gsm8k_lora.py $(ARGS)
+	$(BIN)/python recipes/gsm8k_lora.py --preset starter $(ARGS)
 
 # SmolLM2-135M-Instruct for --preset laptop, on a machine that cannot reach the Hugging Face Hub (93 MB).
 laptop-model: $(VENV)/installed

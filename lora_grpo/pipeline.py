@@ -285,8 +285,8 @@ def _next_steps(run: Run, *, passes_any: bool) -> dict[str, Any]:
         steps["0% right"] = "train on easier rows"
         if sft:
             steps["0% right"] = (
-                f"train on reference answers first: {sft} with {same_flags}, then this command with --lora.from "
-                "outputs/sft_lora and another --output-dir"
+                f"train on reference answers first: {sft} with {same_flags}, then this command with another "
+                "--output-dir and with --lora.from and the folder of that run"
             )
         return steps
     if config.method == "sft" and passes_any:

@@ -7,10 +7,11 @@
 # ///
 """Python functions with LoRA + GRPO: the reward runs unit tests in a sandbox.
 
-Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples
-num_generations programs for each of prompts_per_step problems. A program that passes all of its problem's unit tests
-gets a reward of 1; any other program gets 0. GRPO raises the probability of programs that score above the mean of their
-group. Programs run in a sandbox without access to their tests or your files (lora_grpo/sandbox).
+Method. The policy is a frozen base model, in 4 bits (NF4) or in 16 where the GPU has room, with a LoRA adapter on every
+linear layer. In each step it samples num_generations programs for each of prompts_per_step problems. A program that
+passes all of its problem's unit tests gets a reward of 1; any other program gets 0. GRPO raises the probability of
+programs that score above the mean of their group. Programs run in a sandbox without access to their tests or your files
+(lora_grpo/sandbox).
 
     python recipes/code_lora.py                      # chooses the preset for this machine
     python recipes/code_lora.py --preset 12gb        # Qwen2.5-Coder-1.5B-Instruct: train on MBPP, evaluate on HumanEval

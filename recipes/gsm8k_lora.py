@@ -7,10 +7,10 @@
 # ///
 """Grade-school math with LoRA + GRPO: train, evaluate before and after, save the adapter.
 
-Method. The policy is a frozen 4-bit (NF4) base model with a LoRA adapter on every linear layer. In each step it samples
-num_generations answers to each of prompts_per_step problems. The reward of an answer is the weighted sum of the rewards
-below, and GRPO raises the probability of answers that score above the mean of their group. The reward for a correct
-answer has the largest weight; the others teach the answer format.
+Method. The policy is a frozen base model, in 4 bits (NF4) or in 16 where the GPU has room, with a LoRA adapter on every
+linear layer. In each step it samples num_generations answers to each of prompts_per_step problems. The reward of an
+answer is the weighted sum of the rewards below, and GRPO raises the probability of answers that score above the mean of
+their group. The reward for a correct answer has the largest weight; the others teach the answer format.
 
     python recipes/gsm8k_lora.py                     # chooses the preset for this machine
     python recipes/gsm8k_lora.py --preset 16gb       # Qwen2.5-1.5B-Instruct on openai/gsm8k

@@ -62,10 +62,17 @@ def numbers(row):
     return re.findall(r"\b\d+\b(?!%)", row["question"])
 
 
+def gpu(model: str) -> dict:
+    return gpu_preset(model, data={"task": __file__, "eval_limit": 200})
+
+
 PRESETS = {
     "starter": starter_preset(data={"task": __file__, "eval_limit": 200}),
     "laptop": laptop_preset(data={"task": __file__, "eval_limit": 100}, train={"max_steps": 30}),
-    "8gb": gpu_preset("Qwen/Qwen2.5-0.5B-Instruct", data={"task": __file__, "eval_limit": 200}),
+    "8gb": gpu("Qwen/Qwen2.5-0.5B-Instruct"),
+    "12gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "16gb": gpu("Qwen/Qwen2.5-1.5B-Instruct"),
+    "24gb": gpu("Qwen/Qwen2.5-3B-Instruct"),
 }
 # SFT on the completions of `gold`, before GRPO: lora-grpo train sft --preset laptop --task FILE
 SFT_PRESETS = {

@@ -132,6 +132,7 @@ def test_a_run_that_is_never_right_is_told_to_train_on_reference_answers_and_not
     printed = capsys.readouterr().out
     assert "--resume" not in printed
     assert "train on reference answers first: lora-grpo train sft --task starter with the same" in printed
+    assert "outputs/sft_lora" not in printed  # the run of SFT may be elsewhere
 
 
 def test_a_run_that_is_never_right_and_has_no_references_is_told_to_train_on_easier_rows(run, capsys):

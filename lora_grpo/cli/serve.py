@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt
 from lora_grpo import console
 from lora_grpo.cli.named_model import named_model
 from lora_grpo.config import Backend, check_fields
-from lora_grpo.endpoint import Policy, ServedModels, listen, make_app, serving_in_thread
+from lora_grpo.endpoint import Policy, ServedModels, listen, make_app, names_of_server, serving_in_thread
 from lora_grpo.errors import UserError
 from lora_grpo.flags import Flag
 from lora_grpo.models import BASE, ModelFlags, ModelSpec
@@ -31,7 +31,8 @@ class ServeOptions(ModelFlags):
     source: Annotated[str, Flag("RUN|ADAPTER|MODEL|GGUF")]
     """Folder of a run, an adapter or a model, a Hub id, `starter`, or a GGUF file."""
     host: str = "127.0.0.1"
-    """Address to listen on. There is no password, so anyone who can reach another address can use the model."""
+    """Address to listen on. There is no password, so anyone who can reach another address can use the model. On this
+    one, requests must name 127.0.0.1 or localhost; a proxy with another name needs `--host 0.0.0.0`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     context_tokens: PositiveInt | None = None
@@ -79,7 +80,7 @@ def _serve(
     queue = RequestQueue()
     policy = Policy(sampler.tokenizer, sampler.eos_token_ids, sampler.encode, queue)
     served = ServedModels(policy, adapter_of_model, context_tokens)
-    app = make_app(served.at, list(adapter_of_model))
+    app = make_app(served.at, list(adapter_of_model), names_of_server(listener))
     with sampler.awake(adapter=True), serving_in_thread(app, listener) as address:
         half_of_context = context_tokens // 2
         sampler.fit_batch([[0] * half_of_context], context_tokens - half_of_context)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from lora_grpo import console
 from lora_grpo.config import check_fields
-from lora_grpo.endpoint import LOOPBACK, listen, serving_in_thread
+from lora_grpo.endpoint import listen, names_of_server, serving_in_thread
 from lora_grpo.errors import UserError
 from lora_grpo.files import lock
 from lora_grpo.flags import Flag
@@ -55,9 +55,7 @@ def run_watch(options: WatchOptions) -> None:
             console.note(f"warning: there is no password; anyone who can reach {address} can read the report")
         _wait_for_begin(options.run)
         read_run(options.run)  # a mistake ends the command here, with one line
-        # With a name of its own that leads to this machine, a web site could read the report (DNS rebinding).
-        names = ["localhost", LOOPBACK, str(address)] if address.is_loopback else ["*"]
-        app = _make_app(_LivePage(options.run), names)
+        app = _make_app(_LivePage(options.run), names_of_server(listener))
         with serving_in_thread(app, listener) as url:
             console.result(f"watching {options.run} at {url}; Ctrl-C ends")
             threading.Event().wait()

@@ -41,15 +41,20 @@ class Answerer(Protocol):
         """Answer a completion of a text."""
 
 
-def make_app(answerer_at: Callable[[str], Answerer | None], model_names: Sequence[str]) -> Starlette:
+def make_app(
+    answerer_at: Callable[[str], Answerer | None], model_names: Sequence[str], host_names: Sequence[str] = ("*",)
+) -> Starlette:
     """Return the application.
 
     Args:
         answerer_at: returns who answers at an address with this secret, None if nobody does. The secret is "" for an
             address without one.
         model_names: what `/v1/models` lists.
+        host_names: the hosts that a request may name; `*` is any.
     """
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
@@ -94,7 +99,11 @@ def make_app(answerer_at: Callable[[str], Answerer | None], model_names: Sequenc
         routes.append(Route(f"{prefix}/v1/models", models, methods=["GET"]))
     methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     routes.append(Route("/{path:path}", not_found, methods=methods))
-    return Starlette(routes=routes, exception_handlers={RequestError: _refuse})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=host_names, www_redirect=False)],
+        exception_handlers={RequestError: _refuse},
+    )
 
 
 async def _body(request: HttpRequest) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ipaddress
 import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -55,6 +56,15 @@ def listen(host: str = LOOPBACK, port: int = 0) -> socket.socket:
     except OSError as error:
         reason, _, _ = str(error.strerror).partition(" (while")
         raise UserError(f"cannot listen on {host}:{port}: {reason}; pass another --host or --port") from None
+
+
+def names_of_server(listener: socket.socket) -> list[str]:
+    """Return the host names that requests may name: on a loopback address its own ones, else any (`*`).
+
+    With a name of its own that leads to this machine, a web site could read the answers (DNS rebinding).
+    """
+    address = ipaddress.ip_address(listener.getsockname()[0])
+    return ["localhost", LOOPBACK, str(address)] if address.is_loopback else ["*"]
 
 
 @contextlib.asynccontextmanager

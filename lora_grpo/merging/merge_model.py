@@ -74,6 +74,8 @@ def merge(options: MergeOptions) -> Path:
     target = resolve(source, options, any_base=options.force_base)
     if target.adapter is None:
         raise UserError(f"{source} is a full model; pass a run or an adapter to merge")
+    if options.onto == "dequantized" and target.run is not None and target.base.loaded_bits == 16:
+        raise UserError(f"{source} was trained on a base in 16 bits, not on NF4 values; leave out --onto dequantized")
     output = (options.output or default_output(source)).expanduser().resolve()
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")

@@ -1,6 +1,8 @@
 """`lora-grpo serve` with OpenAI's client: both models, what requests ask for, mistakes, and how it ends."""
 
 import asyncio
+import contextlib
+import http.client
 import importlib.util
 import json
 import signal
@@ -223,6 +225,16 @@ def test_another_path_is_an_error(base_url):
         pytest.raises(NotFoundError, match="base_url"),
     ):
         ask(client)
+
+
+@pytest.mark.parametrize(("host", "code"), [("localhost:1234", 200), ("attacker.example", 400)])
+def test_a_web_site_whose_name_leads_here_gets_nothing(host, code, base_url):
+    connection = http.client.HTTPConnection(base_url.removeprefix("http://").removesuffix("/v1"))
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/models", headers={"Host": host})
+        response = connection.getresponse()
+        assert response.status == code
+        assert (b"my_run" in response.read()) is (code == 200)
 
 
 def test_a_server_for_others_with_a_short_context(front_door, run):

@@ -95,6 +95,14 @@ def test_a_finished_merge_answers_and_touches_nothing(no_divergence, run, capsys
     assert contents(run / "merged") == before
 
 
+def test_an_adapter_of_a_16_bit_base_is_not_merged_into_rounded_weights(run):
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["model"]["bits"] = 16
+    (run / "run.json").write_text(json.dumps(record))
+    refused("was trained on a base in 16 bits", MergeOptions(str(run), onto="dequantized"))
+    assert not (run / "merged").exists()
+
+
 def test_an_adapter_alone_is_merged_beside_itself_and_says_that_its_base_is_unchecked(run, tmp_path, capsys):
     adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
     base = shutil.copytree(starter.model_path(), tmp_path / "base")
