@@ -21,7 +21,14 @@ from lora_grpo.data import Data, fit_data, load_data, sft_command, split_validat
 from lora_grpo.evaluation import Result, evaluate, report_run
 from lora_grpo.hardware import choose_engine
 from lora_grpo.memory import Plan, RowLengths, complete_plan, draft_plan, engine_line, make_plan, show_plan, summary
-from lora_grpo.models import check_teacher_tokenizer, find_teacher, keep_start, load_policy, load_tokenizer
+from lora_grpo.models import (
+    check_teacher_tokenizer,
+    find_teacher,
+    keep_start,
+    load_policy,
+    load_tokenizer,
+    model_files,
+)
 from lora_grpo.monitoring import TimeBudget
 from lora_grpo.preview import Preview, dry_run, preview, show_settings
 from lora_grpo.report import report_line
@@ -29,7 +36,7 @@ from lora_grpo.runs import Run, check_settings, open_run, read_metrics, read_rec
 from lora_grpo.sampling import build_sampler, check_server
 from lora_grpo.settings import Recipe, changed_settings, check_objects, user_files, user_objects
 from lora_grpo.tasks import CODE_TASKS, is_task_file
-from lora_grpo.training import filter_by_difficulty, prepare_training, train
+from lora_grpo.training import check_teacher_loss, filter_by_difficulty, prepare_training, train
 
 
 def run_recipe(
@@ -169,7 +176,8 @@ def _prepare_without_folder(config: RunConfig, invocation: Invocation) -> _Prepa
 
 
 def _check_teacher(config: RunConfig, tokenizer: Any, *, resumed: bool) -> None:
-    """Raise a UserError if the run's teacher has another tokenizer than the model."""
+    """Raise a UserError if the run's teacher has another tokenizer than the model, or TRL lacks its loss."""
+    check_teacher_loss(config.teacher)
     teacher = find_teacher(config, resumed=resumed)
     if teacher:
         check_teacher_tokenizer(teacher, tokenizer)
@@ -200,6 +208,9 @@ def train_and_evaluate(
     config = run.config
     check_server(config)
     agents.keep_logs_in(run.folder)
+    teacher = find_teacher(config, resumed=run.is_resumed)
+    if teacher and teacher.base:  # downloaded before the GPU holds the model
+        model_files.locate(teacher.base.name, teacher.base.revision)
     policy = load_policy(config, resumed=run.is_resumed)
     train_rows, validation_rows = split_validation(data.train, config)
     sampler = build_sampler(policy, config)

@@ -144,7 +144,10 @@ def gather(folder: Path, kind: str) -> Facts:
     # How to use the model.
     base = _base(policy, adapter, merge)
     teacher_record = record.get("teacher") or {}
-    teacher = _base(teacher_record, {}, None) if teacher_record.get("base_model") else None
+    teacher = None
+    if teacher_record.get("base_model"):
+        # The digest says whether the name was that of a folder.
+        teacher = _base({**teacher_record, "fingerprint": policy.get("teacher_sha256")}, {}, None)
     vllm_rank = None
     if kind == "adapter":
         vllm_rank = _vllm_rank(folder)

@@ -320,7 +320,9 @@ def _teacher_size(config: RunConfig, invocation: Invocation, shape: Shape) -> Te
     own_bits = None
     if teacher.base:
         fix = "pass the folder of a model as --teacher"
-        shape = Shape.of(_read_config(teacher.base, invocation, fix).values)
+        values = _read_config(teacher.base, invocation, fix).values
+        architectures.check_architecture(values, teacher.base, "peft", role="be a teacher")
+        shape = Shape.of(values)
         own_bits = teacher.base.loaded_bits
     adapter_parameters = 0
     adapter = teacher.saved_adapter()

@@ -61,6 +61,12 @@ def summary(plan: Plan) -> Iterator[str]:
     declared = plan.shape.context if plan.shape else None
     if declared and limit > declared:
         yield f"warning: --model.max-sequence-tokens {limit} exceeds the {declared} that the model declares"
+    teacher = plan.planner.teacher if plan.planner else None
+    declared_by_teacher = teacher.shape.context if teacher and teacher.own_bits else None
+    if declared_by_teacher and limit > declared_by_teacher:
+        yield (
+            f"warning: --model.max-sequence-tokens {limit} exceeds the {declared_by_teacher} that the teacher declares"
+        )
     if plan.too_large:
         yield f"warning: {plan.too_large}"
 

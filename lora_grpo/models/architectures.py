@@ -49,8 +49,17 @@ def with_supported(config: RunConfig, model_type: Any) -> RunConfig:
     return config
 
 
-def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine: str) -> None:
-    """Check from its config.json that a model can be trained, or that its code is trusted. Raises UserError."""
+def check_architecture(
+    config: Mapping[str, Any], settings: ModelConfig, engine: str, *, role: str = "be trained"
+) -> None:
+    """Check from its config.json that a model can be trained, or be a teacher, or that its code is trusted.
+
+    Args:
+        role: what it would do, for the message.
+
+    Raises:
+        UserError: it cannot.
+    """
     model_type = config.get("model_type")
     needs_its_code = model_type not in TRAINABLE and config.get("auto_map")
     stored_format = _stored_format(config.get("quantization_config"))
@@ -75,8 +84,8 @@ def check_architecture(config: Mapping[str, Any], settings: ModelConfig, engine:
     else:
         return
     if not model_type:
-        raise UserError(f"{settings.name} cannot be trained: {reason}; {fix}")
-    raise UserError(f"{settings.name} is a model of type {model_type}, which cannot be trained: {reason}; {fix}")
+        raise UserError(f"{settings.name} cannot {role}: {reason}; {fix}")
+    raise UserError(f"{settings.name} is a model of type {model_type}, which cannot {role}: {reason}; {fix}")
 
 
 def _stored_format(quantization: Any) -> Any:

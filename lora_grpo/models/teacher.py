@@ -15,9 +15,10 @@ from typing import Any, Literal
 from lora_grpo.config import SELF, ModelConfig, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.models import base_model, model_files
-from lora_grpo.models.adapter import SavedAdapter, adapter_sha256, read_adapter
+from lora_grpo.models.adapter import PATTERNS, SELECTION, SavedAdapter, adapter_sha256, read_adapter
 from lora_grpo.models.adapter_formats import holds_adapter, nested_adapter, origin_of
 from lora_grpo.models.start_adapter import (
+    BaseOfAdapter,
     adapter_folder,
     base_of_adapter,
     check_outside,
@@ -25,6 +26,7 @@ from lora_grpo.models.start_adapter import (
     start_folder,
 )
 from lora_grpo.models.target import run_of
+from lora_grpo.runs import read_record
 from lora_grpo.tasks import get_task
 
 _FLAG = "--teacher"
@@ -42,6 +44,8 @@ class Teacher:
     """Folder of the teacher's adapter, in PEFT's format; None without one."""
     base: ModelConfig | None = None
     """The teacher's own base; None if it is that of the run."""
+    commit_of_base: str | None = None
+    """The commit of the run's base that the adapter was trained on, if its run recorded one."""
     has_own_prompt: bool = False
     """Whether the teacher reads `teacher_prompt(row)` of the task file in place of the run's prompts."""
 
@@ -128,54 +132,84 @@ def _resolve(name: str, config: RunConfig, *, resumed: bool) -> Teacher:
         check_outside(_FLAG, name, config.folder)
 
     if not model_files.is_folder_name(name):  # a Hub id, or the bundled model
-        return _of_model(name, config)
+        return _of_model(name, config, resumed=resumed)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise UserError(f"{_FLAG} {model_files.missing_folder(name, _EXPECTED)}")
     is_run = (folder / "run.json").is_file()
     if is_run or holds_adapter(folder):
-        return _of_adapter(name, adapter_folder(_FLAG, name), config)
+        return _of_adapter(name, adapter_folder(_FLAG, name), config, resumed=resumed)
     nested = nested_adapter(folder)
     if nested and not (folder / "config.json").is_file():
         raise UserError(f"{_FLAG} {name} has neither an adapter nor a model; pass {nested}")
     model_files.check_folder(name, _FLAG)
-    return _of_model(name, config)
+    return _of_model(name, config, resumed=resumed)
 
 
-def _of_model(name: str, config: RunConfig) -> Teacher:
+def _of_model(name: str, config: RunConfig, *, resumed: bool) -> Teacher:
     """Return the teacher of a model folder, a Hub id or the bundled model."""
     if _same_model(name, config.model.name):
         return Teacher(name, "base")
-    return Teacher(name, "model", base=_base_settings(name, None, config))
+    return Teacher(name, "model", base=_base_settings(name, None, config, resumed=resumed))
 
 
-def _of_adapter(name: str, folder: Path, config: RunConfig) -> Teacher:
+def _of_adapter(name: str, folder: Path, config: RunConfig, *, resumed: bool) -> Teacher:
     """Return the teacher of an adapter, on the base of the run or on another one."""
     adapter = read_adapter(folder)
     base = base_of_adapter(config, adapter)
     if is_base_of_run(config, base):
-        return Teacher(name, "adapter", adapter=folder)
-    if model_files.is_folder_name(base.name) and not Path(base.name).expanduser().is_dir():
-        raise UserError(
-            f"{_FLAG} {name}: {base.name}, the base of the adapter in {origin_of(folder)}, does not exist here; "
-            "restore it, or merge the adapter and pass the merged model"
+        # PEFT would load biases into the base itself, and some initializations change its weights.
+        adapter.check(
+            {"use_dora", *PATTERNS, *SELECTION},
+            "which may change the base that the teacher shares with the model; merge the adapter into its base and "
+            f"pass the merged model as {_FLAG}",
         )
-    return Teacher(name, "model", adapter=folder, base=_base_settings(base.name, base.revision, config))
+        commit = base.revision if run_of(origin_of(folder)) else None
+        return Teacher(name, "adapter", adapter=folder, commit_of_base=commit)
+    if model_files.is_folder_name(base.name):
+        _check_base_folder(name, folder, base)
+    settings = _base_settings(base.name, base.revision, config, resumed=resumed)
+    return Teacher(name, "model", adapter=folder, base=settings)
 
 
-def _base_settings(name: str, revision: str | None, config: RunConfig) -> ModelConfig:
+def _check_base_folder(name: str, folder: Path, base: BaseOfAdapter) -> None:
+    """Raise a UserError unless the base of a teacher's adapter is where it was, with the weights of its training."""
+    base_folder = Path(base.name).expanduser()
+    problem = ""
+    if not base_folder.is_dir():
+        problem = "does not exist here"
+    elif base.fingerprint and model_files.weights_fingerprint(base_folder) != base.fingerprint:
+        problem = "has other weights than in its training"
+    if problem:
+        raise UserError(
+            f"{_FLAG} {name}: {base.name}, the base of the adapter in {origin_of(folder)}, {problem}; restore it, or "
+            "merge the adapter and pass the merged model"
+        )
+
+
+def _base_settings(name: str, revision: str | None, config: RunConfig, *, resumed: bool) -> ModelConfig:
+    """Return the settings of a teacher's own base. A resumed run keeps the commit that it began with."""
+    if resumed:
+        revision = read_record(config.folder).get("policy", {}).get("teacher_revision") or revision
     return ModelConfig(
         name=name, revision=revision, bits=config.teacher.bits, trust_remote_code=config.model.trust_remote_code
     )
 
 
 def _same_model(name: str, other: str) -> bool:
-    """Return whether two names stand for the same folder or Hub id."""
-    source = model_files.source(name)
-    other_source = model_files.source(other)
-    if Path(source).is_dir() and Path(other_source).is_dir():
-        return Path(source).resolve() == Path(other_source).resolve()
-    return source == other_source
+    """Return whether two names stand for the same folder or Hub id, or for folders with the same weights."""
+    folder, other_folder = Path(model_files.source(name)), Path(model_files.source(other))
+    if not (folder.is_dir() and other_folder.is_dir()):
+        return folder == other_folder
+    if folder.resolve() == other_folder.resolve():
+        return True
+    if _weight_sizes(folder) != _weight_sizes(other_folder):  # in place of reading gigabytes
+        return False
+    return model_files.weights_fingerprint(folder) == model_files.weights_fingerprint(other_folder)
+
+
+def _weight_sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
 
 
 def _check_is_other(teacher: Teacher, config: RunConfig, *, resumed: bool) -> None:

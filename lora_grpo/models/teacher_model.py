@@ -57,10 +57,16 @@ def load_teacher(teacher: Teacher, policy: Policy) -> TeacherModel:
     The trained adapter stays the active one, and the only one with gradients.
 
     Raises:
-        UserError: files are missing or damaged, or the adapter does not fit its base.
+        UserError: files are missing or damaged, or the adapter does not fit its base or another commit of it.
     """
     if teacher.base:
         return _load_second_model(teacher, teacher.base)
+    commit = policy.record["revision"]
+    if teacher.commit_of_base and commit not in (None, teacher.commit_of_base):
+        raise UserError(
+            f"--teacher {teacher.name} was trained on commit {teacher.commit_of_base} of its base, and this run loads "
+            f"{commit}; pass --model.revision {teacher.commit_of_base}"
+        )
     if teacher.adapter:
         _load_adapter(teacher, policy.model)
         policy.model.set_adapter(_TRAINED)

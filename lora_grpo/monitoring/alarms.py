@@ -139,12 +139,15 @@ class Alarms:
             messages["entropy"] = self._low_entropy(window, _mean(steps_with_reward[:WINDOW], "entropy"))
             messages["truncated"] = self._truncated(window)
             messages["collapse"] = self._collapse([step_metrics["reward"] for step_metrics in steps_with_reward])
-        taught = [step_metrics for step_metrics in steps_with_reward if TEACHER_KL in step_metrics]
-        if "reward" in finite_numbers and len(taught) >= 2 * LONG_WINDOW:
-            kls = [step_metrics[TEACHER_KL] for step_metrics in taught]
-            rewards = [step_metrics["reward"] for step_metrics in taught]
+        # Rows that no reward can grade have a KL to the teacher as well.
+        kls = [step_metrics[TEACHER_KL] for step_metrics in self._steps if TEACHER_KL in step_metrics]
+        if len(kls) >= 2 * LONG_WINDOW:
             messages["teacher_kl"] = self._teacher_kl(kls)
-            messages["teacher_mistakes"] = self._teacher_mistakes(kls, rewards)
+        graded = [step_metrics for step_metrics in steps_with_reward if TEACHER_KL in step_metrics]
+        if "reward" in finite_numbers and len(graded) >= 2 * LONG_WINDOW:
+            kls_of_graded = [step_metrics[TEACHER_KL] for step_metrics in graded]
+            rewards = [step_metrics["reward"] for step_metrics in graded]
+            messages["teacher_mistakes"] = self._teacher_mistakes(kls_of_graded, rewards)
         return self._new_alarms(step, messages)
 
     def validation(self, step: int, rewards: Sequence[float], passed: Mapping[str, bool]) -> list[Alarm]:

@@ -133,6 +133,12 @@ def _check_teacher(config: RunConfig) -> None:
     overrides = parse_grpo_overrides(config.grpo)
     if overrides.get("loss_type") == "vespo":
         raise UserError("--grpo loss_type=vespo weights whole completions, and a teacher scores tokens; leave it out")
+    level = overrides.get("importance_sampling_level", "token")
+    if level != "token" and config.teacher.loss == "sampled":
+        raise UserError(
+            f"--grpo importance_sampling_level={level} gives all tokens of a completion their mean advantage, and a "
+            "teacher scores tokens; leave it out, or pass --teacher.loss reverse_kl"
+        )
     if overrides.get("off_policy_mask_threshold") is not None:
         raise UserError(
             "--grpo off_policy_mask_threshold masks completions by their advantage, and with --teacher each token has "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lora_grpo import python_objects
-from lora_grpo.config import RunConfig
+from lora_grpo.config import SELF, RunConfig
 from lora_grpo.errors import UserError
 from lora_grpo.files import atomic, python_file
 from lora_grpo.rewards import parse_reward_specs
@@ -45,6 +45,10 @@ def named_code(config: RunConfig) -> list[NamedCode]:
     if config.model.trust_remote_code:
         description = f"Python code from the repository of {config.model.name}"
         code.append(NamedCode(description, "trust_remote_code", ("--model.trust-remote-code",)))
+    teacher = config.teacher.name
+    if config.model.trust_remote_code and teacher not in (None, SELF):
+        flags = ("--teacher", str(teacher), "--model.trust-remote-code")
+        code.append(NamedCode(f"Python code from the repository of {teacher}", f"code of teacher {teacher}", flags))
     if config.sandbox.allow_unsafe:
         code.append(NamedCode("programs without isolation", "allow_unsafe", ("--sandbox.allow-unsafe",)))
     return code

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from lora_grpo.training.difficulty import filter_by_difficulty
 from lora_grpo.training.prepare import Training, prepare_training
 from lora_grpo.training.run import train
+from lora_grpo.training.teacher_pass import check_teacher_loss
 
 if TYPE_CHECKING:
     from lora_grpo.training.fast_trainer import FastGRPOTrainer

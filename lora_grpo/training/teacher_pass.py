@@ -37,6 +37,12 @@ class TeacherScores:
     not compare distributions."""
 
 
+def check_teacher_loss(settings: TeacherConfig) -> None:
+    """Raise a UserError if the installed TRL cannot compare whole distributions and the loss does."""
+    if settings.name and settings.loss != "sampled" and not trl_compat.has_divergence_kernel():
+        raise UserError(f"--teacher.loss {settings.loss} needs TRL 1.16 or newer; pass --teacher.loss sampled")
+
+
 class TeacherPass:
     """Scores completions with the teacher.
 
@@ -158,9 +164,7 @@ class TeacherPass:
     def _check_distributions(self, settings: TeacherConfig) -> None:
         """Raise a UserError if whole distributions cannot be compared."""
         reason = ""
-        if not trl_compat.has_divergence_kernel():
-            reason = "needs TRL 1.16 or newer"
-        elif not self._trainer.loss_pass.uses_tiles:
+        if not self._trainer.loss_pass.uses_tiles:
             reason = "computes the model's logits in tiles, which this model does not allow"
         elif not self._loss_pass.uses_tiles:
             reason = "computes the teacher's logits in tiles, which the teacher does not allow"

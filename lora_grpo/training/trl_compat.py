@@ -458,13 +458,24 @@ class TrlTiles:
         return trainer._chunked_logps(*arguments)[0], trainer._full_logits_logps(*arguments)[0]
 
     def enable(self) -> Score:
-        """Use tiles from now on, and return the function that does."""
-        if not has_fused_head():
-            from trl.models.utils import _ForwardRedirection
+        """Return the function that scores in tiles. The trainer's own one still computes the full logits."""
+        if has_fused_head():
+            return self.score
+        from trl.models.utils import _ForwardRedirection
 
-            self.trainer.use_liger_kernel = True
-            self.trainer._forward_redirection = _ForwardRedirection()
-        return self.score
+        self.trainer._forward_redirection = _ForwardRedirection()
+        return self._score_in_tiles
+
+    def _score_in_tiles(self, *args: Any, **kwargs: Any) -> Any:
+        """Score with TRL 1.14's switch for tiles on.
+
+        It is off otherwise, because only one of the model and its teacher may have tiles.
+        """
+        self.trainer.use_liger_kernel = True
+        try:
+            return self.score(*args, **kwargs)
+        finally:
+            self.trainer.use_liger_kernel = False
 
 
 def tiles_of(trainer: Any, score: Score, model: Any) -> TrlTiles | None:

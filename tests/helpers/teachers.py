@@ -79,10 +79,12 @@ def plain_logits(model, ids, mask, width, adapter="default"):
 
 
 def logits_of_teacher(trainer, ids, mask, width):
-    """Return the teacher's logits of the same tokens."""
+    """Return the teacher's logits of the same tokens, divided by the temperature."""
     teacher = trainer.teacher._teacher
     with torch.no_grad():
-        if teacher.shares_base:
+        if not teacher.shares_base:
+            logits = plain_logits(base_of(teacher.model), ids, mask, width)
+        else:
             adapter = None if teacher.teacher.kind == "base" else "teacher"
-            return plain_logits(trainer.model, ids, mask, width, adapter)
-        return plain_logits(base_of(teacher.model), ids, mask, width)
+            logits = plain_logits(trainer.model, ids, mask, width, adapter)
+    return logits / trainer.temperature

@@ -528,6 +528,7 @@ TEACHERS = {
             "kind": "model",
             "has_adapter": False,
             "base_model": "owner/large",
+            "revision": "d" * 40,
             "bits": 4,
             "has_own_prompt": False,
         },
@@ -543,6 +544,17 @@ TEACHERS = {
             "has_own_prompt": False,
         },
         "learned from the adapter `mine` of `large`, in 16 bits",
+    ),
+    "a model in a folder of the working directory": (
+        {
+            "name": "large",
+            "kind": "model",
+            "has_adapter": False,
+            "base_model": "models/large",
+            "bits": 4,
+            "has_own_prompt": False,
+        },
+        "learned from `large`, in 4 bits",
     ),
     "a model in a folder with another name": (
         {

@@ -19,6 +19,7 @@ from lora_grpo.models import check_teacher_tokenizer, find_teacher
 PRESETS = {"starter": {"model": {"engine": "peft"}}}
 CONFIG = {"peft_type": "LORA", "base_model_name_or_path": "starter", "r": 4, "lora_alpha": 12}
 CONFIG |= {"target_modules": ["q_proj"], "lora_dropout": 0.05}
+RECORD = {"lora_grpo_run": 1, "config": {}, "data": {}, "policy": {}, "versions": {}}
 HINTED = "def load(split): return []\ndef check(completion, row): return True\ndef teacher_prompt(row): return 'Yes.'\n"
 AGENT = "def load(split): return []\ndef agent(row, base_url): return 1\ndef teacher_prompt(row): return 'Yes.'\n"
 
@@ -73,6 +74,22 @@ def test_another_model_and_its_adapter_have_a_base_of_their_own(adapter, tmp_pat
     assert teacher.adapter == Path("a")
 
 
+def test_distributions_may_be_weighed_by_completions(adapter):
+    """Their loss does not depend on the advantages."""
+    adapter("a")
+    assert find_teacher(read("--teacher a --teacher.loss jsd --grpo importance_sampling_level=sequence"))
+
+
+def test_a_resumed_run_keeps_the_commit_of_its_teacher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read("--teacher org/model --output-dir out")
+    assert find_teacher(config).base.revision is None
+    (tmp_path / "out").mkdir()
+    record = {**RECORD, "policy": {"teacher_revision": "c" * 40}}
+    (tmp_path / "out" / "run.json").write_text(json.dumps(record))
+    assert find_teacher(config, resumed=True).base.revision == "c" * 40
+
+
 def test_self_is_the_model_before_training(adapter, tmp_path):
     (tmp_path / "hinted.py").write_text(HINTED)
     adapter("a")
@@ -94,6 +111,11 @@ REFUSED = {
     "a run without an adapter": ("--teacher run", r"run/adapter/adapter_config\.json does not exist"),
     "a folder of something else": ("--teacher empty", r"has no config\.json"),
     "the base of a model without an adapter": ("--teacher starter", "is the model that training starts from"),
+    "a copy of that base": ("--teacher copy-of-base", "is the model that training starts from"),
+    "an adapter with biases": ("--teacher biased", "sets bias, which may change the base"),
+    "an adapter whose start changed the base": ("--teacher pissa", "sets init_lora_weights, which may change the base"),
+    "an adapter on other weights than in its training": ("--teacher moved", "has other weights than in its training"),
+    "weights of whole completions": ("--teacher a --grpo importance_sampling_level=sequence", "mean advantage"),
     "the adapter that training starts from": ("--lora.from a --teacher a", "is the model that training starts from"),
     "a copy of that adapter": ("--lora.from a --teacher copy", "is the model that training starts from"),
     "self with the model's prompt": (
@@ -122,6 +144,12 @@ def test_a_name_that_cannot_teach_is_refused(adapter, tmp_path, case):
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     adapter("out/adapter")
     adapter("gone", base_model_name_or_path="./no/such/base")
+    shutil.copytree(starter.model_path(), tmp_path / "copy-of-base")
+    adapter("biased", bias="lora_only")
+    adapter("pissa", init_lora_weights="pissa")
+    adapter("moved/adapter", base_model_name_or_path=str(make_model(tmp_path / "other", CONFIGS["llama"])))
+    record = {**RECORD, "config": {"model": {"name": str(tmp_path / "other")}}, "policy": {"fingerprint": "0" * 64}}
+    (tmp_path / "moved" / "run.json").write_text(json.dumps(record))
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

@@ -258,6 +258,11 @@ def test_the_default_run_is_left_alone(seed):
     assert all(fine(1).keys() <= step.keys() for step in steps)
 
 
+def test_a_rising_kl_is_an_alarm_where_no_reward_can_grade():
+    steps = [{name: value for name, value in step.items() if name != "reward"} for step in FAILURES["teacher_kl"]]
+    assert [name for name, _ in raised(*steps, health=Alarms(FULL, has_teacher=True))] == ["teacher_kl"]
+
+
 @pytest.mark.parametrize(
     ("kls", "rewards"),
     [

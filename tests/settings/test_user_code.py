@@ -2,10 +2,14 @@
 
 import shlex
 
+import pytest
+
 from lora_grpo.cli.main import resume_command
-from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig
+from lora_grpo.config.schema import DataConfig, ModelConfig, RunConfig, TeacherConfig
+from lora_grpo.errors import UserError
 from lora_grpo.rewards import parse_reward_specs, resolve
 from lora_grpo.settings import user_files
+from lora_grpo.settings.user_code import refuse_unnamed_code
 
 REWARD = "def mine(completions, **columns):\n    return [{value} for _ in completions]\n"
 
@@ -21,6 +25,14 @@ def test_the_command_to_go_on_names_the_code_that_the_run_needs(tmp_path):
     _, _, *arguments = shlex.split(resume_command(config))
     code = ["--task", task, "--rewards", *rewards, "--model.trust-remote-code"]
     assert arguments == [*code, "--resume", "--output-dir", "my run"]
+
+
+def test_the_code_of_a_teacher_that_a_file_names_is_not_that_of_the_model():
+    from_file = RunConfig(model=ModelConfig(trust_remote_code=True), teacher=TeacherConfig(name="theirs/model"))
+    by_user = RunConfig(model=ModelConfig(trust_remote_code=True))
+    with pytest.raises(UserError, match=r"theirs/model; .* pass --teacher theirs/model --model.trust-remote-code"):
+        refuse_unnamed_code(from_file, by_user, "theirs.yaml")
+    refuse_unnamed_code(from_file, from_file, "theirs.yaml")
 
 
 def test_the_files_of_the_user_are_those_of_rewards_and_the_modules_beside_them(tmp_path):

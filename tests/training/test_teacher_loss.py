@@ -50,11 +50,13 @@ def _trl_logprobs(trainer):
 
 
 @pytest.mark.parametrize("reason", ["", TRL_PASS], ids=["packed", "TRL's pass"])
-@pytest.mark.parametrize("kind", ["adapter", "base", "model"])
+@pytest.mark.parametrize(("kind", "temperature"), [("adapter", 0.7), ("base", 1.0), ("model", 0.7)])
 @pytest.mark.parametrize("reward_weight", [0.0, 1.0])
-def test_the_gradient_is_that_of_trls_loss_with_advantages_of_tokens(tmp_path, kind, reason, reward_weight):
+def test_the_gradient_is_that_of_trls_loss_with_advantages_of_tokens(
+    tmp_path, kind, temperature, reason, reward_weight
+):
     settings = TeacherConfig(name="other", weight=0.7, reward_weight=reward_weight)
-    trainer = trainer_with_teacher(tmp_path, kind, reason, settings)
+    trainer = trainer_with_teacher(tmp_path, kind, reason, settings, temperature=temperature)
     assert bool(trainer.packing_disabled_reason) == bool(reason)
     inputs = micro_batch(GROUPS)
     inputs["advantages"][:3] = 0.0  # a group whose rewards are equal
@@ -63,7 +65,7 @@ def test_the_gradient_is_that_of_trls_loss_with_advantages_of_tokens(tmp_path, k
 
     ids, mask, width = rows_of(inputs)
     with torch.no_grad():
-        logprobs = logprobs_of(plain_logits(trainer.model, ids, mask, width), inputs)
+        logprobs = logprobs_of(plain_logits(trainer.model, ids, mask, width) / temperature, inputs)
         teacher_logprobs = logprobs_of(logits_of_teacher(trainer, ids, mask, width), inputs)
     advantages = reward_weight * inputs["advantages"][:, None] + 0.7 * (teacher_logprobs - logprobs)
     expected_loss, expected = gradients_of_trl(trainer, inputs, advantages)
@@ -164,14 +166,14 @@ def test_a_divergence_is_that_of_trl(tmp_path, kind, loss):
 @pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "jsd"])
 def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
     settings = TeacherConfig(name="other", reward_weight=0.0, loss=loss)
-    trainer = trainer_with_teacher(tmp_path, settings=settings)
+    trainer = trainer_with_teacher(tmp_path, settings=settings, temperature=0.7)
     inputs = micro_batch(GROUPS)
     _, gradients, _ = loss_and_gradients(trainer, inputs)
 
     ids, mask, width = rows_of(inputs)
     teacher = logits_of_teacher(trainer, ids, mask, width).log_softmax(-1)
     trainer.model.zero_grad()
-    student = plain_logits(trainer.model, ids, mask, width).log_softmax(-1)
+    student = (plain_logits(trainer.model, ids, mask, width) / 0.7).log_softmax(-1)
     mixture = torch.logsumexp(torch.stack([student, teacher]), 0) - torch.log(torch.tensor(2.0))
     divergence = {
         "reverse_kl": student.exp() * (student - teacher),
@@ -180,7 +182,7 @@ def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
     }[loss].sum(-1)
     ((divergence * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()).backward()
     expected = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
-    assert distance(gradients, expected) < 1e-5
+    assert distance(gradients, expected) < 1e-4  # float32: the divergences of these models are small differences
 
 
 @with_kernel
