@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from lora_grpo import starter
 from lora_grpo.cli.arguments import parse
 from lora_grpo.errors import UserError
+from lora_grpo.memory import make_plan
 from lora_grpo.models import check_teacher_tokenizer, find_teacher
 
 PRESETS = {"starter": {"model": {"engine": "peft"}}}
@@ -186,6 +187,16 @@ def test_sft_has_no_teacher(adapter):
     adapter("a")
     with pytest.raises(UserError, match=r"--teacher\.name is for GRPO"):
         parse(["--teacher", "a"], recipe="r", description="", presets=PRESETS, method="sft")
+
+
+def test_the_plan_refuses_a_teacher_whose_weights_cannot_be_read(tmp_path):
+    folder = make_model(tmp_path / "other", CONFIGS["llama"])
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "awq"}}))
+    line = f"--teacher {folder} --plan"
+    config, invocation = parse(["--preset", "starter", *shlex.split(line)], recipe="r", description="", presets=PRESETS)
+    with pytest.raises(UserError, match="cannot be a teacher: its weights are stored in awq"):
+        make_plan(config, invocation)
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path):
