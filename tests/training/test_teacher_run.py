@@ -168,6 +168,24 @@ def test_completions_without_a_reward_learn_from_the_teacher(adapter, tmp_path, 
     assert "through its teacher alone" in warning and "no gradient" not in warning
 
 
+def test_a_teacher_and_a_kl_penalty_leave_all_but_the_trained_adapter_unchanged(adapter, tmp_path):
+    """The model has three adapters: the trained one, its start, from which the penalty measures, and the teacher."""
+    start, _ = run_tiny(tmp_path / "start", train={**LEARNED, "max_steps": 1}, seed=1)
+    settings = {"lora": {"from": str(start.folder)}, "teacher": {"name": str(adapter)}}
+    training = begin_tiny(tmp_path / "run", train={**LEARNED, "beta": 0.1}, **settings)
+    model = training.policy.model
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    assert any(".teacher." in name for name in before) and any(".ref." in name for name in before)
+    training.run.begin(training.policy.record)
+    train(training)
+
+    changed = [name for name, parameter in model.named_parameters() if not parameter.equal(before[name])]
+    assert changed and all(".default." in name for name in changed)
+    steps = read_metrics(training.run.folder)
+    assert steps[0]["kl"] == pytest.approx(0.0, abs=1e-6) and steps[-1]["kl"] > 1e-4  # from the start of the run
+    assert all(step[TEACHER_KL] > 0.01 for step in steps)  # from the teacher
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_the_model_itself_teaches_with_more_in_its_prompt(tmp_path, monkeypatch, name):
     """The teacher's logprobs are those of the base after its own prompts, also of a conversation's later turns."""
@@ -190,6 +208,9 @@ def test_the_model_itself_teaches_with_more_in_its_prompt(tmp_path, monkeypatch,
     for row in rows:
         ids = tokenizer(teacher_prompt_text(tokenizer, row), add_special_tokens=False)["input_ids"]
         prompts_of_teacher.add(tuple(ids))
+    assert readings
+    if name == "quiz":  # the replies of the environment are in the rows, and no tokens of the model
+        assert all(((inputs["tool_mask"] == 0) & inputs["completion_mask"].bool()).any() for inputs, _ in readings)
     base = base_model.load_base(training.run.config.model)
     for inputs, logprobs in readings:
         for row, completion_ids in enumerate(inputs["completion_ids"]):
