@@ -21,8 +21,8 @@ Finished runs and evaluations are kept, so a repeated command continues. Each ad
 rows of the recipe: with the samples of its preset, and greedily.
 
 Columns: steps and their seconds; of them the seconds of the teacher; pass@1 and that of greedy answers on held-out rows
-in percent, with 95% intervals; p of a paired test of pass@1 against `sft` and against `grpo`; pass@1 as a fraction of
-that of `grpo`; the planned and the measured peak of memory in GiB; and the KL to the teacher of the first and the last
+in percent, with 95% intervals; the difference in pass@1 against `sft` and against `grpo` in points, with p of a paired
+test; pass@1 as a fraction of that of `grpo`; the planned and the measured peak of memory in GiB; and the KL to the teacher of the first and the last
 step, in nats per token.
 """
 
@@ -145,7 +145,7 @@ def comparisons(run: Path, seed: int) -> dict[str, str | float]:
         before = results_of(run.with_name(f"{other}-{seed}"), "sampled")
         if run.name != f"{other}-{seed}" and before and after:
             [change, *_] = compare(before, after, [1], seed)
-            columns[f"p, {other}"] = f"{100 * change.difference:+.1f}, {change.p_text}"
+            columns[f"against {other}"] = f"{100 * change.difference:+.1f}, {change.p_text}"
             if other == "grpo":
                 columns["of grpo"] = change.after / max(1e-9, change.before)
     return columns
