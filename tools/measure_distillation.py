@@ -22,8 +22,8 @@ rows of the recipe: with the samples of its preset, and greedily.
 
 Columns: steps and their seconds; of them the seconds of the teacher; pass@1 and that of greedy answers on held-out rows
 in percent, with 95% intervals; the difference in pass@1 against `sft` and against `grpo` in points, with p of a paired
-test; pass@1 as a fraction of that of `grpo`; the planned and the measured peak of memory in GiB; and the KL to the teacher of the first and the last
-step, in nats per token.
+test; pass@1 as a fraction of that of `grpo`; the planned and the measured peak of memory in GiB; and the KL to the
+teacher of the first and the last step, in nats per token.
 """
 
 import argparse
