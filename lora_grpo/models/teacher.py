@@ -197,15 +197,17 @@ def _base_settings(name: str, revision: str | None, config: RunConfig, *, resume
 
 
 def _same_model(name: str, other: str) -> bool:
-    """Return whether two names stand for the same folder or Hub id, or for folders with the same weights."""
+    """Return whether two names stand for the same folder or Hub id, or for folders with the same model."""
     folder, other_folder = Path(model_files.source(name)), Path(model_files.source(other))
     if not (folder.is_dir() and other_folder.is_dir()):
         return folder == other_folder
     if folder.resolve() == other_folder.resolve():
         return True
-    if _weight_sizes(folder) != _weight_sizes(other_folder):  # in place of reading gigabytes
+    sizes = _weight_sizes(folder)
+    if not sizes or sizes != _weight_sizes(other_folder):  # most differ here, before gigabytes are read
         return False
-    return model_files.weights_fingerprint(folder) == model_files.weights_fingerprint(other_folder)
+    names = (*sizes, "config.json")
+    return model_files.digest(folder, names) == model_files.digest(other_folder, names)
 
 
 def _weight_sizes(folder: Path) -> dict[str, int]:

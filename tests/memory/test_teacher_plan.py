@@ -97,7 +97,7 @@ def test_a_teacher_that_does_not_fit_is_refused_with_one_that_does(machine, fold
 
 
 def test_a_teacher_whose_memory_is_unknown_is_not_planned(machine, folders):
-    (folders / "large" / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": 152064}))
+    (folders / "large" / "config.json").write_text(json.dumps({"model_type": "falcon", "vocab_size": 152064}))
     plan = planned(folders, "large")
     assert plan.estimate is None
     assert plan.not_planned.startswith("--teacher ")
