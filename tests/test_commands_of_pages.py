@@ -69,4 +69,4 @@ def test_a_command_and_its_flags_exist(command, page):
 
 def test_commands_are_found_in_the_pages_that_have_them():
     assert {"README.md", "gpu.md", "laptop.md", "SKILL.md", "run-anywhere.md"} <= {page for _, page in FOUND}
-    assert len(FOUND) > 80
+    assert len(FOUND) > 100

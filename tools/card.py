@@ -419,8 +419,7 @@ def cell(value: Any, form: str) -> str:
 
 
 def ratio_rows(record: Record, columns: Sequence[Column]) -> list[list[str]]:
-    """Return a row for each pair of sides that are compared: ratios of times, of tokens per second and of torch's
-    peak."""
+    """Return a row for each pair of sides that are compared: ratios of times, tokens per second and torch's peaks."""
     by_name = {side["name"]: side for side in record["sides"] if side["status"] == "ran"}
     rows = []
     for ours, theirs in pairs(by_name):
@@ -434,8 +433,9 @@ def ratio_rows(record: Record, columns: Sequence[Column]) -> list[list[str]]:
 
 
 def pairs(names: Any) -> list[tuple[str, str]]:
-    """Return the names of sides to compare: this tree with the older one, ours with the rival of the same bits, and
-    a teacher with none."""
+    """Return the names of sides to compare: this tree and the older one, ours and the rival of the same bits, a teacher
+    and none.
+    """
     found = []
     for name in names:
         if name.endswith(", now"):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_step import environment
-from results import run_once
+from results import evaluate_once, run_once
 
 from lora_grpo.cli import run_command
 from lora_grpo.config import LAPTOP_FOLDER
@@ -140,14 +140,11 @@ class Study:
         model = self.model(stage, seed)
         name = f"{task}-{split}-{samples}-{seed}"
         folder = (self.folder / BASE if stage == BASE else model) / name
-        results = folder / "results.jsonl"
-        if not (folder / "report.json").exists():
-            flags = ["--task", task, "--num-samples", str(samples), "--k", "1", str(samples), "--seed", str(seed)]
-            flags += ["--temperature", "0" if samples == 1 else "1", "--bits", "16", "--output-dir", str(folder)]
-            if task == "gsm8k":
-                flags += ["--data", str(self.rows(split)), "--style", "hashes", "--max-completion-tokens", "256"]
-            execute("scripts/evaluate.py", str(model), *flags)
-        return json_files.read_finished_lines(results)
+        flags = ["--task", task, "--num-samples", str(samples), "--k", "1", str(samples), "--seed", str(seed)]
+        flags += ["--temperature", "0" if samples == 1 else "1", "--bits", "16"]
+        if task == "gsm8k":
+            flags += ["--data", str(self.rows(split)), "--style", "hashes", "--max-completion-tokens", "256"]
+        return evaluate_once(model, flags, folder)
 
 
 def execute(*command: str) -> None:

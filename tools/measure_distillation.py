@@ -29,13 +29,11 @@ teacher of the first and the last step, in nats per token.
 import argparse
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from measure_settings import read_json, read_lines, show
-from results import ROOT, run_once
+from results import ROOT, evaluate_once, run_once
 
 from lora_grpo.evaluation import percent
 from lora_grpo.evaluation.comparison import compare
@@ -120,11 +118,7 @@ def evaluate(run: Path, recipe: str, seed: int, kinds: list[str]) -> None:
     flags = ["--task", f"recipes/{recipe}.py", "--limit", preset["data"]["eval_limit"], "--seed", seed, "--k", 1]
     how_of_kind = {"sampled": ["--num-samples", samples, "--temperature", temperature], "greedy": ["--temperature", 0]}
     for kind in kinds:
-        how = how_of_kind[kind]
-        folder = run / kind
-        if not (folder / "report.json").is_file():
-            words = [str(word) for word in ("scripts/evaluate.py", run, *flags, *how, "--output-dir", folder)]
-            subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+        evaluate_once(run, [str(word) for word in (*flags, *how_of_kind[kind])], run / kind)
 
 
 def results_of(run: Path, kind: str) -> list[Any]:

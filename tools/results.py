@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 from lora_grpo.cli import run_command
 from lora_grpo.errors import UserError
 from lora_grpo.evaluation import percent
-from lora_grpo.files import atomic
+from lora_grpo.files import atomic, json_files
 from lora_grpo.report.charts import draw
 from lora_grpo.report.plots import Curve, Plot, plots_of
 from lora_grpo.runs import git_revision, read_record, read_run
@@ -181,6 +182,15 @@ def run_once(command: str, folder: Path) -> float:
         mode = ["--resume"] if has_begun else []
         subprocess.run([*words(command), "--output-dir", str(folder), *mode], cwd=ROOT, check=True)
     return float(read_record(folder)["seconds_worked"] / 60)
+
+
+def evaluate_once(model: Path, flags: Sequence[str], folder: Path) -> list[Any]:
+    """Evaluate a model unless the evaluation in a folder is finished, and return its graded samples."""
+    if not (folder / "report.json").exists():
+        command = shlex.join(["scripts/evaluate.py", str(model), *flags, "--output-dir", str(folder)])
+        print(command, file=sys.stderr, flush=True)
+        subprocess.run(words(command), cwd=ROOT, check=True)
+    return json_files.read_finished_lines(folder / "results.jsonl")
 
 
 def words(command: str) -> list[str]:

@@ -313,6 +313,7 @@ def _teacher_size(config: RunConfig, invocation: Invocation, shape: Shape) -> Te
 
     Raises:
         UnknownFamily: it has a base of its own, whose memory cannot be planned.
+        UserError: it has a base of its own, which cannot be a teacher.
     """
     teacher = find_teacher(config, resumed=invocation.resume)
     if teacher is None:

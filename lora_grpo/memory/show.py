@@ -58,15 +58,12 @@ def summary(plan: Plan) -> Iterator[str]:
         yield engine_line(plan)
     yield from _settings(plan)
     limit = plan.config.model.max_sequence_tokens
-    declared = plan.shape.context if plan.shape else None
-    if declared and limit > declared:
-        yield f"warning: --model.max-sequence-tokens {limit} exceeds the {declared} that the model declares"
-    teacher = plan.planner.teacher if plan.planner else None
-    declared_by_teacher = teacher.shape.context if teacher and teacher.own_bits else None
-    if declared_by_teacher and limit > declared_by_teacher:
-        yield (
-            f"warning: --model.max-sequence-tokens {limit} exceeds the {declared_by_teacher} that the teacher declares"
-        )
+    declared_by = {"model": plan.shape.context if plan.shape else None}
+    if plan.planner and plan.planner.teacher and plan.planner.teacher.own_bits:
+        declared_by["teacher"] = plan.planner.teacher.shape.context
+    for name, declared in declared_by.items():
+        if declared and limit > declared:
+            yield f"warning: --model.max-sequence-tokens {limit} exceeds the {declared} that the {name} declares"
     if plan.too_large:
         yield f"warning: {plan.too_large}"
 

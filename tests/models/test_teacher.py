@@ -189,13 +189,20 @@ def test_sft_has_no_teacher(adapter):
         parse(["--teacher", "a"], recipe="r", description="", presets=PRESETS, method="sft")
 
 
-def test_the_plan_refuses_a_teacher_whose_weights_cannot_be_read(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "its weights are stored in awq"),
+        ({"model_type": "mamba"}, "it has not been tested"),
+    ],
+)
+def test_the_plan_refuses_a_model_that_cannot_teach(tmp_path, changes, reason):
     folder = make_model(tmp_path / "other", CONFIGS["llama"])
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "awq"}}))
+    (folder / "config.json").write_text(json.dumps(values | changes))
     line = f"--teacher {folder} --plan"
     config, invocation = parse(["--preset", "starter", *shlex.split(line)], recipe="r", description="", presets=PRESETS)
-    with pytest.raises(UserError, match="cannot be a teacher: its weights are stored in awq"):
+    with pytest.raises(UserError, match=f"cannot be a teacher: {reason}"):
         make_plan(config, invocation)
 
 

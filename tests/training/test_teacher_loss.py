@@ -163,17 +163,21 @@ def test_a_divergence_is_that_of_trl(tmp_path, kind, loss):
 
 
 @with_kernel
-@pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "jsd"])
-def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
+@pytest.mark.parametrize(
+    ("loss", "temperature"),
+    # At 0.7, the JSD of these models is a small difference, which float32 has to 4e-5 only.
+    [("reverse_kl", 1.0), ("forward_kl", 1.0), ("jsd", 1.0), ("reverse_kl", 0.7), ("forward_kl", 0.7)],
+)
+def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss, temperature):
     settings = TeacherConfig(name="other", reward_weight=0.0, loss=loss)
-    trainer = trainer_with_teacher(tmp_path, settings=settings, temperature=0.7)
+    trainer = trainer_with_teacher(tmp_path, settings=settings, temperature=temperature)
     inputs = micro_batch(GROUPS)
     _, gradients, _ = loss_and_gradients(trainer, inputs)
 
     ids, mask, width = rows_of(inputs)
     teacher = logits_of_teacher(trainer, ids, mask, width).log_softmax(-1)
     trainer.model.zero_grad()
-    student = (plain_logits(trainer.model, ids, mask, width) / 0.7).log_softmax(-1)
+    student = (plain_logits(trainer.model, ids, mask, width) / temperature).log_softmax(-1)
     mixture = torch.logsumexp(torch.stack([student, teacher]), 0) - torch.log(torch.tensor(2.0))
     divergence = {
         "reverse_kl": student.exp() * (student - teacher),
@@ -182,7 +186,7 @@ def test_a_divergence_is_the_formula_on_whole_logits(tmp_path, loss):
     }[loss].sum(-1)
     ((divergence * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()).backward()
     expected = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
-    assert distance(gradients, expected) < 1e-4  # float32: the divergences of these models are small differences
+    assert distance(gradients, expected) < 1e-5
 
 
 @with_kernel
