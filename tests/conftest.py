@@ -28,11 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FIRST = (
     "test_real_model.py",
     "models/test_vllm_models.py",
+    "verify/test_matrix.py",
     "training/test_gain.py",
-    "sandbox/test_official.py",
     "models/test_architectures.py",
-    "test_benchmarks.py",
-    "test_card.py",
+    "test_python_page.py",
+    "training/test_unsloth.py",
+    "training/test_task_file_run.py",
+    "verify/test_servers.py",
+    "agents/test_exact_tokens.py",
+    "sampling/test_vllm.py",
     "training/test_resume.py",
     "monitoring/test_monitor.py",
     "hub/test_run_to_hub.py",
@@ -48,9 +52,12 @@ LONGEST_FIRST = (
     "rollouts/test_loop.py",
     "cli/test_environments.py",
     "audit/test_policies.py",
-    "test_python_page.py",
     "evaluation/test_kill.py",
     "training/test_logprob_check.py",
+    "sandbox/test_official.py",
+    "test_card.py",
+    "test_benchmarks.py",
+    "test_gsm8k_study.py",
 )
 
 

@@ -282,6 +282,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
 
     from lora_grpo.cli import parse
     from lora_grpo.data import fit_data, load_data, prompt_order, split_validation
+    from lora_grpo.files import lock
     from lora_grpo.models import load_adapter, model_files, start_folder
     from lora_grpo.rewards import graded, parse_reward_specs, resolve
     from lora_grpo.tasks import get_task
@@ -290,6 +291,7 @@ def script(recipe: str, flags: tuple[str, ...], side: str) -> None:
     presets = runpy.run_path(recipe)["PRESETS"]
     method = "sft" if Path(recipe).stem == "sft_lora" else "grpo"
     config, _ = parse(list(flags), recipe=Path(recipe).stem, description="", presets=presets, method=method)
+    lock.claim(Path(config.output_dir))
     if method == "sft":
         return sft_script(config)
     start, environment = start_folder(config), getattr(get_task(config.data.task), "environment", None)

@@ -18,6 +18,8 @@ _EXPRESSION = re.compile(r"[-+*/x×÷()$%.,0-9 ]*$")
 """The characters before an equals sign that may belong to its expression."""
 _LONGEST_EXPRESSION = 100
 """Maximum number of characters of an expression."""
+_BULLET = re.compile(r"^[ \t]*[-*+•][ \t]+", re.M)
+"""The beginning of an item of a list, whose dash is no minus."""
 _PERCENT = re.compile(r"([0-9.]+)%")
 _TIMES = re.compile(r"(?<=[0-9)])\s*[x×]\s*(?=[0-9(.])")
 _OPERATION = re.compile(r"[0-9).%]\s*[-+*/]")
@@ -30,6 +32,7 @@ def equations(text: str) -> Iterator[tuple[str, bool]]:
     An equation holds if its result is the value of the expression, or that value rounded to the result's decimals. An
     integer must be exact.
     """
+    text = _BULLET.sub("", text)
     end_of_last = 0
     for sign in re.finditer(r"(?<![=<>!])=(?!=)", text):
         before = text[max(end_of_last, sign.start() - _LONGEST_EXPRESSION) : sign.start()]

@@ -205,6 +205,8 @@ def test_choices_have_seeds_of_their_own(episodes):
     assert len({tuple(call.token_ids) for call in calls}) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.real_model
 def test_smollm2_trains_on_what_agents_do(warm, tmp_path):
     task = tmp_path / "my_agent.py"

@@ -39,11 +39,19 @@ FAST = {("qwen3_5", 4), ("gemma4", 4), ("gemma2", 16), ("phi3", 4), ("qwen3 moe"
 """Those that differ most from Qwen2, which other tests train: the default suite has no more than these."""
 
 
+def marks_of(position, name, bits):
+    """Return the marks of a case: of the two widths of a family, one in turn is slow and the other exhaustive."""
+    if (name, bits) in FAST:
+        return []
+    is_in_turn = name in OTHERS or bits == (4, 16)[position % 2]
+    return [pytest.mark.slow] if is_in_turn else [pytest.mark.slow, pytest.mark.exhaustive]
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
-        pytest.param(name, bits, marks=[] if (name, bits) in FAST else pytest.mark.slow)
-        for name in (*CONFIGS, *OTHERS)
+        pytest.param(name, bits, marks=marks_of(position, name, bits))
+        for position, name in enumerate((*CONFIGS, *OTHERS))
         for bits in ((4, 16) if name in CONFIGS else (4,))
     ],
 )

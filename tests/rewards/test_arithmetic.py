@@ -23,6 +23,7 @@ from lora_grpo.rewards.arithmetic import equations
         ("10 / 3 = 3", {"10/3=3": False}),
         ("-3 * (2 - 5) = 9", {"-3*(2-5)=9": True}),
         ("1 / 0 = 5", {"1/0=5": False}),
+        ("- 3*4 = 12\n * 2 + 2 = 4\n-3 + 4 = 1", {"3*4=12": True, "2+2=4": True, "-3+4=1": True}),
         ("7 - 7 = -0", {"7-7=-0": True}),
     ],
 )

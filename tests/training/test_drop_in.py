@@ -112,24 +112,33 @@ SAME = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "max_length": 33, "use_cac
 SAME |= {"typical_p": 1.0, "epsilon_cutoff": 0.0, "no_repeat_ngram_size": 0, "output_scores": True}
 
 
+@pytest.fixture(scope="module")
+def trainer_of_settings(tmp_path_factory):
+    """Return a trainer whose model's settings of `generate` the tests change."""
+    return build(tmp_path_factory.mktemp("trainer"), starter_model())
+
+
 @pytest.mark.parametrize("name", HONORED)
-def test_trl_samples_with_what_the_models_generation_config_sets(name, tmp_path, capsys):
-    model = starter_model()
+def test_trl_samples_with_what_the_models_generation_config_sets(name, trainer_of_settings, monkeypatch, capsys):
+    value = HONORED[name]
     if name == "repetition_penalty":  # TRL always passes its own
         name = "encoder_repetition_penalty"
-    setattr(model.generation_config, name, HONORED.get(name, 1.2))
-    capsys.readouterr()
-    trainer = build(tmp_path, model)
+    monkeypatch.setattr(trainer_of_settings.model.generation_config, name, value, raising=False)
+    reason = trainer_of_settings.find_fallback_reason()
     [line] = reported(capsys.readouterr().err)
-    assert f"`{name}`" in trainer.fallback_reason and f"`{name}`" in line
+    assert f"`{name}`" in reason and f"`{name}`" in line
+
+
+def test_the_settings_are_read_when_the_trainer_is_built(tmp_path):
+    model = starter_model()
+    model.generation_config.min_p = HONORED["min_p"]
+    assert "`min_p`" in build(tmp_path, model).fallback_reason
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_changes_no_samples_stays_fast(name, tmp_path):
-    model = starter_model()
-    setattr(model.generation_config, name, SAME[name])
-    trainer = build(tmp_path, model)
-    assert not trainer.fallback_reason
+def test_what_changes_no_samples_stays_fast(name, trainer_of_settings, monkeypatch):
+    monkeypatch.setattr(trainer_of_settings.model.generation_config, name, SAME[name], raising=False)
+    assert not trainer_of_settings.find_fallback_reason()
 
 
 def test_suppressed_tokens_are_not_sampled(tmp_path):

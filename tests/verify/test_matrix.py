@@ -208,7 +208,7 @@ def vllm_url(variants, tmp_path_factory):
 @pytest.mark.engines
 @with_vllm
 @pytest.mark.parametrize("variant", FINDINGS)
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", MOST_LATER)
 def test_a_server_of_vllm(variants, vllm_url, name, variant):
     model = "base" if variant == "base" else f"{name}-{variant}"
     check(report_on(variants, name, f"{vllm_url}#{model}", weight_bits=32), name, variant)  # vLLM does not tell it
