@@ -244,7 +244,7 @@ def _plot(run: Path | None, record: Mapping[str, Any]) -> Path | None:
 def _example(evaluation: Evaluation) -> dict[str, str] | None:
     """Return a fixed problem of the run's own evaluation, with its first failed and its first passed answer."""
     report = evaluation.report
-    is_public = has_own_rows(report.protocol.task, report.protocol.data_source)
+    is_public = has_own_rows(measured_task(report), report.protocol.data_source)
     if not report.fixed or not is_public:  # rows of a user's file may be private
         return None
     problem_id = report.fixed[0].problem_id
@@ -264,13 +264,36 @@ def _first_text(path: Path, problem_id: str, *, passed: bool | None) -> str | No
     return None
 
 
+def trained_task(record: Mapping[str, Any]) -> str | None:
+    """Return the task that a run was trained on, as its settings name it; None without a run."""
+    return record["config"]["data"]["task"] if record else None
+
+
+def evaluated_task(record: Mapping[str, Any]) -> str | None:
+    """Return the task that a run was evaluated on, as its settings name it; None without a run."""
+    return (record["config"]["data"].get("eval_task") or trained_task(record)) if record else None
+
+
+def measured_task(report: Report) -> str | None:
+    """Return the name of the built-in task of an evaluation; None for a user's, whose title may be the same."""
+    return report.protocol.task if report.protocol.task_sha256 is None else None
+
+
 def has_own_rows(task: str | None, source: str | None) -> bool:
-    """Return whether the rows are those of a built-in task, and not a user's: public, and in English."""
+    """Return whether the rows are those of a built-in task, and not a user's: public, and in English.
+
+    Args:
+        task: the name of the task, not its title: a file `gsm8k.py` has the title of the built-in task `gsm8k`.
+        source: the file or Hub dataset of the rows; None for the task's own.
+    """
     return task in TASK_NAMES and source in (None, get_task(task).HUB_DATASET)
 
 
 def own_dataset(task: str | None, source: str | None) -> str:
-    """Return the Hub dataset with the rows of a built-in task; "" for bundled rows, and for those of a user."""
+    """Return the Hub dataset with the rows of a built-in task; "" for bundled rows, and for those of a user.
+
+    For the arguments, see `has_own_rows`.
+    """
     if task is not None and has_own_rows(task, source):
         return get_task(task).HUB_DATASET
     return ""

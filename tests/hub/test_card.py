@@ -164,11 +164,15 @@ def test_a_base_that_is_not_on_the_hub_is_named_and_not_linked(tmp_path, base):
 HOSTILE = 'x"\n---\nlicense: mit\n---\n# Owned | `a` <script>alert(1)</script> [l](http://evil) {{ 7*7 }} *b* _c_'
 
 
-@pytest.mark.parametrize(("source", "is_shown"), [(None, True), (f"{PRIVATE}/held out.jsonl", False)])
-def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, is_shown):
+@pytest.mark.parametrize(
+    ("source", "task_sha256", "is_shown"),
+    [(None, None, True), (f"{PRIVATE}/held out.jsonl", None, False), (None, "e" * 64, False)],
+)
+def test_a_fixed_problem_is_shown_if_its_rows_are_public(tmp_path, source, task_sha256, is_shown):
     run = make_run(
         tmp_path / "run",
         report__protocol__data_source=source,
+        report__protocol__task_sha256=task_sha256,  # of a file gsm8k.py
         report__fixed=[{"task_id": "b", "before": [0, 2], "after": [2, 2]}],
     )
     rows = [{"task_id": name, "question": f"{name}: ````\n{HOSTILE}\n</details>"} for name in "ab"]
@@ -206,6 +210,24 @@ def test_rows_of_a_users_file_have_no_dataset_and_no_language(tmp_path, source):
     data, text, _ = card_of(run / "adapter", "adapter")
     assert not {"language", "datasets"} & data.keys()
     assert source not in text and f"| train | {Path(source).name} |" in text
+
+
+@pytest.mark.parametrize("task", [f"{PRIVATE}/gsm8k.py", "python:gsm8k"])
+def test_a_users_task_with_the_title_of_a_built_in_one_has_no_dataset(tmp_path, task):
+    public = {"record__data__eval__source": None, "report__protocol__data_source": None}
+    data, text, _ = card_of(make_run(tmp_path / "public", **public) / "adapter", "adapter")
+    assert data["datasets"] == ["openai/gsm8k"] and data["language"] == "en"
+    assert data["model-index"][0]["results"][0]["dataset"]["type"] == "openai/gsm8k"
+    assert "| eval | openai/gsm8k |" in text
+
+    changes = {"record__config__data__task": task, "report__protocol__task_sha256": "e" * 64}
+    run = make_run(tmp_path / "own", **public, **changes)
+    data, text, _ = card_of(run / "adapter", "adapter")
+    assert not {"language", "datasets"} & data.keys()
+    assert "openai/gsm8k" not in text and "| eval | gsm8k |" in text
+    assert results_in(data)  # under a name that no dataset has
+    for result in data["model-index"][0]["results"]:
+        assert result["dataset"] == {"name": "gsm8k", "type": "gsm8k-other-rows"}
 
 
 # Evaluations of these weights
