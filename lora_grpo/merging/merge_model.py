@@ -19,7 +19,7 @@ from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_mode
 from lora_grpo.merging.divergence import measure_divergences
 from lora_grpo.merging.fidelity import choose
 from lora_grpo.merging.mapping import plan_merge
-from lora_grpo.merging.report import REPORT, Base, MergeReport, check_current, read_report, show
+from lora_grpo.merging.report import REPORT, Base, MergeReport, check_merged_from, read_report, show
 from lora_grpo.models import (
     ModelFlags,
     ModelSpec,
@@ -30,6 +30,7 @@ from lora_grpo.models import (
     holds_adapter,
     model_files,
     nested_adapter,
+    peft_folder,
     resolve,
     run_of,
     stop_tokens,
@@ -107,6 +108,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
 
     Args:
         check: called with the folder of the base before a merge. It may refuse the base with an error.
+
+    Raises:
+        UserError: the merged model was not made from the adapter as it is now, or the adapter cannot be merged.
     """
     is_run = (folder / "run.json").is_file()
     if not is_run and not holds_adapter(folder):
@@ -116,7 +120,9 @@ def merged_model(folder: Path, check: Callable[[Path], object] | None = None) ->
         return folder
     merged = default_output(str(folder.absolute()))
     if merged.is_dir():
-        check_current(merged)
+        adapter = folder / "adapter" if is_run else folder
+        if holds_adapter(adapter):  # a run may have lost its own since
+            check_merged_from(merged, peft_folder(adapter), adapter)
         return merged
     if check:
         base = resolve(str(folder), ModelFlags()).base

@@ -12,7 +12,7 @@ from lora_grpo.commands import command
 from lora_grpo.errors import UserError
 from lora_grpo.files import disk
 from lora_grpo.merging.base_weights import MergeTarget
-from lora_grpo.models import BEST, adapter_sha256, source_adapter
+from lora_grpo.models import adapter_sha256, source_adapter
 
 REPORT = "merge_report.json"
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -89,10 +89,21 @@ def check_current(folder: Path) -> None:
     is_in_run = (folder.parent / "run.json").is_file()
     if report is None or not is_in_run or not adapter.is_dir():
         return
-    if report.identity.get("adapter_sha256") != adapter_sha256(adapter):
-        flags = ["--what", "best"] if adapter.name == BEST else []
-        merge_command = command("merge", folder.parent, *flags)
-        raise UserError(f"{folder} was merged from an older {adapter}; delete it and run {merge_command} again")
+    check_merged_from(folder, adapter, adapter)
+
+
+def check_merged_from(folder: Path, adapter: Path, origin: Path) -> None:
+    """Raise a UserError unless the model in a folder was merged from an adapter as it is now.
+
+    Args:
+        adapter: a folder in PEFT's format, which may be a converted copy.
+        origin: the folder that it is from.
+    """
+    report = read_report(folder)
+    if report is None or report.identity.get("adapter_sha256") != adapter_sha256(adapter):
+        raise UserError(
+            f"{folder} was not merged from {origin} as it is now; delete it and run {command('merge', origin)} again"
+        )
 
 
 def show(output: Path, report: MergeReport) -> None:

@@ -174,6 +174,20 @@ def test_the_best_adapter_is_merged_beside_the_last_one(no_divergence, run):
     assert read_report(run / "merged").identity["adapter_sha256"] == adapter_sha256(run / "adapter")
 
 
+@pytest.mark.parametrize("place", ["mine", "run/checkpoints/checkpoint-2", "run/start"])
+def test_only_the_merge_of_an_adapter_as_it_is_now_is_taken_for_its_merge(no_divergence, run, tmp_path, place):
+    adapter = make_adapter(starter.model_path(), tmp_path / place, r=4)
+    merged = merge(MergeOptions(str(adapter), base="starter"))
+    assert merged == adapter.with_name(f"{adapter.name}-merged")
+    assert merged_model(adapter) == merged
+    make_adapter(starter.model_path(), adapter, r=2)
+    with pytest.raises(UserError, match=f"^{merged} was not merged from {adapter} as it is now; delete it"):
+        merged_model(adapter)
+    (merged / "merge_report.json").unlink()
+    with pytest.raises(UserError, match=f"^{merged} was not merged from {adapter} as it is now; delete it"):
+        merged_model(adapter)
+
+
 def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
