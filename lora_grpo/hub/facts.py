@@ -16,7 +16,7 @@ from lora_grpo.files import json_files
 from lora_grpo.gguf import GgufSection, gguf_section
 from lora_grpo.hub import token
 from lora_grpo.hub.uploads import is_hub_id
-from lora_grpo.merging import MergeReport
+from lora_grpo.merging import MergeReport, source_adapter
 from lora_grpo.merging import read_report as read_merge_report
 from lora_grpo.models import (
     ADAPTER_CONFIG,
@@ -26,7 +26,6 @@ from lora_grpo.models import (
     completion_ends,
     model_files,
     resolve,
-    source_adapter,
     stop_tokens,
     tokenizer_of,
 )
@@ -102,14 +101,14 @@ class Facts:
 def gather(folder: Path, kind: str) -> Facts:
     """Read the facts about the model in a folder and the run that produced it."""
     folder = folder.resolve()
-    run = _run_of(folder, kind)
+    trained_adapter = _trained_adapter(folder)
+    run = trained_adapter.parent if trained_adapter else None
     record: dict[str, Any] = {}
     reports: dict[Path, Report] = {}
-    adapter_folder = folder
+    adapter_folder = trained_adapter or folder
     if run:
         record = read_record(run)
         reports = read_reports(run)
-        adapter_folder = source_adapter(folder)
     policy = record.get("policy", {})
     adapter: dict[str, Any] = {}
     if (adapter_folder / ADAPTER_CONFIG).is_file():
@@ -126,7 +125,7 @@ def gather(folder: Path, kind: str) -> Facts:
         ggufs = gguf_section(list(folder.glob("*.gguf")), reports)
     if kind != "gguf" or ggufs:
         reports = {path: report for path, report in reports.items() if "gguf_sha256" not in report.evaluated.source}
-    evaluations = list(_evaluations(reports, folder, kind, merge))
+    evaluations = list(_evaluations(reports, adapter_folder, folder, kind, merge))
     evaluations.sort(key=lambda evaluation: not evaluation.of_upload)
     if run and not evaluations:
         flags = ["--what", BEST] if adapter_folder.name == BEST else []
@@ -174,11 +173,14 @@ def gather(folder: Path, kind: str) -> Facts:
     )
 
 
-def _run_of(folder: Path, kind: str) -> Path | None:
-    """Return the run that produced a model. Of the adapters in a run, only `adapter` and `best` were produced by it."""
-    is_output = kind != "adapter" or folder.name in ("adapter", BEST)
-    if is_output and (folder.parent / "run.json").is_file():
-        return folder.parent
+def _trained_adapter(folder: Path) -> Path | None:
+    """Return the adapter of a run that is in a folder of it, or from which the models in the folder were made.
+
+    Only `adapter` and `best` count: the card describes the run, which did not produce other models in it.
+    """
+    adapter = source_adapter(folder)
+    if adapter and adapter.parent == folder.parent and adapter.name in ("adapter", BEST):
+        return adapter
     return None
 
 
@@ -378,12 +380,12 @@ def _vllm_rank(adapter: Path) -> int | None:
 
 
 def _evaluations(
-    reports: Mapping[Path, Report], folder: Path, kind: str, merge: MergeReport | None
+    reports: Mapping[Path, Report], adapter: Path, folder: Path, kind: str, merge: MergeReport | None
 ) -> Iterator[Evaluation]:
     """Yield the evaluations of the pushed weights, or of the adapter that they were made from."""
     if not reports:
         return
-    adapter_digest = adapter_sha256(source_adapter(folder))
+    adapter_digest = adapter_sha256(adapter)
     is_merged_from_adapter = merge is not None and merge.identity.get("adapter_sha256") == adapter_digest
     for report_folder, report in reports.items():
         source = report.evaluated.source

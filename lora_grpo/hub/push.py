@@ -18,8 +18,8 @@ from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
 from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
-from lora_grpo.merging import check_current
-from lora_grpo.models import BEST, choose_adapter, model_files, source_adapter
+from lora_grpo.merging import check_current, source_adapter
+from lora_grpo.models import BEST, choose_adapter, model_files
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -70,7 +70,7 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
     if kind == "gguf":
         check_exported(folder)
     if kind != "adapter":
-        check_current(folder)
+        check_current(folder.resolve())
     files, skipped = prepare(folder, kind, options.repository)
 
     # List them, and send them.
@@ -94,16 +94,13 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
 
 def _verify_command(folder: Path, kind: str, repo_id: str) -> str:
     """Return the command that verifies a server of what was pushed: Ollama for GGUF files, else vLLM."""
-    in_run = (folder.resolve().parent / "run.json").is_file()
-    adapter = source_adapter(folder.resolve()) if in_run else "ADAPTER"
-    if kind == "adapter":
-        adapter = folder
+    adapter = folder if kind == "adapter" else source_adapter(folder.resolve())
     servers = {
         "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",
         "merged": f"http://127.0.0.1:8000#{repo_id}",
         "gguf": f"http://127.0.0.1:11434#hf.co/{repo_id}",
     }
-    return command("verify", adapter, "--against", servers[kind])
+    return command("verify", adapter or "ADAPTER", "--against", servers[kind])
 
 
 def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:

@@ -307,15 +307,6 @@ def choose_adapter(name: str, what: str | None) -> str:
     return str(folder)
 
 
-def source_adapter(folder: Path) -> Path:
-    """Return the adapter that is in a folder of a run, or from which the models in the folder were made.
-
-    `best-merged` and `best-gguf` were made from `best`; `merged` and `gguf` from `adapter`, the last one.
-    """
-    is_of_best = folder.name == BEST or folder.name.startswith(f"{BEST}-")
-    return folder.parent / (BEST if is_of_best else "adapter")
-
-
 def run_of(folder: Path) -> Path | None:
     """Return the run of a folder: the folder itself, or the run of which it is an adapter or a checkpoint."""
     if (folder / "run.json").is_file():
