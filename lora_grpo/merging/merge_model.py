@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from lora_grpo import __version__, console
 from lora_grpo.commands import command
 from lora_grpo.errors import RunError, UserError
-from lora_grpo.files import atomic, disk, model_tensors
+from lora_grpo.files import atomic, disk, lock, model_tensors
 from lora_grpo.flags import Flag
 from lora_grpo.merging import writer
 from lora_grpo.merging.base_weights import MergeTarget, base_tensors, empty_model
@@ -66,7 +66,7 @@ def merge(options: MergeOptions) -> Path:
     """Merge the adapter, print the report, and return the merged model's folder.
 
     Raises:
-        UserError: the adapter cannot be merged; nothing is written.
+        UserError: the adapter cannot be merged, or another process writes to the output; nothing is written.
         RunError: a merged weight is NaN or infinite, or the disk is full.
     """
     source = choose_adapter(options.source, options.what)
@@ -81,7 +81,11 @@ def merge(options: MergeOptions) -> Path:
     if output.exists() and not output.is_dir():
         raise UserError(f"--output-dir {output} is a file; pass a folder")
     identity = _identity(target, options)
-    report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
+    report = _finished_report(output, options, identity)
+    if report is None:
+        with lock.holding_new(output):
+            # Another process may have finished one since.
+            report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
     flags = ["--base", options.base] if options.base else []
     if options.onto == "dequantized":

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from lora_grpo import starter
 from lora_grpo.errors import UserError
+from lora_grpo.files import lock
 from lora_grpo.merging.merge_model import MergeOptions, merge, merged_model
 from lora_grpo.merging.report import read_report
 from lora_grpo.models import adapter_sha256, model_files
@@ -194,6 +195,28 @@ def test_a_folder_in_use_is_never_written_to(run, tmp_path):
     refused("contains other files; pass another --output-dir", MergeOptions(str(run), output=tmp_path / "mine"))
     refused("thesis.tex is a file; pass a folder", MergeOptions(str(run), output=tmp_path / "mine" / "thesis.tex"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_two_merges_into_one_folder_do_not_meet(no_divergence, run, monkeypatch):
+    staging = run / ".merged.partial"
+    staging.mkdir()
+    (staging / "model.safetensors").write_bytes(b"of the other process")
+    with lock.holding_new(run / "merged"):
+        refused(f"another process is using {run / 'merged'}; wait for it", MergeOptions(str(run)))
+        assert (staging / "model.safetensors").is_file()
+
+    # The other process finishes between the look for its merge and the lock.
+    holding_new = lock.holding_new
+
+    def after_another(path):
+        monkeypatch.setattr(lock, "holding_new", holding_new)
+        merge(MergeOptions(str(run), dtype="fp32"))
+        return holding_new(path)
+
+    monkeypatch.setattr(lock, "holding_new", after_another)
+    refused("contains another merge (full, fp32), with another dtype;", MergeOptions(str(run), dtype="bf16"))
+    assert read_report(run / "merged").dtype == "fp32"
+    assert not list(run.glob(".merged*"))
 
 
 def test_a_merge_that_would_overflow_is_not_published(run, tmp_path):
