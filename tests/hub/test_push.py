@@ -98,6 +98,23 @@ def test_another_push_deletes_the_weights_of_an_earlier_one_only(server, client,
     assert len(repository.commits) == 2
 
 
+SETTINGS = [("adapter", "chat_template.jinja"), ("adapter", "tokenizer.json"), ("merged", "generation_config.json")]
+SETTINGS += [("merged", "chat_template.jinja"), ("merged", "additional_chat_templates/tool_use.jinja")]
+SETTINGS += [("gguf", name) for name in ("template", "system", "params", "model.Modelfile")]
+
+
+@pytest.mark.parametrize(("kind", "name"), SETTINGS)
+def test_settings_of_an_earlier_push_do_not_act_on_the_weights_of_another_one(server, client, kind, name):
+    server.repositories[NAME] = Repository(True, {name: b"{}"})
+    push.send(NAME, kind, FILES[kind])
+    repository = server.repositories[NAME]
+    assert repository.files[name] == b"{}"  # of the user: there was no earlier push
+    push.send(NAME, kind, [*FILES[kind], UploadFile(name, b"[]")])
+    assert repository.files[name] == b"[]"
+    push.send(NAME, kind, FILES[kind])
+    assert repository.files.keys() == {file.name for file in FILES[kind]}
+
+
 @pytest.mark.parametrize(("first", "second"), [("adapter", "merged"), ("merged", "adapter")])
 def test_an_adapter_and_a_merged_model_do_not_share_a_repository(server, client, first, second):
     """Otherwise, loading the merged model would apply the adapter twice."""
