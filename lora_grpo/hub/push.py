@@ -17,7 +17,7 @@ from lora_grpo.gguf import check_exported
 from lora_grpo.hub import card, facts, token
 from lora_grpo.hub.files import collect, find_model, stale
 from lora_grpo.hub.private_paths import refuse_private_text
-from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id
+from lora_grpo.hub.uploads import CARD, CARD_MARK, KINDS, UploadFile, is_hub_id, matches
 from lora_grpo.merging import check_current, source_adapter
 from lora_grpo.models import BEST, choose_adapter, model_files
 
@@ -157,12 +157,12 @@ def _existing_files(api: HfApi, repo_id: str, kind: str, public: bool) -> list[s
     if info.private and public:
         console.note(f"{repo_id} is private and stays private; change that in its settings on the Hub")
     names = [sibling.rfilename for sibling in info.siblings or ()]
-    # Loading a repository with both an adapter and a merged model would apply the adapter twice.
-    other_kind = {"adapter": "merged", "merged": "adapter"}.get(kind)
-    if other_kind and KINDS[other_kind].identified_by[0] in names:
-        raise UserError(
-            f"{repo_id} already contains a model of kind '{other_kind}'; push '{kind}' to another repository"
-        )
+    # The card describes one kind. An adapter beside its merged model would be loaded onto it, and so applied twice.
+    for other_kind, other in KINDS.items():
+        if other_kind != kind and any(matches(name, other.identified_by[:1]) for name in names):
+            raise UserError(
+                f"{repo_id} already contains a model of kind '{other_kind}'; push '{kind}' to another repository"
+            )
     if CARD in names:
         card_text = Path(api.hf_hub_download(repo_id, CARD)).read_text(encoding="utf-8")
         if CARD_MARK not in card_text:
