@@ -325,10 +325,14 @@ def _base(policy: Mapping[str, Any], adapter: Mapping[str, Any], merge: MergeRep
     # A name such as `models/base` may be a folder or a Hub id.
     was_folder = fingerprint and not revision  # a base from the Hub has a commit
     if was_folder or model_files.is_folder_name(name) or not is_hub_id(name):
+        path: Any = name
+        if merge:  # its report has the last part of the path only, and run.json the path
+            is_of_run = policy.get("fingerprint") == merge.base.fingerprint
+            path = policy.get("base_model") if is_of_run else None
         return Base(
             name=model_files.last_part(name),
             fingerprint=fingerprint,
-            license=_license(Path(name).expanduser()),
+            license=_license(Path(path).expanduser()) if path else {},
             trust_remote_code=trust_remote_code,
         )
     return Base(

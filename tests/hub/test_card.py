@@ -497,6 +497,29 @@ def test_the_card_links_a_license_that_is_uploaded(tmp_path, link, files, expect
     assert {*files} <= uploaded.keys()
 
 
+def test_the_license_of_a_merged_model_is_that_of_its_base_and_of_no_other_folder(tmp_path, monkeypatch):
+    for place, license_id in (("there", "mit"), ("here", "apache-2.0")):
+        (tmp_path / place / "my-base").mkdir(parents=True)
+        (tmp_path / place / "my-base" / "README.md").write_text(f"---\nlicense: {license_id}\n---\n")
+    monkeypatch.chdir(tmp_path / "here")
+    base = {"base_model": str(tmp_path / "there" / "my-base"), "revision": None, "fingerprint": "f" * 64}
+    run = make_run(tmp_path / "run", **{f"record__policy__{key}": value for key, value in base.items()})
+    report_path = make_merged(run) / "merge_report.json"
+    report = json.loads(report_path.read_text())
+    report["base"] = {"name": "my-base", "revision": None, "fingerprint": "f" * 64, "checked": True}
+    report_path.write_text(json.dumps(report))
+    shutil.copy(report_path, make_gguf(run))
+    for kind in ("merged", "gguf"):
+        data, text, _ = card_of(run / kind, kind)
+        assert data["license"] == "mit"
+        assert "a local folder named my-base" in text
+
+    report["base"]["fingerprint"] = "e" * 64  # of a base that --force-base has accepted
+    for kind in ("merged", "gguf"):
+        (run / kind / "merge_report.json").write_text(json.dumps(report))
+        assert "license" not in card_of(run / kind, kind)[0]
+
+
 WINDOWS = {
     r"C:\Users\somebody\models\my-base": "my-base",
     "D:/somebody/my-base": "my-base",
