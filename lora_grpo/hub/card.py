@@ -95,7 +95,7 @@ def write(repo_id: str, facts: Facts, files: Sequence[UploadFile]) -> str:
             tools=data.get("tools") or [],
             tool_parser=_tool_parser(template),
             gguf=gguf,
-            gguf_type=_gguf_type(gguf),
+            ollama_name=ollama_name(repo_id, facts, names),
         )
     )
     body = re.sub(r"\n{3,}", "\n\n", text).strip()
@@ -171,13 +171,15 @@ def _gguf_to_run(facts: Facts, names: Sequence[str]) -> str:
     return next((name for name in names if name.endswith(".gguf")), "")
 
 
-def _gguf_type(file: str) -> str | None:
-    """Return the type by which Ollama chooses a GGUF file, such as Q8_0; None if the name of the file has none.
+def ollama_name(repo_id: str, facts: Facts, names: Sequence[str]) -> str:
+    """Return the name of the GGUF file that the commands run, as Ollama gets it from the Hub: hf.co/YOU/NAME:Q8_0.
 
-    Source: https://huggingface.co/docs/hub/ollama
+    The type chooses the file; it is left out if the name of the file has none. Source:
+    https://huggingface.co/docs/hub/ollama
     """
+    file = _gguf_to_run(facts, names)
     match = re.search(r"[.-](I?Q[0-9]\w*|B?F16|F32)\.gguf$", file, re.IGNORECASE | re.ASCII)
-    return match[1].upper() if match else None
+    return f"hf.co/{repo_id}:{match[1].upper()}" if match else f"hf.co/{repo_id}"
 
 
 def _tool_parser(template: str) -> str:

@@ -71,7 +71,7 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
         check_exported(folder)
     if kind != "adapter":
         check_current(folder.resolve())
-    files, skipped = prepare(folder, kind, options.repository)
+    files, skipped, model_facts = prepare(folder, kind, options.repository)
 
     # List them, and send them.
     visibility = "public" if options.public else "private"
@@ -88,23 +88,31 @@ def push_to_hub(options: PushOptions) -> PushedFiles:
         console.result(f"dry run: nothing was sent\n\n{card_text}".removesuffix("\n"))
     else:
         url = send(options.repository, kind, files, options.public)
-        console.result(f"\n{url}\nwhen it is served: {_verify_command(folder, kind, options.repository)}")
+        names = [file.name for file in files]
+        verify_command = _verify_command(folder, options.repository, model_facts, names)
+        console.result(f"\n{url}\nwhen it is served: {verify_command}")
     return PushedFiles(url, tuple(file.name for file in files), card_text)
 
 
-def _verify_command(folder: Path, kind: str, repo_id: str) -> str:
-    """Return the command that verifies a server of what was pushed: Ollama for GGUF files, else vLLM."""
+def _verify_command(folder: Path, repo_id: str, model_facts: facts.Facts, names: Sequence[str]) -> str:
+    """Return the command that verifies what was pushed, served as on its card: by Ollama for GGUF files, else by vLLM.
+
+    Args:
+        names: of the files in the repository.
+    """
+    kind = model_facts.kind
     adapter = folder if kind == "adapter" else source_adapter(folder.resolve())
+    flags = ["--trust-remote-code"] if model_facts.base.trust_remote_code else []
     servers = {
         "adapter": f"http://127.0.0.1:8000#{repo_id.split('/')[-1]}",
         "merged": f"http://127.0.0.1:8000#{repo_id}",
-        "gguf": f"http://127.0.0.1:11434#hf.co/{repo_id}",
+        "gguf": f"http://127.0.0.1:11434#{card.ollama_name(repo_id, model_facts, names)}",
     }
-    return command("verify", adapter or "ADAPTER", "--against", servers[kind])
+    return command("verify", adapter or "ADAPTER", *flags, "--against", servers[kind])
 
 
-def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str]]:
-    """Return the files to upload, the card last, and the names of skipped files."""
+def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], list[str], facts.Facts]:
+    """Return the files to upload, the card last, the names of skipped files, and the facts of the card."""
     model_facts = facts.gather(folder, kind)
     files, skipped = collect(folder, kind, model_facts.base.name)
     if model_facts.plot:
@@ -112,7 +120,7 @@ def prepare(folder: Path, kind: str, repo_id: str) -> tuple[list[UploadFile], li
     card_text = card.write(repo_id, model_facts, files)
     files.append(UploadFile(CARD, card_text.encode(errors="replace")))
     refuse_private_text(files, folder)
-    return files, skipped
+    return files, skipped, model_facts
 
 
 def send(repo_id: str, kind: str, files: Sequence[UploadFile], public: bool = False) -> str:

@@ -87,11 +87,25 @@ def merge(options: MergeOptions) -> Path:
             # Another process may have finished one since.
             report = _finished_report(output, options, identity) or _merge(target, output, options, identity)
     show(output, report)
-    flags = ["--base", options.base] if options.base else []
+    console.result(f"verify    {_how_to_verify(target, source, output, options, report)}")
+    return output
+
+
+def _how_to_verify(target: ModelSpec, source: str, output: Path, options: MergeOptions, report: MergeReport) -> str:
+    """Return the command that verifies a merged model, or why there is none."""
+    trained_on = target.run["policy"].get("fingerprint") if target.run else None
+    if trained_on not in (None, report.base.fingerprint):
+        return "only on the base in run.json, and --force-base has accepted another one"
+    flags: list[str] = []
+    if options.base:
+        flags += ["--base", options.base]
+    if options.revision:
+        flags += ["--revision", options.revision]
+    if options.trust_remote_code:
+        flags.append("--trust-remote-code")
     if options.onto == "dequantized":
         flags += ["--bits", "4"]
-    console.result(f"verify    {command('verify', source, *flags, '--against', output)}")
-    return output
+    return command("verify", source, *flags, "--against", output)
 
 
 def _identity(target: ModelSpec, options: MergeOptions) -> dict[str, str]:

@@ -59,7 +59,7 @@ def make_gguf(run, *names):
 
 def card_of(folder, kind):
     """Return a card's front matter, its text, and all uploaded files by name."""
-    files, _ = prepare(folder, kind, "me/trained")
+    files, *_ = prepare(folder, kind, "me/trained")
     by_name = {file.name: file for file in files}
     card = ModelCard(by_name[CARD].content.decode())
     return card.data.to_dict(), card.text, by_name
@@ -81,7 +81,7 @@ def test_the_card_of_an_adapter_is_the_golden_one(run):
     """To accept a change, delete golden_card.txt, run this test, and read the new file."""
     (run / "report").mkdir()
     (run / "report" / "reward.png").write_bytes(b"\x89PNG plot")
-    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    files, *_ = prepare(run / "adapter", "adapter", "me/trained")
     text = files[-1].content.decode()
     if not GOLDEN.is_file():
         GOLDEN.write_text(text)
@@ -411,7 +411,7 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
     run = make_run(tmp_path / "run", record__config__grpo=[f"{PRIVATE}/grpo"])
     make_merged(run)
     for kind in ("adapter", "merged"):
-        files, _ = prepare(run / kind, kind, "me/trained")
+        files, *_ = prepare(run / kind, kind, "me/trained")
         for file in files:
             for private in (PRIVATE, "somebody", str(run.parent)):
                 assert private.encode() not in file.read(), (kind, file.name, private)
@@ -423,7 +423,7 @@ def test_no_path_of_this_machine_is_uploaded(tmp_path):
 )
 def test_text_from_files_stays_text(tmp_path, path):
     run = make_run(tmp_path / "run", **{path: HOSTILE})
-    files, _ = prepare(run / "adapter", "adapter", "me/trained")
+    files, *_ = prepare(run / "adapter", "adapter", "me/trained")
     text = files[-1].content.decode()
     front = yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))
     assert front["library_name"] == "peft" and "license" not in front

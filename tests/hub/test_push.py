@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import huggingface_hub.utils._http
 import pytest
+from helpers.gguf_files import write_header
 from helpers.hub_stand_in import SIGNATURE, TOKEN, USER, HubStandIn, Repository
 from helpers.pushed_runs import BASE, COMMIT, make_run
 from huggingface_hub import constants
@@ -187,7 +188,7 @@ def test_a_missing_permission_is_the_users_to_fix(server, client, path, status, 
 
 
 def license_of(run):
-    files, _ = push.prepare(run / "adapter", "adapter", NAME)
+    files, *_ = push.prepare(run / "adapter", "adapter", NAME)
     data = RepoCard(files[-1].content.decode()).data.to_dict()
     return {key: value for key, value in data.items() if key.startswith("license")}
 
@@ -237,6 +238,23 @@ def test_the_command_uploads_a_run_and_prints_no_token(server, push_script, run)
     }  # fmt: skip
     assert repository.files["adapter_model.safetensors"] == (run / "adapter/adapter_model.safetensors").read_bytes()
     assert_nothing_leaked(done.stdout, done.stderr, *(str(content) for content in repository.files.values()))
+
+
+def test_the_command_that_verifies_a_gguf_file_names_the_one_that_the_card_runs(server, client, tmp_path, capsys):
+    (tmp_path / "files").mkdir()
+    for name in ("mine.F16.gguf", "mine.Q8_0.gguf"):
+        write_header(tmp_path / "files" / name)
+    pushed = push.push_to_hub(push.PushOptions(str(tmp_path / "files"), NAME))
+    assert f"ollama run hf.co/{NAME}:F16\n" in pushed.card
+    assert f"--against 'http://127.0.0.1:11434#hf.co/{NAME}:F16'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("trust", "flags"), [(True, "--trust-remote-code "), (False, "")])
+def test_the_command_that_verifies_an_adapter_runs_the_code_of_its_base(server, client, tmp_path, capsys, trust, flags):
+    run = make_run(tmp_path / "run", record__policy__trust_remote_code=trust)
+    push.push_to_hub(push.PushOptions(str(run), NAME))
+    expected = f" {run / 'adapter'} {flags}--against 'http://127.0.0.1:8000#trained'\n"
+    assert expected in capsys.readouterr().out
 
 
 def test_a_dry_run_asks_only_for_the_bases_license_and_needs_no_token(server, push_script, run):

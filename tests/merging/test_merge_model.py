@@ -147,15 +147,26 @@ def test_a_float16_base_is_not_rounded_to_bfloat16_by_auto(no_divergence, tmp_pa
     assert json.loads((output / "merge_report.json").read_text())["dtype"] == "fp16"
 
 
-def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path):
+def test_another_base_is_refused_unless_it_is_insisted_on(no_divergence, run, tmp_path, capsys):
     other = shutil.copytree(starter.model_path(), tmp_path / "other")
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"is not the base that .* was trained on, starter: its weights"):
         merge(MergeOptions(str(run), base=str(other)))
+    capsys.readouterr()
     output = merge(MergeOptions(str(run), base=str(other), force_base=True))
     assert not json.loads((output / "merge_report.json").read_text())["base"]["checked"]
+    assert "--against" not in capsys.readouterr().out  # it would be refused
+
+
+def test_the_command_that_verifies_a_merge_has_its_flags(no_divergence, run, tmp_path, capsys):
+    adapter = shutil.copytree(run / "adapter", tmp_path / "mine")
+    merge(MergeOptions(str(adapter), base="starter", revision="v1", trust_remote_code=True))
+    flags = f"--base starter --revision v1 --trust-remote-code --against {tmp_path / 'mine-merged'}\n"
+    assert f" {adapter} {flags}" in capsys.readouterr().out
+    merge(MergeOptions(str(run), force_base=True))
+    assert f" {run} --against {run / 'merged'}\n" in capsys.readouterr().out
 
 
 def refused(message, options):
